@@ -1,0 +1,14 @@
+"""Agent `dispatch`: fetched batches from the channel to their pumps. One event, many messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from app import app
+
+
+@app.agent(app.dispatch_channel, name="dispatch")
+async def dispatch(batches: Any) -> None:
+    """Hands each batch to the pump of its job; the pump pushes, tracks and finishes."""
+    async for batch in batches:
+        app.runtime.jobs.take(batch)

@@ -1,0 +1,59 @@
+"""Agent `trackers`: the single writer of the tracker table. Fences old epochs, answers takeovers.
+
+One event carries snapshots of many jobs. Nothing here raises: a bad event is told and passed over, since
+an exception would skip the event anyway and stall the agent.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import structlog
+
+from app import app, wire
+from app.core.fencing import Snapshots, Takeover, on_snapshot, on_takeover
+from app.core.tracker import CorruptSnapshot
+from tables.trackers import trackers
+
+log = structlog.get_logger(__name__)
+
+source = app.raw_topic(app.topics_declared.trackers)
+answers = app.raw_topic(app.topics_declared.answers)
+
+
+@app.agent(source, name="trackers")
+async def write_trackers(stream: Any) -> None:
+    """Folds tracker events into the table."""
+    async for value in stream:
+        try:
+            match wire.tracker_event(value):
+                case Takeover() as takeover:
+                    record, answer = on_takeover(_record(takeover.job), takeover)
+                    trackers[takeover.job.encode()] = wire.encode(record)
+                    await answers.send(value=wire.encode(answer), partition=0)
+                case Snapshots() as event:
+                    _fold(event)
+        except Exception as error:  # noqa: BLE001 - see the module
+            log.exception("a tracker event failed and is passed over", error=repr(error))
+
+
+def _fold(event: Snapshots) -> None:
+    for item in event.items:
+        try:
+            record = on_snapshot(_record(item.job), item, worker=event.worker, at_ms=event.at_ms)
+        except CorruptSnapshot as error:
+            log.error("a snapshot is corrupt and is passed over", job=item.job, error=str(error))
+            continue
+        if record is not None:
+            trackers[item.job.encode()] = wire.encode(record)
+
+
+def _record(job: str) -> wire.TrackerRecord | None:
+    stored = trackers.get(job.encode())
+    if stored is None:
+        return None
+    try:
+        return wire.tracker_record(stored)
+    except wire.BadEvent as error:
+        log.error("a tracker record cannot be read and starts afresh", job=job, error=str(error))
+        return None

@@ -1,0 +1,27 @@
+"""Switchyard: one Faust application that pushes, copies, proves and moves Kafka traffic.
+
+`app` (what `faust -A app worker` loads) is built on first use (PEP 562), so that importing
+`app.core` or `app.yard` loads no Faust and needs no configuration.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from app.application import SwitchyardApp
+
+    app: SwitchyardApp
+
+__all__ = ["app"]
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> object:
+    if name == "app":
+        from app.application import build
+
+        application = build()
+        globals()["app"] = application
+        return application
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

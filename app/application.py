@@ -1,0 +1,196 @@
+"""Builds the Faust application from the configuration.
+
+Faust is the control plane's stage here: topology, tables, web, commands. The data plane (`Runtime`)
+runs beside it in the same loop and stops before it. `faust -A app worker` loads this through `app.app`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import faust
+import structlog
+
+from app.channels import DataChannel
+from app.config.static import InvalidConfiguration, Settings, load_settings
+from app.control.runtime import Runtime
+from app.control.tail import bounded
+from app.datadir import prepare_datadir
+from app.kafka.clusters import ClusterClient, ClusterSpec
+from app.kafka.topics import TopicSpec, ensure_topics
+from app.logs import configure_logging, logging_config
+from app.topics import ControlTopic, ControlTopics
+
+log = structlog.get_logger(__name__)
+
+EXIT_INVALID = 3
+CHANNEL_BATCHES = 256     # each at most a fetch response's share of one partition; bytes are bounded by the budget
+FAUST_STOP_S = 15.0
+AGENTS = {"control", "dispatch", "trackers"}
+TABLES = {"activity", "assignments", "trackers", "workloads"}
+
+
+class SwitchyardApp(faust.App):
+    """The Faust app with Switchyard's runtime beside it.
+
+    Attributes: `settings`, `topics_declared` (the region's control topics), `dispatch_channel`,
+    `runtime` (made when the worker starts).
+    """
+
+    settings: Settings
+    topics_declared: ControlTopics
+    runtime: Runtime
+
+    def raw_topic(self, declared: ControlTopic) -> Any:
+        """A declared control topic as a Faust topic of plain bytes."""
+        return self.topic(
+            declared.name,
+            partitions=declared.partitions,
+            internal=True,
+            key_type=bytes,
+            value_type=bytes,
+            key_serializer="raw",
+            value_serializer="raw",
+        )
+
+    @property
+    def dispatch_channel(self) -> DataChannel:
+        """Where the fetch services put batches for the dispatch agent."""
+        if not hasattr(self, "_dispatch_channel"):
+            self._dispatch_channel = DataChannel(self, maxsize=CHANNEL_BATCHES)
+        return self._dispatch_channel
+
+    async def on_first_start(self) -> None:
+        missing = sorted(AGENTS - {name.rsplit(".", 1)[-1] for name in self.agents}) + sorted(TABLES - set(self.tables))
+        if missing:
+            # A module that fails to import only makes Faust warn; a worker without its agents is worse
+            # than none.
+            log.critical("agents or tables are missing; see the import error above", missing=missing)
+            raise SystemExit(1)
+        settings = self.settings
+        client = ClusterClient(cluster_spec(settings, settings.control_cluster_name))
+        await client.start()
+        try:
+            cluster_id = await client.cluster_id()
+            created = await ensure_topics(
+                client,
+                [TopicSpec(t.name, partitions=t.partitions, config=t.config) for t in self.topics_declared.all()],
+            )
+            if created:
+                log.info("created control topics", topics=created)
+            ends = await client.end_offsets(
+                [(t.name, p) for t in self.topics_declared.all() if t.name.endswith("-changelog") for p in range(t.partitions)]
+            )
+        finally:
+            await client.stop()
+        self.conf.datadir = prepare_datadir(
+            Path(settings.data_dir), worker_name(settings), cluster_id, self.topics_declared.app_id, ends
+        )
+        await super().on_first_start()
+
+    async def on_started(self) -> None:
+        settings = self.settings
+        self.runtime = Runtime(
+            name=worker_name(settings),
+            url=lambda: f"http://{_public_host(settings.web.host)}:{self.conf.web_port}",
+            topics=self.topics_declared,
+            control_options=cluster_spec(settings, settings.control_cluster_name).aiokafka_options(),
+            clusters={name: cluster_spec(settings, name) for name in settings.cluster_names()},
+            deliver=self._deliver,
+            memory_budget_bytes=settings.worker.memory_budget,
+            grace_s=settings.worker.grace_s,
+        )
+        await self.add_runtime_dependency(self.runtime)
+        await super().on_started()
+
+    async def _deliver(self, item: Any) -> None:
+        await self.dispatch_channel.put(item)
+
+    async def on_stop(self) -> None:
+        """Drains first, then stops Faust; a thread ends the process should anything hang."""
+        grace_s = self.settings.worker.grace_s
+        _end_after(2 * grace_s + FAUST_STOP_S + 30.0)
+        if hasattr(self, "runtime"):
+            await bounded(self.runtime.drain(), 2 * grace_s + 10.0, "drain")
+        await bounded(super().on_stop(), FAUST_STOP_S, "Faust")
+
+
+def _end_after(seconds: float) -> None:
+    def end() -> None:
+        time.sleep(seconds)
+        sys.stderr.write(f"switchyard: shutdown took more than {seconds:.0f} s; ending the process\n")
+        os._exit(1)
+
+    threading.Thread(target=end, daemon=True, name="shutdown-deadline").start()
+
+
+def _public_host(host: str) -> str:
+    return "127.0.0.1" if host in {"0.0.0.0", "::", ""} else host  # noqa: S104 - compared, not bound
+
+
+def worker_name(settings: Settings) -> str:
+    """The name of this worker's place (not of the process): host and web port unless configured."""
+    return settings.worker.name or f"{os.uname().nodename}-{settings.web.port}"
+
+
+def cluster_spec(settings: Settings, name: str) -> ClusterSpec:
+    """What the Kafka layer needs to know of a configured cluster."""
+    cluster = settings.cluster(name)
+    return ClusterSpec.from_settings(cluster)
+
+
+def build() -> SwitchyardApp:
+    """The application for this process's configuration.
+
+    Raises:
+        SystemExit(3): the configuration is invalid; all that is wrong has been printed.
+    """
+    try:
+        settings = load_settings()
+    except InvalidConfiguration as error:
+        sys.stderr.write(f"{error}\n")
+        raise SystemExit(EXIT_INVALID) from None
+    configure_logging(settings.logging)
+    if os.environ.get("SWITCHYARD_LOOP", "uvloop") == "uvloop":
+        import uvloop
+
+        asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
+    topics = ControlTopics(settings.region)
+    control = cluster_spec(settings, settings.control_cluster_name)
+    app = SwitchyardApp(
+        topics.app_id,
+        broker=[f"aiokafka://{address}" for address in control.bootstrap],
+        store="rocksdb://",
+        autodiscover=["agents", "tables", "app.console"],
+        datadir=str(Path(settings.data_dir) / "unprepared"),
+        web_host=settings.web.host,
+        web_bind=settings.web.host,
+        web_port=settings.web.port,
+        web_router_enabled=False,
+        web_tables_enabled=False,
+        web_stats_enabled=False,
+        web_graph_enabled=False,
+        web_metrics_enabled=False,
+        topic_allow_declare=False,
+        topic_disable_leader=True,
+        topic_partitions=1,
+        broker_session_timeout=10.0,
+        broker_heartbeat_interval=2.0,
+        broker_commit_interval=1.0,
+        broker_max_poll_interval=300.0,
+        consumer_auto_offset_reset="earliest",
+        stream_wait_empty=False,
+        producer_linger=0.005,
+        table_standby_replicas=0,
+        logging_config=logging_config(settings.logging),
+        **control.faust_options(),
+    )
+    app.settings = settings
+    app.topics_declared = topics
+    return app

@@ -1,0 +1,83 @@
+"""The data clusters of a worker: one client, fetch service, producer and committer each, on first use."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import structlog
+
+from app.control.tail import bounded
+from app.kafka.clusters import ClusterClient, ClusterSpec
+from app.kafka.commit import OffsetCommitter
+from app.kafka.fetch import ByteBudget, FetchService
+from app.kafka.produce import Producer
+
+log = structlog.get_logger(__name__)
+
+STOP_S = 5.0
+
+
+class DataCluster:
+    """Everything a worker needs of one cluster."""
+
+    def __init__(self, spec: ClusterSpec, deliver: Callable[[Any], Awaitable[None]], budget: ByteBudget) -> None:
+        self.name = spec.name
+        self.client = ClusterClient(spec)
+        self.fetch = FetchService(self.client, deliver, budget)
+        self.producer = Producer(spec)
+        self.committer = OffsetCommitter(self.client)
+
+    async def start(self) -> None:
+        """Raises the client's errors when the cluster cannot be reached."""
+        await self.client.start()
+        await self.producer.start()
+        await self.fetch.start()
+
+    async def stop(self) -> None:
+        """Every step is bounded in time."""
+        await bounded(self.fetch.stop(), STOP_S, f"fetch from {self.name}")
+        await bounded(self.producer.stop(), STOP_S, f"producer to {self.name}")
+        await bounded(self.client.stop(), STOP_S, f"client of {self.name}")
+
+
+class DataClusters:
+    """Clusters by name; each is started when first asked for."""
+
+    def __init__(
+        self,
+        specs: Mapping[str, ClusterSpec],
+        deliver: Callable[[Any], Awaitable[None]],
+        budget: ByteBudget,
+    ) -> None:
+        self.specs = specs
+        self.budget = budget
+        self._deliver = deliver
+        self._started: dict[str, DataCluster] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+
+    async def get(self, name: str) -> DataCluster:
+        """The cluster, started.
+
+        Raises:
+            KeyError: no such cluster in this worker's configuration.
+            app.kafka.clusters.ClusterUnreachable: it could not be started now.
+        """
+        spec = self.specs[name]
+        async with self._locks.setdefault(name, asyncio.Lock()):
+            found = self._started.get(name)
+            if found is None:
+                found = DataCluster(spec, self._deliver, self.budget)
+                await found.start()
+                self._started[name] = found
+            return found
+
+    def started(self) -> list[DataCluster]:
+        """Those in use."""
+        return list(self._started.values())
+
+    async def stop(self) -> None:
+        """Stops all of them, at once."""
+        await asyncio.gather(*(cluster.stop() for cluster in self._started.values()))
+        self._started.clear()

@@ -1,0 +1,103 @@
+"""The control log of a region: every worker's own copy of `ControlState`, and the way to append.
+
+`state` is what has been read so far. Changes are told to listeners after each batch. `append` returns
+when the event is in the log *and* has been read back here, so that a caller sees its own write.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+from aiokafka import AIOKafkaProducer
+from mode import Service
+
+from app import wire
+from app.control.tail import STOP_S, TopicTail, bounded
+from app.core.control import AnyControlEvent, ControlState, compaction_key
+
+log = structlog.get_logger(__name__)
+
+READ_BACK_S = 10.0
+
+
+class ControlLog(Service):
+    """Follows the control topic into `state`."""
+
+    def __init__(self, topic: str, kafka_options: dict[str, Any]) -> None:
+        super().__init__()
+        self.topic = topic
+        self.state = ControlState()
+        self.refused: list[AnyControlEvent] = []
+        self._options = kafka_options
+        self._tail = TopicTail(topic, kafka_options, self._on_records, from_start=True)
+        self._producer: AIOKafkaProducer | None = None
+        self._listeners: list[Callable[[], None]] = []
+
+    async def on_start(self) -> None:
+        self._producer = AIOKafkaProducer(
+            acks="all", enable_idempotence=True, request_timeout_ms=10_000, **self._options
+        )
+        await self._producer.start()
+        await self.add_runtime_dependency(self._tail)
+        await self._tail.caught_up.wait()
+
+    async def on_stop(self) -> None:
+        if self._producer is not None:
+            await bounded(self._producer.stop(), STOP_S, "producer of the control log")
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """`listener` is called after every batch of events that were read."""
+        self._listeners.append(listener)
+
+    def _on_records(self, records: list[Any]) -> None:
+        for record in records:
+            if record.value is None:
+                continue  # a tombstone: compaction's business
+            try:
+                event = wire.control_event(record.value)
+            except wire.BadEvent as error:
+                log.error("a record of the control log is no event", offset=record.offset, error=str(error))
+                continue
+            if not self.state.apply(event) and self._tail.caught_up.is_set():
+                self.refused.append(event)
+        self.state.next_offset = records[-1].offset + 1
+        for listener in self._listeners:
+            listener()
+
+    def take_refused(self) -> list[AnyControlEvent]:
+        """Refused events since the last call; the leader repairs what they overwrote (rule 5)."""
+        refused, self.refused = self.refused, []
+        return refused
+
+    async def append(self, *events: AnyControlEvent, read_back: bool = True) -> int:
+        """Appends `events` in order and waits until they have been read here; returns the last offset.
+
+        Raises:
+            aiokafka.errors.KafkaError: the log did not take them.
+            TimeoutError: they are in the log but were not read back in time.
+        """
+        assert self._producer is not None, "the control log has not been started"
+        last = -1
+        futures = [
+            await self._producer.send(
+                self.topic, wire.encode(event), key=compaction_key(event).encode(), partition=0
+            )
+            for event in events
+        ]
+        for future in futures:
+            last = (await future).offset
+        if read_back and last >= 0:
+            await self._tail.wait_for(last, READ_BACK_S)
+        return last
+
+    @contextlib.contextmanager
+    def listening(self, listener: Callable[[], None]):  # type: ignore[no-untyped-def]
+        """Tells `listener` of changes for the length of a `with`."""
+        self._listeners.append(listener)
+        try:
+            yield
+        finally:
+            self._listeners.remove(listener)

@@ -1,0 +1,122 @@
+"""Who lives: every worker's heartbeats, as every worker hears them.
+
+`Members` keeps the last heartbeat of each worker and *when it was heard* on the local monotonic
+clock; a worker unheard for `dead_after_s` is dead. `Heartbeats` sends this worker's own and renews its
+lease whenever the control cluster has acknowledged one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+from aiokafka import AIOKafkaProducer
+from aiokafka.errors import KafkaError
+from mode import Service
+
+from app import wire
+from app.control.tail import STOP_S, TopicTail, bounded
+from app.core.lease import Lease
+from app.wire import Heartbeat
+
+log = structlog.get_logger(__name__)
+
+STOPPED = "stopped"  # the state in a worker's last heartbeat: dead at once, without waiting
+
+
+class Members:
+    """The last heartbeat of every worker, and when it was heard (monotonic seconds)."""
+
+    def __init__(self, dead_after_s: float) -> None:
+        self.dead_after_s = dead_after_s
+        self.heard: dict[str, tuple[float, Heartbeat]] = {}
+
+    def hear(self, beat: Heartbeat, now_s: float) -> None:
+        """Takes one heartbeat in."""
+        self.heard[beat.worker] = (now_s, beat)
+
+    def live(self, now_s: float) -> dict[str, Heartbeat]:
+        """Workers heard within `dead_after_s` that have not said goodbye."""
+        return {
+            worker: beat
+            for worker, (heard_s, beat) in self.heard.items()
+            if now_s - heard_s < self.dead_after_s and beat.state != STOPPED
+        }
+
+    def silent_s(self, worker: str, now_s: float) -> float:
+        """For how long `worker` has not been heard; infinite when never or after its goodbye."""
+        found = self.heard.get(worker)
+        return float("inf") if found is None or found[1].state == STOPPED else now_s - found[0]
+
+    def forget(self, now_s: float, after_s: float = 3600.0) -> None:
+        """Drops workers that have been silent for an hour."""
+        self.heard = {w: entry for w, entry in self.heard.items() if now_s - entry[0] < after_s}
+
+
+class Heartbeats(Service):
+    """Sends `compose()` every `interval_s` and hears everybody's."""
+
+    def __init__(
+        self,
+        topic: str,
+        kafka_options: dict[str, Any],
+        *,
+        compose: Callable[[], Heartbeat],
+        members: Members,
+        lease: Lease,
+        interval_s: float,
+    ) -> None:
+        super().__init__()
+        self.topic = topic
+        self.members = members
+        self.lease = lease
+        self.interval_s = interval_s
+        self._compose = compose
+        self._options = kafka_options
+        self._tail = TopicTail(topic, kafka_options, self._on_records, from_start=False)
+        self._producer: AIOKafkaProducer | None = None
+
+    async def on_start(self) -> None:
+        # One attempt a beat: a beat that waited in a retry queue would renew nothing of worth.
+        self._producer = AIOKafkaProducer(acks="all", request_timeout_ms=5_000, **self._options)
+        await self._producer.start()
+        await self.add_runtime_dependency(self._tail)
+
+    async def on_stop(self) -> None:
+        if self._producer is not None:
+            await bounded(self._producer.stop(), STOP_S, "producer of heartbeats")
+
+    def _on_records(self, records: list[Any]) -> None:
+        now_s = time.monotonic()
+        for record in records:
+            try:
+                self.members.hear(wire.heartbeat(record.value), now_s)
+            except wire.BadEvent as error:
+                log.warning("a record of the heartbeat topic is no heartbeat", error=str(error))
+
+    @Service.task
+    async def _beat(self) -> None:
+        while not self.should_stop:
+            started_s = time.monotonic()
+            await self.beat()
+            await self.sleep(max(0.05, self.interval_s - (time.monotonic() - started_s)))
+
+    async def beat(self) -> bool:
+        """Sends one heartbeat and waits for its acknowledgement; returns whether it came."""
+        assert self._producer is not None, "heartbeats have not been started"
+        sent_s = time.monotonic()
+        try:
+            async with asyncio.timeout(self.lease.duration_s):
+                await self._producer.send_and_wait(self.topic, wire.encode(self._compose()), partition=0)
+        except (KafkaError, TimeoutError, OSError) as error:
+            log.warning(
+                "no heartbeat could be sent; this worker pauses when its lease ends",
+                error=repr(error),
+                lease_left_s=round(self.lease.expires_at_s - time.monotonic(), 2),
+            )
+            return False
+        self.lease.renewed(sent_s)
+        return True

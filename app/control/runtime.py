@@ -1,0 +1,184 @@
+"""What a worker runs beside Faust: the control log, heartbeats, leadership, its jobs.
+
+Started before Faust's tables have recovered, stopped before Faust stops: none of it waits for a
+consumer group. Every step of the way down is bounded in time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import structlog
+from aiokafka import AIOKafkaProducer
+from mode import Service
+
+from app import wire
+from app.control.catalog import Catalog
+from app.control.data_clusters import DataClusters
+from app.control.jobs import Jobs
+from app.control.leader import DRAINING, Leader, now_ms
+from app.control.log import ControlLog
+from app.control.membership import STOPPED, Heartbeats, Members
+from app.control.tail import STOP_S, TopicTail, bounded
+from app.control.takeover import TrackerClient
+from app.core.lease import Lease
+from app.kafka.clusters import ClusterSpec
+from app.kafka.fetch import ByteBudget
+from app.topics import ControlTopics
+from app.wire import Heartbeat, Incident
+
+log = structlog.get_logger(__name__)
+
+HEARTBEAT_S = 0.5
+LEASE_S = 2.0
+DEAD_AFTER_S = 3.0        # above LEASE_S + HEARTBEAT_S: a worker stops before anybody takes its jobs
+KEEP_INCIDENTS = 500
+STALL_S = 60.0            # commits that stand still this long although the lease holds: the worker ends
+GOODBYE_S = 2.0
+
+assert DEAD_AFTER_S > LEASE_S + HEARTBEAT_S
+
+
+class Runtime(Service):
+    """See the module.
+
+    Attributes: `worker` (this process's id, never used twice), `control`, `members`, `jobs`, `lease`,
+    `incidents` (the latest, oldest first).
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        url: Callable[[], str],
+        topics: ControlTopics,
+        control_options: dict[str, Any],
+        clusters: Mapping[str, ClusterSpec],
+        deliver: Callable[[Any], Awaitable[None]],
+        memory_budget_bytes: int,
+        grace_s: float,
+        on_dead: Callable[[str], Awaitable[None]] | None = None,
+    ) -> None:
+        super().__init__()
+        self.worker = f"{name}-{os.getpid()}-{int(time.time()):x}"
+        self.started_ms = now_ms()
+        self.url = url
+        self.lease = Lease(LEASE_S)
+        self.members = Members(DEAD_AFTER_S)
+        self.incidents: deque[Incident] = deque(maxlen=KEEP_INCIDENTS)
+        self.draining = False
+        self._topics = topics
+        self._options = control_options
+        self._state = "running"
+        self._grace_s = grace_s
+        self._incident_producer: AIOKafkaProducer | None = None
+        self._pending: set[asyncio.Task[Any]] = set()
+        self.control = ControlLog(topics.control.name, control_options)
+        self.clusters = DataClusters(clusters, deliver, ByteBudget(memory_budget_bytes))
+        self.catalog = Catalog(self.control, self.clusters, self.tell)
+        self.trackers = TrackerClient(self.worker, topics, control_options)
+        self.jobs = Jobs(
+            self.worker, self.control, self.catalog, self.clusters, self.trackers, self.lease, self.tell,
+            grace_s=grace_s,
+        )  # fmt: skip
+        self.heartbeats = Heartbeats(
+            topics.heartbeats.name, control_options, compose=self._compose, members=self.members,
+            lease=self.lease, interval_s=HEARTBEAT_S,
+        )  # fmt: skip
+        self.leader = Leader(
+            self.worker, self.control, self.members, self.lease, self.catalog.jobs, on_dead or _nothing
+        )
+        self._incident_tail = TopicTail(
+            topics.incidents.name, control_options, self._on_incidents, from_start=True
+        )
+
+    async def on_start(self) -> None:
+        self._incident_producer = AIOKafkaProducer(acks="all", **self._options)
+        await self._incident_producer.start()
+        for service in (self.control, self.trackers, self.heartbeats, self._incident_tail, self.jobs, self.leader):
+            await self.add_runtime_dependency(service)
+        log.info("worker is up", worker=self.worker, host=socket.gethostname())
+
+    async def drain(self) -> None:
+        """SIGTERM: stops fetching, lets in-flight finish, commits, hands over, says goodbye."""
+        if self.draining:
+            return
+        self.draining = True
+        self._state = DRAINING
+        log.info("draining", jobs=len(self.jobs.pumps), grace_s=self._grace_s)
+        await bounded(self.heartbeats.beat(), GOODBYE_S, "heartbeat: draining")
+        await bounded(self.jobs.drain_all(), self._grace_s * 2 + 5, "drain")
+        self._state = STOPPED
+        await bounded(self.heartbeats.beat(), GOODBYE_S, "heartbeat: goodbye")
+
+    async def on_stop(self) -> None:
+        await self.drain()
+        await bounded(self.clusters.stop(), 10.0, "data clusters")
+        if self._incident_producer is not None:
+            await bounded(self._incident_producer.stop(), STOP_S, "producer of incidents")
+
+    def _compose(self) -> Heartbeat:
+        return Heartbeat(
+            worker=self.worker,
+            at_ms=now_ms(),
+            started_ms=self.started_ms,
+            url=self.url(),
+            state=self._state,
+            term=self.control.state.term if self.leader.leads else 0,
+            jobs=self.jobs.statuses(),
+            workloads=self.jobs.workload_statuses(),
+        )
+
+    # -- incidents -------------------------------------------------------------------------------
+
+    def tell(self, kind: str, subject: str, message: str, remedy: str) -> None:
+        """Something a person must know: logged, and kept in the incidents topic for every console."""
+        log.warning(message, incident=kind, subject=subject, remedy=remedy)
+        incident = Incident(
+            at_ms=now_ms(), worker=self.worker, kind=kind, subject=subject, message=message, remedy=remedy
+        )
+        task = asyncio.get_running_loop().create_task(self._publish(incident))
+        self._pending.add(task)
+        task.add_done_callback(self._pending.discard)
+
+    async def _publish(self, incident: Incident) -> None:
+        if self._incident_producer is not None:
+            await bounded(
+                self._incident_producer.send_and_wait(
+                    self._topics.incidents.name, wire.encode(incident), partition=0
+                ),
+                10.0,
+                "incident",
+            )
+
+    def _on_incidents(self, records: list[Any]) -> None:
+        for record in records:
+            try:
+                self.incidents.append(wire.incident(record.value))
+            except wire.BadEvent as error:
+                log.warning("a record of the incidents topic is no incident", error=str(error))
+
+    # -- watchdog --------------------------------------------------------------------------------
+
+    @Service.task
+    async def _watch_commits(self) -> None:
+        """Ends the process when its commits stand still although it may commit: a restart heals more
+        than a worker that looks alive and does nothing."""
+        while not self.should_stop:
+            await self.sleep(5.0)
+            now_s = time.monotonic()
+            if not self.jobs.pumps or not self.lease.holds(now_s):
+                self.jobs.committed_at_s = now_s
+            elif now_s - self.jobs.committed_at_s > STALL_S:
+                log.critical("commits stand still; this worker ends, its jobs move", stalled_s=STALL_S)
+                os._exit(70)
+
+
+async def _nothing(_: str) -> None:
+    return None

@@ -1,0 +1,130 @@
+"""Talking to the single writer of the tracker table: takeovers and snapshots.
+
+The answer comes back on a topic of our own that exists beforehand and that every worker reads from its
+end: Faust's `ask` takes 45 s for its first reply, and the table's HTTP route is wrong during rebalances.
+A takeover is asked again every `ASK_AGAIN_S` until it is answered: the same epoch by the same worker
+is granted again, so asking twice changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import structlog
+from aiokafka import AIOKafkaProducer
+from mode import Service
+
+from app import wire
+from app.control.leader import now_ms
+from app.control.tail import STOP_S, TopicTail, bounded
+from app.core.fencing import SnapshotItem, Snapshots, Takeover, TakeoverAnswer
+from app.topics import TRACKER_PARTITIONS, ControlTopics
+
+log = structlog.get_logger(__name__)
+
+ASK_AGAIN_S = 1.0
+
+
+def tracker_partition(job: str) -> int:
+    """The partition of the tracker topic, and so of its table, in which `job` lives."""
+    return zlib.crc32(job.encode()) % TRACKER_PARTITIONS
+
+
+class TrackerClient(Service):
+    """Asks for takeovers and sends snapshots on behalf of `worker`."""
+
+    def __init__(self, worker: str, topics: ControlTopics, kafka_options: dict[str, Any]) -> None:
+        super().__init__()
+        self.worker = worker
+        self._topic = topics.trackers.name
+        self._options = kafka_options
+        self._producer: AIOKafkaProducer | None = None
+        self._waiting: dict[str, asyncio.Future[TakeoverAnswer]] = {}
+        self._tail = TopicTail(topics.answers.name, kafka_options, self._on_answers, from_start=False)
+
+    async def on_start(self) -> None:
+        self._producer = AIOKafkaProducer(
+            acks="all",
+            enable_idempotence=True,
+            request_timeout_ms=10_000,
+            max_request_size=4 * 1024 * 1024,
+            **self._options,
+        )
+        await self._producer.start()
+        await self.add_runtime_dependency(self._tail)
+        await self._tail.caught_up.wait()
+
+    async def on_stop(self) -> None:
+        for waiting in self._waiting.values():
+            waiting.cancel()
+        if self._producer is not None:
+            await bounded(self._producer.stop(), STOP_S, "producer of tracker events")
+
+    def _on_answers(self, records: list[Any]) -> None:
+        for record in records:
+            try:
+                answer = wire.takeover_answer(record.value)
+            except wire.BadEvent as error:
+                log.warning("a record of the answers topic is no answer", error=str(error))
+                continue
+            waiting = self._waiting.get(answer.nonce)
+            if waiting is not None and not waiting.done():
+                waiting.set_result(answer)
+
+    async def takeover(self, job: str, epoch: int) -> TakeoverAnswer:
+        """Takes `job` over under `epoch`; waits as long as it takes (the caller may cancel).
+
+        Raises:
+            aiokafka.errors.KafkaError: the tracker topic did not take the question.
+        """
+        assert self._producer is not None, "the tracker client has not been started"
+        nonce = secrets.token_hex(8)
+        answer: asyncio.Future[TakeoverAnswer] = asyncio.get_running_loop().create_future()
+        self._waiting[nonce] = answer
+        asked = 0
+        try:
+            while True:
+                event = Takeover(job=job, epoch=epoch, worker=self.worker, nonce=nonce, at_ms=now_ms())
+                await self._producer.send_and_wait(
+                    self._topic, wire.encode(event), key=job.encode(), partition=tracker_partition(job)
+                )
+                asked += 1
+                try:
+                    return await asyncio.wait_for(asyncio.shield(answer), ASK_AGAIN_S)
+                except TimeoutError:
+                    if asked % 10 == 0:
+                        log.warning(
+                            "no answer to a takeover yet; the owner of the tracker table's partition is away",
+                            job=job,
+                            epoch=epoch,
+                            asked=asked,
+                        )
+        finally:
+            del self._waiting[nonce]
+
+    async def send_snapshots(self, items: Iterable[SnapshotItem]) -> None:
+        """Sends snapshots, one event a partition of the tracker topic; returns once all are in it.
+
+        Raises:
+            aiokafka.errors.KafkaError: at least one was not taken; sending them again is harmless.
+        """
+        assert self._producer is not None, "the tracker client has not been started"
+        by_partition: dict[int, list[SnapshotItem]] = defaultdict(list)
+        for item in items:
+            by_partition[tracker_partition(item.job)].append(item)
+        futures = [
+            await self._producer.send(
+                self._topic,
+                wire.encode(Snapshots(worker=self.worker, at_ms=now_ms(), items=batch)),
+                key=self.worker.encode(),
+                partition=partition,
+            )
+            for partition, batch in by_partition.items()
+        ]
+        for future in futures:
+            await future

@@ -1,0 +1,129 @@
+"""The tracker table's record and the rules of its single writer: takeovers fence older epochs.
+
+Events of one job arrive in the order of the tracker topic. The record of a job is a fold over them,
+so that replaying events (Faust delivers them again after kill -9) or losing the table and reading
+its changelog gives the same record.
+
+Rules
+1. `takeover(epoch)` is granted when `epoch` is at or above the record's; the record then carries it.
+   The same epoch by the same worker is granted again (the answer may have been lost).
+2. `snapshot(epoch)` counts only under exactly the record's epoch: an older owner is refused, and so
+   is one that never took over.
+3. Snapshots join (union of finished offsets, highest base): nothing finished becomes unfinished.
+   A reset by an operator starts a new lineage, and only there may the base go back.
+
+Invariants: a record's epoch never decreases; within a lineage its base never decreases.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from app.core.tracker import CorruptSnapshot, Snapshot
+
+
+class TrackerRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What the tracker table holds for a job.
+
+    Attributes:
+        epoch: the highest epoch that took the job over.
+        worker: who did.
+        base: next offset to commit; everything below is finished (readable without decoding).
+        snapshot: `Snapshot` bytes: base and the finished offsets above it; b"" before the first.
+        at_ms: when it last changed, by the event's own time.
+    """
+
+    epoch: int = 0
+    worker: str = ""
+    base: int = -1
+    snapshot: bytes = b""
+    at_ms: int = 0
+
+
+class SnapshotItem(msgspec.Struct, frozen=True, array_like=True):
+    """One job's snapshot on its way to the table: (job, epoch, bytes)."""
+
+    job: str
+    epoch: int
+    snapshot: bytes
+
+
+class Snapshots(msgspec.Struct, frozen=True, tag="snapshots", tag_field="event", kw_only=True):
+    """Snapshots of many jobs of one worker, all of one partition of the tracker topic."""
+
+    worker: str
+    at_ms: int
+    items: list[SnapshotItem]
+
+
+class Takeover(msgspec.Struct, frozen=True, tag="takeover", tag_field="event", kw_only=True):
+    """`worker` takes `job` over under `epoch` and asks for its record; `nonce` pairs the answer."""
+
+    job: str
+    epoch: int
+    worker: str
+    nonce: str
+    at_ms: int
+
+
+TrackerEvent = Snapshots | Takeover
+
+
+class TakeoverAnswer(msgspec.Struct, frozen=True, tag="takeover-answer", tag_field="event", kw_only=True):
+    """The single writer's answer: granted with the latest snapshot, or refused with the epoch it knows."""
+
+    job: str
+    epoch: int
+    worker: str
+    nonce: str
+    granted: bool
+    known_epoch: int
+    snapshot: bytes = b""
+
+
+def on_takeover(record: TrackerRecord | None, event: Takeover) -> tuple[TrackerRecord, TakeoverAnswer]:
+    """The record after `event` and the answer to it."""
+    current = record or TrackerRecord()
+    granted = event.epoch > current.epoch or (
+        event.epoch == current.epoch and event.worker == current.worker
+    )
+    if granted:
+        current = msgspec.structs.replace(
+            current, epoch=event.epoch, worker=event.worker, at_ms=max(current.at_ms, event.at_ms)
+        )
+    answer = TakeoverAnswer(
+        job=event.job,
+        epoch=event.epoch,
+        worker=event.worker,
+        nonce=event.nonce,
+        granted=granted,
+        known_epoch=current.epoch,
+        snapshot=current.snapshot if granted else b"",
+    )
+    return current, answer
+
+
+def on_snapshot(
+    record: TrackerRecord | None, item: SnapshotItem, *, worker: str, at_ms: int
+) -> TrackerRecord | None:
+    """The record after `item`, or None when it is refused (rule 2) or changes nothing.
+
+    Raises:
+        CorruptSnapshot: the item's bytes are not a snapshot; the record stays as it is.
+    """
+    if record is None or item.epoch != record.epoch or worker != record.worker:
+        return None
+    new = Snapshot.from_bytes(item.snapshot)
+    if record.snapshot:
+        try:
+            new = Snapshot.from_bytes(record.snapshot).merge(new)
+        except CorruptSnapshot:
+            # The stored one cannot be read any more: the new one is the best truth there is, and a
+            # lost acknowledgement costs a duplicate, never a message.
+            pass
+    packed = new.to_bytes()
+    if packed == record.snapshot:
+        return None
+    return msgspec.structs.replace(
+        record, base=new.base, snapshot=packed, at_ms=max(record.at_ms, at_ms)
+    )

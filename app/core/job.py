@@ -1,0 +1,88 @@
+"""The job: a partition that somebody must pump, and what its records are pumped for.
+
+    job = (kind, name, topic, partition)        "dispatch:billing/orders:orders:3"
+
+Rules
+1. The text form is the identity everywhere outside (table keys, logs, pages); `parse` and `str` are
+   inverse to each other, so a job has exactly one text form.
+2. Neither a name nor a topic can hold ':', which separates the four parts.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+MAX_NAME_CHARS = 512  # a consumer group (Kafka allows 255 on most clients), '/' and a topic
+MAX_TOPIC_CHARS = 249  # Kafka's own limit: a folder's name with "-partition" behind it
+MAX_PARTITION = 2**31 - 1  # int32 on the wire
+
+_NAME = re.compile(r"[A-Za-z0-9._/-]+", re.ASCII)
+_TOPIC = re.compile(r"[A-Za-z0-9._-]+", re.ASCII)
+_PARTITION = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
+
+
+class Kind(StrEnum):
+    """What a partition is pumped for."""
+
+    DISPATCH = "dispatch"  # pushed to a service
+    REPLICATE = "replicate"  # copied into another cluster
+    AUDIT = "audit"  # counted
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class JobId:
+    """A job's identity; ordered by kind, name, topic, partition.
+
+    Attributes:
+        kind: what for.
+        name: of the workload ("group/topic"), route or audit plan.
+        topic: the topic to read, which may be one of the workload's retry topics.
+        partition: the partition to read, from 0.
+
+    Raises:
+        ValueError: a part is empty, too long, holds a character it must not, or the partition is no int32.
+    """
+
+    kind: Kind
+    name: str
+    topic: str
+    partition: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kind", Kind(self.kind))  # also from plain text, as it stands in JSON
+        _check("name", self.name, _NAME, MAX_NAME_CHARS, "letters, digits, '.', '_', '/' and '-'")
+        _check("topic", self.topic, _TOPIC, MAX_TOPIC_CHARS, "letters, digits, '.', '_' and '-'")
+        if not 0 <= self.partition <= MAX_PARTITION:
+            raise ValueError(f"job partition {self.partition} is outside 0..{MAX_PARTITION}")
+
+    def __str__(self) -> str:
+        return f"{self.kind.value}:{self.name}:{self.topic}:{self.partition}"
+
+    @classmethod
+    def parse(cls, text: str) -> JobId:
+        """The job that `text` names.
+
+        Raises:
+            ValueError: `text` is not exactly what `str(job)` gives for some job.
+        """
+        parts = text.split(":")
+        if len(parts) != 4:
+            raise ValueError(
+                f"job {text!r} has {len(parts)} parts; write it as kind:name:topic:partition, "
+                "for example dispatch:billing/orders:orders:3"
+            )
+        kind, name, topic, partition = parts
+        if kind not in Kind.__members__.values():
+            raise ValueError(f"job {text!r} has the unknown kind {kind!r}; known: {', '.join(Kind)}")
+        if not _PARTITION.fullmatch(partition):
+            raise ValueError(f"job {text!r} has the partition {partition!r}; write a number, as in ':3'")
+        return cls(Kind(kind), name, topic, int(partition))
+
+
+def _check(field: str, value: str, allowed: re.Pattern[str], limit: int, characters: str) -> None:
+    if not allowed.fullmatch(value):
+        raise ValueError(f"job {field} {value!r} must consist of {characters}, and not be empty")
+    if len(value) > limit:
+        raise ValueError(f"job {field} {value[:40]!r}... has {len(value)} characters; at most {limit}")

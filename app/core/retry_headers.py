@@ -1,0 +1,113 @@
+"""The headers a message carries through retry topics and into the dead letter queue.
+
+Key and value are untouched; everything Switchyard has to say stands in headers that begin with
+`switchyard-`. Values are ASCII text, so that any Kafka tool shows them. Headers read back are untrusted
+(anybody may produce to a topic): what cannot be read counts as absent, never as an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+Header = tuple[str, bytes | None]
+
+PREFIX = "switchyard-"
+ORIGIN_TOPIC = "switchyard-origin-topic"
+ORIGIN_PARTITION = "switchyard-origin-partition"
+ORIGIN_OFFSET = "switchyard-origin-offset"
+ORIGIN_TIMESTAMP = "switchyard-origin-timestamp"
+ATTEMPT = "switchyard-attempt"
+RETRY_COUNT = "switchyard-retry-count"
+TIER = "switchyard-tier"
+TIER_ATTEMPT = "switchyard-tier-attempt"
+REASON = "switchyard-reason"
+CODE = "switchyard-code"
+MOVED_AT = "switchyard-moved-at"
+RAW_BATCH = "switchyard-raw-batch"
+
+MAX_REASON_CHARS = 1_000  # a receiver's words are welcome, its core dump is not
+MAX_TOPIC_CHARS = 249
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a message first stood and what it has been through.
+
+    Attributes:
+        topic, partition, offset, timestamp_ms: of the record in the workload's main topic.
+        attempt: deliveries so far, everywhere.
+        retry_count: how many times it went through a retry topic.
+        tier, tier_attempt: the retry tier it lies in (None = main topic) and its deliveries from there.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+    attempt: int = 0
+    retry_count: int = 0
+    tier: int | None = None
+    tier_attempt: int = 0
+
+
+def read_origin(
+    headers: Iterable[Header], *, topic: str, partition: int, offset: int, timestamp_ms: int, tier: int | None
+) -> Origin:
+    """The origin told by `headers` of a record in a retry topic; what is missing is the record itself."""
+    found = {name: value for name, value in headers if name.startswith(PREFIX) and value is not None}
+    origin_topic = _text(found.get(ORIGIN_TOPIC))
+    if not origin_topic or len(origin_topic) > MAX_TOPIC_CHARS:
+        return Origin(topic, partition, offset, timestamp_ms, tier=tier)
+    told_tier = _number(found.get(TIER), -1)
+    return Origin(
+        topic=origin_topic,
+        partition=_number(found.get(ORIGIN_PARTITION), partition),
+        offset=_number(found.get(ORIGIN_OFFSET), offset),
+        timestamp_ms=_number(found.get(ORIGIN_TIMESTAMP), timestamp_ms),
+        attempt=_number(found.get(ATTEMPT), 0),
+        retry_count=_number(found.get(RETRY_COUNT), 0),
+        tier=tier,
+        tier_attempt=_number(found.get(TIER_ATTEMPT), 0) if told_tier == tier else 0,
+    )
+
+
+def moved_headers(
+    headers: Sequence[Header],
+    origin: Origin,
+    *,
+    tier: int | None,
+    reason: str,
+    code: str,
+    moved_at_ms: int,
+) -> list[Header]:
+    """The headers of the copy: the producer's own, untouched and in order, then Switchyard's.
+
+    `origin` counts the delivery that just failed; `tier` is where the copy goes (None = DLQ).
+    """
+    stays = tier is not None and tier == origin.tier
+    values: list[tuple[str, object]] = [
+        (ORIGIN_TOPIC, origin.topic),
+        (ORIGIN_PARTITION, origin.partition),
+        (ORIGIN_OFFSET, origin.offset),
+        (ORIGIN_TIMESTAMP, origin.timestamp_ms),
+        (ATTEMPT, origin.attempt),
+        (RETRY_COUNT, origin.retry_count + (tier is not None)),
+        (REASON, reason[:MAX_REASON_CHARS]),
+        (CODE, code),
+        (MOVED_AT, moved_at_ms),
+    ]
+    if tier is not None:
+        values += [(TIER, tier), (TIER_ATTEMPT, origin.tier_attempt if stays else 0)]
+    kept = [(name, value) for name, value in headers if not name.startswith(PREFIX)]
+    return kept + [(name, str(value).encode("utf-8", "replace")) for name, value in values]
+
+
+def _text(value: bytes | None) -> str:
+    return value.decode("utf-8", "replace") if value else ""
+
+
+def _number(value: bytes | None, default: int) -> int:
+    if not value or len(value) > 19 or not value.isdigit():
+        return default
+    return int(value)

@@ -1,0 +1,93 @@
+"""A worker's data directory: its own, of this cluster and application, and never ahead of the changelog.
+
+Faust dies with `ConsistencyError` on a store that is ahead of its changelog (after kill -9) or that comes
+from somewhere else, and two workers in one directory lock each other out. The tables are copies of their
+changelogs, so the answer is always the same: what does not fit is deleted and rebuilt.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO
+
+import structlog
+from rocksdict import Options, Rdict
+
+log = structlog.get_logger(__name__)
+
+OWNER_FILE = "owner.json"
+LOCK_FILE = "lock"
+OFFSET_KEY = b"__faust\0offset__"
+MAX_TWINS = 64  # workers of one name on one host; more is a mistake
+
+_held: list[IO[str]] = []
+
+
+def prepare_datadir(
+    root: Path, worker: str, cluster_id: str, app_id: str, changelog_ends: Mapping[tuple[str, int], int]
+) -> Path:
+    """Locks a directory for this process, and deletes what in it cannot be trusted.
+
+    Args:
+        changelog_ends: (changelog topic, partition) -> end offset.
+
+    Returns: the directory. Raises:
+        RuntimeError: `MAX_TWINS` workers of this name are already running here.
+    """
+    for twin in range(MAX_TWINS):
+        directory = root / "workers" / (worker if not twin else f"{worker}.{twin}")
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = (directory / LOCK_FILE).open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            continue
+        _held.append(lock)  # held until the process ends
+        break
+    else:
+        raise RuntimeError(
+            f"{MAX_TWINS} workers named {worker!r} already run in {root}; give each its own worker.name"
+        )
+    owner = {"cluster_id": cluster_id, "app_id": app_id}
+    if _read_owner(directory) != owner:
+        for child in directory.iterdir():
+            if child.name != LOCK_FILE:
+                shutil.rmtree(child) if child.is_dir() else child.unlink()
+        (directory / OWNER_FILE).write_text(json.dumps(owner))
+    for store in directory.glob("**/*.db"):
+        if store.is_dir() and not _fits(store, app_id, changelog_ends):
+            log.warning("a local table is ahead of its changelog or unreadable; it is rebuilt", store=store.name)
+            shutil.rmtree(store)
+    return directory
+
+
+def _read_owner(directory: Path) -> object:
+    try:
+        return json.loads((directory / OWNER_FILE).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _fits(store: Path, app_id: str, changelog_ends: Mapping[tuple[str, int], int]) -> bool:
+    """Whether the store of one partition can be opened and lies within its changelog."""
+    table, _, partition = store.stem.rpartition("-")
+    if not partition.isdigit():
+        return True
+    end = changelog_ends.get((f"{app_id}-{table}-changelog", int(partition)))
+    if end is None:
+        return False
+    try:
+        database = Rdict(str(store), options=Options(raw_mode=True))
+        try:
+            stored = database.get(OFFSET_KEY)
+        finally:
+            database.close()
+        return stored is None or int(stored) < end
+    except Exception as error:  # noqa: BLE001 - rocksdict raises plain Exceptions, and all mean the same here
+        log.warning("a local table cannot be opened", store=str(store), error=str(error))
+        return False

@@ -1,0 +1,232 @@
+"""A connection to one Kafka cluster: aiokafka's client, with bounded waits and errors for operators.
+
+The fetch service, the committer and the topic tools share one `ClusterClient` a cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+from aiokafka.client import AIOKafkaClient
+from aiokafka.cluster import ClusterMetadata
+from aiokafka.errors import KafkaError, for_code
+from aiokafka.protocol.metadata import MetadataRequest
+from aiokafka.protocol.offset import OffsetRequest
+from aiokafka.structs import TopicPartition
+
+log = structlog.get_logger(__name__)
+
+START_S = 30.0
+RETRY_S = 0.3
+REQUEST_MS = 10_000
+METADATA_MAX_AGE_MS = 30_000
+EARLIEST, LATEST = -2, -1
+READ_UNCOMMITTED, READ_COMMITTED = 0, 1
+TOPIC_UNKNOWN = {3, 17}  # UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC
+
+
+class ClusterUnreachable(RuntimeError):
+    """No broker of the cluster answered in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSpec:
+    """How to reach a cluster. Secrets are resolved before and never shown."""
+
+    name: str
+    bootstrap: tuple[str, ...]
+    client_id: str = "switchyard"
+    protocol: str = "PLAINTEXT"
+    mechanism: str = "PLAIN"
+    username: str | None = None
+    password: str | None = None
+    ssl_context: Any = None
+
+    def __repr__(self) -> str:
+        return f"ClusterSpec({self.name!r}, {','.join(self.bootstrap)})"
+
+    def aiokafka_options(self) -> dict[str, Any]:
+        """Keyword arguments that every aiokafka client takes."""
+        options: dict[str, Any] = {
+            "bootstrap_servers": list(self.bootstrap),
+            "client_id": self.client_id,
+            "security_protocol": self.protocol,
+        }
+        if self.ssl_context is not None:
+            options["ssl_context"] = self.ssl_context
+        if self.protocol.startswith("SASL"):
+            options |= {
+                "sasl_mechanism": self.mechanism,
+                "sasl_plain_username": self.username,
+                "sasl_plain_password": self.password,
+            }
+        return options
+
+
+class ClusterClient:
+    """See the module."""
+
+    def __init__(self, spec: ClusterSpec) -> None:
+        self.spec = spec
+        self.name = spec.name
+        self._client: AIOKafkaClient | None = None
+
+    @property
+    def client(self) -> AIOKafkaClient:
+        """aiokafka's client; the cluster must have been started."""
+        assert self._client is not None, f"cluster {self.name} has not been started"
+        return self._client
+
+    async def start(self, timeout_s: float = START_S) -> None:
+        """Connects, trying again until `timeout_s` is over.
+
+        Raises:
+            ClusterUnreachable: nobody answered.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            client = AIOKafkaClient(
+                request_timeout_ms=REQUEST_MS,
+                metadata_max_age_ms=METADATA_MAX_AGE_MS,
+                **self.spec.aiokafka_options(),
+            )
+            try:
+                await client.bootstrap()
+            except (KafkaError, OSError, TimeoutError) as error:
+                await client.close()
+                if time.monotonic() > deadline_s:
+                    raise ClusterUnreachable(
+                        f"cluster {self.name} at {', '.join(self.spec.bootstrap)} does not answer: {error}; "
+                        "check that it runs, and bootstrap and security in switchyard.yaml"
+                    ) from error
+                await asyncio.sleep(RETRY_S)
+                continue
+            self._client = client
+            return
+
+    async def stop(self) -> None:
+        """Closes all connections."""
+        if self._client is not None:
+            await self._client.close()
+            self._client = None
+
+    async def send(self, node: int, request: Any, group: Any = 0) -> Any:
+        """Sends a protocol request to a broker; `group` names the connection. Raises KafkaError."""
+        return await self.client.send(node, request, group=group)
+
+    async def any_node(self) -> int:
+        """Some live broker's id.
+
+        Raises:
+            ClusterUnreachable: none is known.
+        """
+        node = self.client.get_random_node()
+        if node is None:
+            await self.client.force_metadata_update()
+            node = self.client.get_random_node()
+        if node is None:
+            raise ClusterUnreachable(f"cluster {self.name} has no live broker")
+        return int(node)
+
+    async def metadata(self, topics: list[str] | None) -> Any:
+        """A metadata response, asked of any broker that answers; never creates a topic.
+
+        Raises:
+            ClusterUnreachable: no broker answered.
+        """
+        request = MetadataRequest(topics, allow_auto_topic_creation=False)
+        error: BaseException | None = None
+        for _ in range(3):
+            try:
+                return await self.send(await self.any_node(), request)
+            except (KafkaError, OSError, TimeoutError) as failure:
+                error = failure
+                await asyncio.sleep(RETRY_S)
+        raise ClusterUnreachable(f"cluster {self.name} does not answer: {error!r}")
+
+    async def cluster_id(self) -> str:
+        """The cluster's id, which a re-created cluster does not share."""
+        return str((await self.metadata([])).cluster_id)
+
+    async def broker_count(self) -> int:
+        """How many brokers live."""
+        return len((await self.metadata([])).brokers)
+
+    async def topics(self) -> dict[str, int]:
+        """All topics with their partition counts."""
+        response = await self.metadata(None)
+        return {entry[1]: len(entry[3]) for entry in response.topics if not entry[0]}
+
+    async def partitions(self, topic: str) -> int | None:
+        """How many partitions `topic` has; None when it does not exist.
+
+        Raises:
+            ClusterUnreachable; KafkaError: not authorised, or the like.
+        """
+        response = await self.metadata([topic])
+        entry = response.topics[0]
+        if entry[0] in TOPIC_UNKNOWN:
+            return None
+        if entry[0] and not entry[3]:
+            raise for_code(entry[0])(topic)
+        return len(entry[3])
+
+    async def leader(self, topic: str, partition: int) -> int | None:
+        """The broker that leads the partition as far as is known; None when nobody does."""
+        client, at = self.client, TopicPartition(topic, partition)
+        node = client.cluster.leader_for_partition(at)
+        if node is None or node < 0:
+            await client.add_topic(topic)
+            await client.force_metadata_update()
+            node = client.cluster.leader_for_partition(at)
+        return None if node is None or node < 0 else int(node)
+
+    async def offsets(
+        self, wanted: Iterable[tuple[str, int]], timestamp: int, isolation: int = READ_UNCOMMITTED
+    ) -> dict[tuple[str, int], int]:
+        """First offset at or after `timestamp` (ms; EARLIEST, LATEST) of each (topic, partition).
+
+        A partition whose leader does not answer is left out. -1: no record at or after the time.
+        """
+        by_node: dict[int, dict[str, list[tuple[int, int]]]] = {}
+        for topic, partition in wanted:
+            node = await self.leader(topic, partition)
+            if node is not None:
+                by_node.setdefault(node, {}).setdefault(topic, []).append((partition, timestamp))
+        found: dict[tuple[str, int], int] = {}
+        for node, topics in by_node.items():
+            try:
+                response = await self.send(node, OffsetRequest(-1, isolation, list(topics.items())))
+            except (KafkaError, OSError, TimeoutError):
+                self.client.force_metadata_update()
+                continue
+            for topic, partitions in response.topics:
+                for partition, code, _, offset in partitions:
+                    if code == 0:
+                        found[topic, partition] = offset
+                    else:
+                        self.client.force_metadata_update()
+        return found
+
+    async def end_offsets(self, wanted: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
+        """The log end of each (topic, partition); tried again while leaders are being elected.
+
+        Raises:
+            ClusterUnreachable: some partition's leader did not answer within ten seconds.
+        """
+        missing, found = set(wanted), {}
+        for _ in range(30):
+            found |= await self.offsets(missing, LATEST)
+            missing -= set(found)
+            if not missing:
+                return found
+            await asyncio.sleep(RETRY_S)
+        raise ClusterUnreachable(f"cluster {self.name}: no leader answers for {sorted(missing)[:3]}")
+
+
+__all__ = ["ClusterClient", "ClusterMetadata", "ClusterSpec", "ClusterUnreachable"]

@@ -1,0 +1,367 @@
+"""Fetches raw record batches of many partitions of one cluster.
+
+    ready partitions of a broker -> one FetchRequest -> Fetched (raw bytes) -> deliver
+
+Rules
+1. A partition has at most one request under way; its answers are delivered in order.
+2. It is fetched again only while its unreleased bytes are below `PARTITION_BUFFER_BYTES`, and anything
+   only while the budget has room: memory is bounded in bytes, and a slow partition stalls itself only.
+3. A broker works on one request a connection at a time, so that a partition which becomes ready during a
+   long poll of the others is asked for on another connection (`CONNECTIONS` a broker).
+4. What the log lost is told as a `Gap`, never passed over in silence.
+5. A partition in trouble waits alone, with backoff.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+from aiokafka.errors import KafkaError, for_code
+from aiokafka.protocol.fetch import FetchRequest
+from mode import Service
+
+from app.core.record_batch import CorruptBatch, iter_batches
+from app.kafka.clusters import EARLIEST, LATEST, READ_COMMITTED, READ_UNCOMMITTED, ClusterClient
+
+log = structlog.get_logger(__name__)
+
+MAX_WAIT_MS = 250
+PARTITION_MAX_BYTES = 1024 * 1024
+RESPONSE_MAX_BYTES = 8 * 1024 * 1024
+PARTITION_BUFFER_BYTES = 2 * 1024 * 1024
+CONNECTIONS = 3
+BACKOFF_MIN_S, BACKOFF_MAX_S = 0.1, 2.0
+TELL_AFTER_S = 3.0          # trouble that heals by itself within this (a leader's election) is not told
+WATERMARKS_S = 1.0
+
+OFFSET_OUT_OF_RANGE = 1
+LEADER_TROUBLE = {3, 5, 6, 9, 74, 75, 76, 100, 103}  # heals with fresh metadata
+REMEDIES = {
+    3: "create the topic, or correct its name in the workload",
+    29: "grant Switchyard's principal Read on the topic",
+    2: "the broker found a corrupt record; check its disk, or skip the offsets",
+}
+
+
+class ByteBudget:
+    """Bytes that all partitions of a worker may hold together."""
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.used_bytes = 0
+        self.waiters: list[Callable[[], None]] = []
+
+    @property
+    def free_bytes(self) -> int:
+        """May be negative for a moment: a single batch is never refused."""
+        return self.capacity_bytes - self.used_bytes
+
+    def give_back(self, count: int) -> None:
+        """Frees bytes and wakes the fetch services."""
+        self.used_bytes -= count
+        for wake in self.waiters:
+            wake()
+
+
+class Fetched:
+    """Raw batches of one partition: offsets [start_offset, next_offset). `release` when done with them."""
+
+    __slots__ = (
+        "_owner", "aborted", "data", "high_watermark", "key", "nbytes", "next_offset", "partition",
+        "start_offset", "topic",
+    )  # fmt: skip
+
+    def __init__(
+        self, owner: _Partition, budget_bytes: int, data: bytes, next_offset: int,
+        aborted: list[tuple[int, int]], high_watermark: int,
+    ) -> None:  # fmt: skip
+        self._owner: _Partition | None = owner
+        self.key = owner.key
+        self.topic = owner.topic
+        self.partition = owner.partition
+        self.start_offset = owner.next_offset
+        self.next_offset = next_offset
+        self.data = data
+        self.aborted = aborted
+        self.high_watermark = high_watermark
+        self.nbytes = budget_bytes
+
+    def release(self) -> None:
+        """Gives the bytes back to the budget; a second time does nothing."""
+        owner, self._owner = self._owner, None
+        if owner is not None:
+            self.data = b""
+            owner.unreleased_bytes -= self.nbytes
+            owner.service.budget.give_back(self.nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Offsets [start, end) are gone from the log. `end < start`: the log was truncated or made anew, and
+    begins (again) at `end`."""
+
+    key: Hashable
+    topic: str
+    partition: int
+    start: int
+    end: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class FetchTrouble:
+    """A partition cannot be fetched; it is tried again."""
+
+    key: Hashable
+    topic: str
+    partition: int
+    message: str
+    remedy: str
+
+
+@dataclass(slots=True, eq=False)
+class _Partition:
+    service: FetchService
+    key: Hashable
+    topic: str
+    partition: int
+    next_offset: int
+    polling: bool = False
+    removed: bool = False
+    unreleased_bytes: int = 0
+    max_bytes: int = PARTITION_MAX_BYTES
+    high_watermark: int = -1
+    seen_at_s: float = 0.0
+    retry_at_s: float = 0.0
+    failures: int = 0
+    failing_since_s: float = 0.0
+    told: str = ""
+    node: int | None = field(default=None)
+
+
+class FetchService(Service):
+    """See the module. `deliver` takes `Fetched`, `Gap` and `FetchTrouble`."""
+
+    def __init__(
+        self, client: ClusterClient, deliver: Callable[[Any], Awaitable[None]], budget: ByteBudget
+    ) -> None:
+        super().__init__()
+        self.client = client
+        self.budget = budget
+        self._deliver = deliver
+        self._partitions: dict[Hashable, _Partition] = {}
+        self._idle: dict[int, list[int]] = {}
+        self._polls: set[asyncio.Task[None]] = set()
+        self._wake = asyncio.Event()
+
+    async def on_start(self) -> None:
+        self.budget.waiters.append(self._wake.set)
+
+    async def on_stop(self) -> None:
+        self.budget.waiters.remove(self._wake.set)
+        for poll in list(self._polls):
+            poll.cancel()
+        await asyncio.gather(*self._polls, return_exceptions=True)
+
+    # -- what is fetched -------------------------------------------------------------------------
+
+    def add(self, key: Hashable, topic: str, partition: int, next_offset: int) -> None:
+        """Fetches the partition from `next_offset` on, under `key`."""
+        self._partitions[key] = _Partition(self, key, topic, partition, next_offset)
+        self._wake.set()
+
+    def remove(self, key: Hashable) -> None:
+        """Ends it; nothing more is delivered under `key`. Unknown keys are ignored."""
+        found = self._partitions.pop(key, None)
+        if found is not None:
+            found.removed = True
+
+    def high_watermark(self, key: Hashable) -> int:
+        """Last seen high watermark of a fetched partition, -1 when unknown."""
+        found = self._partitions.get(key)
+        return -1 if found is None else found.high_watermark
+
+    async def offsets_at(self, topic: str, partition: int, timestamp: int) -> int:
+        """First offset at or after `timestamp` (ms, or EARLIEST, LATEST).
+
+        Raises:
+            LookupError: the partition has no leader that answers now.
+        """
+        found = await self.client.offsets([(topic, partition)], timestamp, READ_COMMITTED)
+        if (topic, partition) not in found:
+            raise LookupError(f"no leader of {topic}-{partition} in {self.client.name} answers")
+        return found[topic, partition]
+
+    # -- the loop --------------------------------------------------------------------------------
+
+    @Service.task
+    async def _schedule_for_ever(self) -> None:
+        while not self.should_stop:
+            self._wake.clear()
+            try:
+                wait_s = await self._schedule()
+            except Exception as error:  # noqa: BLE001 - scheduling must survive whatever metadata does
+                log.warning("fetch scheduling failed and goes on", cluster=self.client.name, error=repr(error))
+                wait_s = BACKOFF_MAX_S
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._wake.wait()
+
+    async def _schedule(self) -> float:
+        """Starts a poll for every broker that has ready partitions; seconds until it must look again."""
+        now_s = time.monotonic()
+        wait_s = WATERMARKS_S
+        ready: dict[int, list[_Partition]] = {}
+        if self.budget.free_bytes > 0:
+            for part in list(self._partitions.values()):
+                if part.polling or part.unreleased_bytes >= PARTITION_BUFFER_BYTES:
+                    continue
+                if part.retry_at_s > now_s:
+                    wait_s = min(wait_s, part.retry_at_s - now_s)
+                    continue
+                node = await self._leader(part)
+                if node is None:
+                    await self._failed(part, 5, "the partition has no leader")
+                elif not part.removed:
+                    ready.setdefault(node, []).append(part)
+        for node, parts in ready.items():
+            free = self._idle.setdefault(node, list(range(CONNECTIONS)))
+            if not free:
+                continue
+            connection = free.pop(0)
+            for part in parts:
+                part.polling = True
+                # Last asked, last in line next time: no partition starves behind a full response.
+                self._partitions.pop(part.key, None)
+                self._partitions[part.key] = part
+            poll = asyncio.get_running_loop().create_task(self._poll(node, connection, parts))
+            self._polls.add(poll)
+            poll.add_done_callback(self._polls.discard)
+        return max(wait_s, 0.001)
+
+    async def _leader(self, part: _Partition) -> int | None:
+        if part.node is None:
+            try:
+                part.node = await self.client.leader(part.topic, part.partition)
+            except (KafkaError, OSError, TimeoutError):
+                return None
+        return part.node
+
+    async def _poll(self, node: int, connection: int, parts: list[_Partition]) -> None:
+        try:
+            await self._fetch(node, connection, parts)
+        except (KafkaError, OSError, TimeoutError, CorruptBatch) as error:
+            self.client.client.force_metadata_update()
+            for part in parts:
+                await self._failed(part, 5, f"broker {node} of {self.client.name}: {error!r}")
+        except Exception as error:
+            log.exception("a fetch failed in an unexpected way", cluster=self.client.name)
+            for part in parts:
+                await self._failed(part, -1, repr(error))
+        finally:
+            for part in parts:
+                part.polling = False
+            self._idle[node].append(connection)
+            self._wake.set()
+
+    async def _fetch(self, node: int, connection: int, parts: list[_Partition]) -> None:
+        topics: dict[str, list[tuple[int, int, int]]] = {}
+        by_name: dict[tuple[str, int], _Partition] = {}
+        for part in parts:
+            topics.setdefault(part.topic, []).append((part.partition, part.next_offset, part.max_bytes))
+            by_name[part.topic, part.partition] = part
+        max_bytes = max(min(RESPONSE_MAX_BYTES, self.budget.free_bytes), 1)
+        request = FetchRequest(MAX_WAIT_MS, 1, max_bytes, READ_COMMITTED, list(topics.items()))
+        response = await self.client.send(node, request, f"fetch-{connection}")
+        if getattr(response, "error_code", 0):
+            raise for_code(response.error_code)
+        now_s = time.monotonic()
+        for topic, answers in response.topics:
+            for partition, code, high_watermark, *rest in answers:
+                part = by_name.pop((topic, partition), None)
+                if part is None or part.removed:
+                    continue
+                # v4: (last stable, aborted, data); v5 on: log start before aborted; v11: replica before data
+                data, aborted = rest[-1], next((r for r in rest if isinstance(r, list)), None) or []
+                if code == 0:
+                    part.high_watermark, part.seen_at_s = high_watermark, now_s
+                    part.failures, part.told = 0, ""
+                    if data:
+                        await self._deliver_data(part, data, [(a[0], a[1]) for a in aborted])
+                elif code == OFFSET_OUT_OF_RANGE:
+                    await self._out_of_range(part)
+                else:
+                    if code in LEADER_TROUBLE:
+                        part.node = None
+                        self.client.client.force_metadata_update()
+                    await self._failed(part, code, f"{for_code(code).__name__} for {topic}-{partition}")
+
+    async def _deliver_data(self, part: _Partition, data: bytes, aborted: list[tuple[int, int]]) -> None:
+        next_offset = part.next_offset
+        for batch in iter_batches(data):
+            next_offset = max(next_offset, batch.header.next_offset)
+        if next_offset == part.next_offset:
+            # Not one whole batch: brokers send a first batch whole, so this is an old one's limit.
+            part.max_bytes = min(part.max_bytes * 2, 1 << 30)
+            return
+        part.max_bytes = PARTITION_MAX_BYTES
+        fetched = Fetched(part, len(data), data, next_offset, aborted, part.high_watermark)
+        part.unreleased_bytes += fetched.nbytes
+        self.budget.used_bytes += fetched.nbytes
+        part.next_offset = next_offset
+        await self._deliver(fetched)
+
+    async def _out_of_range(self, part: _Partition) -> None:
+        """The position is not in the log: told as a gap, and on from where the log begins."""
+        at = (part.topic, part.partition)
+        start = (await self.client.offsets([at], EARLIEST)).get(at)
+        end = (await self.client.offsets([at], LATEST)).get(at)
+        if start is None or end is None or start <= part.next_offset <= end:
+            await self._failed(part, 5, "the position was out of range and the log's ends are not known yet")
+            return
+        truncated = part.next_offset > end
+        reason = (
+            f"the log ends at {end}, before the position: it was truncated or the topic was made anew"
+            if truncated
+            else "retention or a deletion moved the log's start past the position"
+        )
+        gap = Gap(part.key, part.topic, part.partition, part.next_offset, start, reason)
+        part.next_offset = start
+        await self._deliver(gap)
+
+    async def _failed(self, part: _Partition, code: int, message: str) -> None:
+        now_s = time.monotonic()
+        if not part.failures:
+            part.failing_since_s = now_s
+        part.failures += 1
+        part.node = None
+        part.retry_at_s = now_s + min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2 ** min(part.failures, 10))
+        if now_s - part.failing_since_s > TELL_AFTER_S and part.told != message and not part.removed:
+            part.told = message
+            remedy = REMEDIES.get(code, "see whether the broker runs; it is tried again by itself")
+            await self._deliver(FetchTrouble(part.key, part.topic, part.partition, message, remedy))
+
+    @Service.task
+    async def _watch_watermarks(self) -> None:
+        """High watermarks of partitions that are not being fetched now, so that lag stays true."""
+        while not self.should_stop:
+            await self.sleep(WATERMARKS_S)
+            old_s = time.monotonic() - WATERMARKS_S
+            stale = [p for p in self._partitions.values() if p.seen_at_s < old_s and not p.failures]
+            if not stale:
+                continue
+            try:
+                ends = await self.client.offsets(
+                    [(p.topic, p.partition) for p in stale], LATEST, READ_UNCOMMITTED
+                )
+            except Exception as error:  # noqa: BLE001 - only a figure for people is late
+                log.debug("watermarks could not be read", cluster=self.client.name, error=repr(error))
+                continue
+            for part in stale:
+                part.high_watermark = ends.get((part.topic, part.partition), part.high_watermark)

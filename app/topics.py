@@ -1,0 +1,91 @@
+"""Every control topic of a region, declared once: name, partitions, retention.
+
+All of them are created before anything starts, because a topic that Kafka makes by itself (or one
+that appears after a Faust agent has started) is not consumed for minutes or crashes the table.
+A table's changelog has exactly as many partitions as the topic its agent reads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+TRACKER_PARTITIONS = 8  # how far the single writers of the tracker table can be spread over workers
+
+_HOUR_MS = 3_600_000
+_DAY_MS = 24 * _HOUR_MS
+
+_COMPACTED = {
+    "cleanup.policy": "compact",
+    # A fresh reader must never find that compaction kept a refused event before the leader could
+    # write the valid one again (core.control, rule 5).
+    "min.compaction.lag.ms": str(10 * 60_000),
+    "segment.bytes": str(16 * 1024 * 1024),
+    "segment.ms": str(_HOUR_MS),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ControlTopic:
+    """A topic as it must exist in the control cluster."""
+
+    name: str
+    partitions: int
+    config: dict[str, str] = field(default_factory=dict)
+
+
+def _expiring(retention_ms: int) -> dict[str, str]:
+    return {"cleanup.policy": "delete", "retention.ms": str(retention_ms), "segment.bytes": str(16 * 1024 * 1024)}
+
+
+@dataclass(frozen=True, slots=True)
+class ControlTopics:
+    """The control topics of `region`; `app_id` is also the Faust application's id."""
+
+    region: str
+
+    @property
+    def app_id(self) -> str:
+        return f"switchyard-{self.region}"
+
+    @property
+    def control(self) -> ControlTopic:
+        """Definitions, leadership, assignments: one partition, one order, compacted."""
+        return ControlTopic(f"{self.app_id}-control", 1, _COMPACTED)
+
+    @property
+    def heartbeats(self) -> ControlTopic:
+        """Workers prove that they live, and say what they do."""
+        return ControlTopic(f"{self.app_id}-heartbeats", 1, _expiring(_HOUR_MS))
+
+    @property
+    def trackers(self) -> ControlTopic:
+        """Snapshots and takeovers, to the single writer of the tracker table."""
+        return ControlTopic(f"{self.app_id}-trackers", TRACKER_PARTITIONS, _expiring(7 * _DAY_MS))
+
+    @property
+    def answers(self) -> ControlTopic:
+        """The single writer's answers to takeovers; every worker reads them from the end."""
+        return ControlTopic(f"{self.app_id}-answers", 1, _expiring(_HOUR_MS))
+
+    @property
+    def incidents(self) -> ControlTopic:
+        """What happened that a person must know: gaps, undecodable batches, fenced workers."""
+        return ControlTopic(f"{self.app_id}-incidents", 1, _expiring(30 * _DAY_MS))
+
+    def changelog(self, table: str, partitions: int) -> ControlTopic:
+        """The changelog of a Faust table."""
+        return ControlTopic(f"{self.app_id}-{table}-changelog", partitions, _COMPACTED)
+
+    def all(self) -> list[ControlTopic]:
+        """Everything that must exist before a worker starts."""
+        return [
+            self.control,
+            self.heartbeats,
+            self.trackers,
+            self.answers,
+            self.incidents,
+            self.changelog("workloads", 1),
+            self.changelog("assignments", 1),
+            self.changelog("activity", 1),
+            self.changelog("trackers", TRACKER_PARTITIONS),
+        ]

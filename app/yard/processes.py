@@ -1,0 +1,70 @@
+"""The yard's processes, found in the process table and ended for certain.
+
+A broker carries two marks on its command line, its yard's folder and its cluster's name; whoever knows the
+folder finds the brokers, whatever became of the process that started them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import psutil
+
+POLL_INTERVAL_S = 0.05
+
+
+def marks(home: Path, cluster: str) -> list[str]:
+    """Java options that mark a broker as `cluster` of the yard in `home`."""
+    return [f"-Dswitchyard.yard={home}", f"-Dswitchyard.cluster={cluster}"]
+
+
+def running(home: Path) -> dict[str, psutil.Process]:
+    """The live brokers of the yard in `home`, by cluster."""
+    yard_mark, cluster_mark = marks(home, "")
+    found: dict[str, psutil.Process] = {}
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            arguments = process.cmdline()  # empty for a zombie
+            if yard_mark in arguments:
+                names = [a.removeprefix(cluster_mark) for a in arguments if a.startswith(cluster_mark)]
+                found.update(dict.fromkeys(names, process))
+    return found
+
+
+def send(process: psutil.Process, number: signal.Signals) -> None:
+    """Sends a signal; a process that is gone already is fine (psutil knows a reused pid)."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.send_signal(number)
+
+
+def wait_gone(processes: Iterable[psutil.Process], timeout_s: float) -> list[psutil.Process]:
+    """Waits until all are gone and returns those that are not; a zombie counts as gone."""
+    deadline = time.monotonic() + timeout_s
+    left = list(_alive(processes))
+    while left and time.monotonic() < deadline:
+        time.sleep(POLL_INTERVAL_S)
+        left = list(_alive(left))
+    return left
+
+
+def _alive(processes: Iterable[psutil.Process]) -> Iterator[psutil.Process]:
+    for process in processes:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(process.pid, os.WNOHANG)  # a child of ours leaves a zombie until asked
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                yield process
+
+
+def kill_all(home: Path, timeout_s: float) -> None:
+    """Kills (-9) every broker of the yard in `home`, also one that is being started meanwhile."""
+    deadline = time.monotonic() + timeout_s
+    while (found := list(running(home).values())) and time.monotonic() < deadline:
+        for process in found:
+            send(process, signal.SIGKILL)
+        wait_gone(found, max(0.0, deadline - time.monotonic()))

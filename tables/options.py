@@ -1,0 +1,34 @@
+"""What all tables share: bytes in, bytes out, and RocksDB sized for many small tables.
+
+Bytes, because typed keys send Faust's table routes to the wrong worker, and because decoding inside the
+agent is the only place where bad data can be told instead of killing it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+MIB = 1024 * 1024
+
+# Faust's defaults are 2 GiB of block cache and three memtables of 64 MiB for every partition.
+ROCKSDB_OPTIONS: dict[str, Any] = {
+    "max_open_files": 256,
+    "write_buffer_size": 4 * MIB,
+    "max_write_buffer_number": 2,
+    "target_file_size_base": 4 * MIB,
+    "block_cache_size": 8 * MIB,
+    "block_cache_compressed_size": 2 * MIB,
+}
+
+
+def raw_table(app: Any, name: str, *, partitions: int) -> Any:
+    """A table of bytes by bytes, whose changelog has the partitions of its agent's topic."""
+    return app.Table(
+        name,
+        partitions=partitions,
+        key_type=bytes,
+        value_type=bytes,
+        key_serializer="raw",
+        value_serializer="raw",
+        options=ROCKSDB_OPTIONS,
+    )

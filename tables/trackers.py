@@ -1,0 +1,12 @@
+"""Table `trackers`: job -> `TrackerRecord` (epoch, base, snapshot).
+
+Writer: the agent `agents.trackers`, alone; the job's partition is `tracker_partition(job)`, that of the
+events. Changelog: `{app}-trackers-changelog`, compacted. Readers: takeovers (through the agent), Spark.
+"""
+
+from __future__ import annotations
+
+from app import app
+from tables.options import raw_table
+
+trackers = raw_table(app, "trackers", partitions=app.topics_declared.trackers.partitions)

@@ -1,0 +1,12 @@
+"""Table `workloads`: group/topic -> the definition's last `WorkloadPut`, with who deployed it and when.
+
+Writer: `agents.control`, alone. Changelog: `{app}-workloads-changelog`. Readers: Spark and people; the
+data plane follows the control log itself (app.control), which is seconds ahead during a rebalance.
+"""
+
+from __future__ import annotations
+
+from app import app
+from tables.options import raw_table
+
+workloads = raw_table(app, "workloads", partitions=1)

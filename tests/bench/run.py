@@ -1,0 +1,142 @@
+"""The bench harness: `python -m tests.bench NAME` runs `tests/bench/<name>.py`.
+
+A bench is a module with `run(progress) -> dict`: it calls `progress(text)` as it goes on and returns
+`value`, `unit`, `peer`, `peer_value` and, when it likes, `ratio` (else value / peer_value), `setup` (its
+own facts, added to the machine's) and `rows` (more results of the same shape).
+
+Rules
+1. Progress goes to stderr; the last line on stdout is one JSON object
+   `{"bench", "value", "unit", "peer", "peer_value", "ratio", "setup"}` and, with more, `"rows"`.
+2. Ours and the peer are measured in the same run, by turns, and medians of at least three count: a noisy
+   neighbour then hits both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import math
+import os
+import platform
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+Progress = Callable[[str], None]
+
+MIN_ROUNDS = 3
+NOT_BENCHES = {"__init__", "__main__", "run"}
+PACKAGES = ("faust-streaming", "aiokafka", "grpcio", "rocksdict", "uvloop", "pyspark")
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Medians of ours and the peer's figure, and every round's."""
+
+    ours: float
+    peer: float
+    rounds: tuple[tuple[float, float], ...]
+
+    @property
+    def ratio(self) -> float:
+        """Ours / peer."""
+        return self.ours / self.peer
+
+
+def alternate(
+    ours: Callable[[], float],
+    peer: Callable[[], float],
+    rounds: int = MIN_ROUNDS,
+    progress: Progress | None = None,
+) -> Pair:
+    """Measures both by turns, `rounds` times, and who begins changes every round.
+
+    Raises:
+        ValueError: fewer rounds than make a median.
+    """
+    if rounds < MIN_ROUNDS:
+        raise ValueError(f"{rounds} rounds make no median; give at least {MIN_ROUNDS}")
+    results: list[tuple[float, float]] = []
+    for number in range(rounds):
+        if number % 2:
+            theirs = peer()
+            results.append((ours(), theirs))
+        else:
+            mine = ours()
+            results.append((mine, peer()))
+        if progress is not None:
+            mine, theirs = results[-1]
+            progress(f"round {number + 1} of {rounds}: ours {mine:,.6g}, peer {theirs:,.6g}")
+    return Pair(median(one for one, _ in results), median(two for _, two in results), tuple(results))
+
+
+def machine() -> dict[str, Any]:
+    """What the figures depend on: cores, memory, Python, operating system, versions."""
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "cores": cores,
+        "cpu": _cpu_name(),
+        "python": platform.python_version(),
+        "os": f"{platform.system()} {platform.machine()}",
+        "versions": versions,
+    }
+
+
+def names() -> list[str]:
+    """The benches there are."""
+    stems = {path.stem for path in Path(__file__).parent.glob("*.py")} - NOT_BENCHES
+    return sorted(stem.replace("_", "-") for stem in stems)
+
+
+def finish(name: str, result: Mapping[str, Any]) -> dict[str, Any]:
+    """The object to print: figures checked, ratio and machine added.
+
+    Raises:
+        ValueError: a key is missing or a figure is no finite number.
+    """
+    whole = {"bench": name, **result}
+    for key in ("value", "peer_value"):
+        figure = whole.get(key)
+        if not isinstance(figure, int | float) or not math.isfinite(figure):
+            raise ValueError(f"bench {name}: {key} is {figure!r}, which is no finite number")
+    for key in ("unit", "peer"):
+        if not isinstance(whole.get(key), str):
+            raise ValueError(f"bench {name}: {key} is missing")
+    if "ratio" not in whole:
+        whole["ratio"] = whole["value"] / whole["peer_value"] if whole["peer_value"] else None
+    whole["setup"] = {**machine(), **result.get("setup", {})}
+    order = ("bench", "value", "unit", "peer", "peer_value", "ratio", "setup")
+    return {key: whole[key] for key in order} | {key: whole[key] for key in whole if key not in order}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs one bench. Exit codes: 0 done, 2 unknown name; a bench that fails ends in a traceback."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description="Runs one benchmark.")
+    parser.add_argument("name", help="one of: " + ", ".join(names()))
+    name = parser.parse_args(arguments).name.replace("_", "-")
+    if name not in names():
+        parser.error(f"there is no bench {name!r}; there are: {', '.join(names())}")
+    bench = importlib.import_module(f"tests.bench.{name.replace('-', '_')}")
+    result = finish(name, bench.run(lambda text: print(f"{name}: {text}", file=sys.stderr, flush=True)))
+    print(json.dumps(result, ensure_ascii=False), flush=True)
+    return 0
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or "unknown"
