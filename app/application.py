@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import ssl
 import sys
 import threading
 import time
@@ -21,7 +22,7 @@ from app.channels import DataChannel
 from app.config.static import InvalidConfiguration, Settings, load_settings
 from app.control.runtime import Runtime
 from app.control.tail import bounded
-from app.datadir import prepare_datadir
+from app.datadir import prepare_datadir, worker_directory
 from app.kafka.clusters import ClusterClient, ClusterSpec
 from app.kafka.topics import TopicSpec, ensure_topics
 from app.logs import configure_logging, logging_config
@@ -89,9 +90,10 @@ class SwitchyardApp(faust.App):
             )
         finally:
             await client.stop()
-        self.conf.datadir = prepare_datadir(
-            Path(settings.data_dir), worker_name(settings), cluster_id, self.topics_declared.app_id, ends
-        )
+        prepare_datadir(
+            worker_directory(Path(settings.data_dir), worker_name(settings)), cluster_id,
+            self.topics_declared.app_id, ends,
+        )  # fmt: skip
         await super().on_first_start()
 
     async def on_started(self) -> None:
@@ -142,7 +144,36 @@ def worker_name(settings: Settings) -> str:
 def cluster_spec(settings: Settings, name: str) -> ClusterSpec:
     """What the Kafka layer needs to know of a configured cluster."""
     cluster = settings.cluster(name)
-    return ClusterSpec.from_settings(cluster)
+    return ClusterSpec(name=name, bootstrap=tuple(cluster.bootstrap), **security_options(cluster))
+
+
+def security_options(cluster: Any) -> dict[str, Any]:
+    """The security fields of a `ClusterSpec`, secrets revealed."""
+    security = getattr(cluster, "security", None)
+    if security is None or security.protocol == "plaintext":
+        return {}
+    options: dict[str, Any] = {"protocol": security.protocol.upper()}
+    if security.protocol.endswith("ssl"):
+        context = ssl.create_default_context(cafile=security.ca)
+        if security.cert:
+            context.load_cert_chain(security.cert, security.key)
+        options["ssl_context"] = context
+    if security.protocol.startswith("sasl"):
+        options |= {
+            "mechanism": security.mechanism,
+            "username": security.username and security.username.reveal(),
+            "password": security.password and security.password.reveal(),
+        }
+    return options
+
+
+def broker_credentials(spec: ClusterSpec) -> Any:
+    """The same for Faust's own clients."""
+    if spec.protocol.startswith("SASL"):
+        return faust.SASLCredentials(
+            username=spec.username, password=spec.password, mechanism=spec.mechanism, ssl_context=spec.ssl_context
+        )
+    return faust.SSLCredentials(context=spec.ssl_context) if spec.protocol == "SSL" else None
 
 
 def build() -> SwitchyardApp:
@@ -168,7 +199,7 @@ def build() -> SwitchyardApp:
         broker=[f"aiokafka://{address}" for address in control.bootstrap],
         store="rocksdb://",
         autodiscover=["agents", "tables", "app.console"],
-        datadir=str(Path(settings.data_dir) / "unprepared"),
+        datadir=str(worker_directory(Path(settings.data_dir), worker_name(settings))),
         web_host=settings.web.host,
         web_bind=settings.web.host,
         web_port=settings.web.port,
@@ -189,7 +220,7 @@ def build() -> SwitchyardApp:
         producer_linger=0.005,
         table_standby_replicas=0,
         logging_config=logging_config(settings.logging),
-        **control.faust_options(),
+        broker_credentials=broker_credentials(control),
     )
     app.settings = settings
     app.topics_declared = topics

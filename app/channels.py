@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from faust.channels import Channel
-from mode.utils.queues import ThrowableQueue
+from mode.utils.queues import FlowControlEvent, ThrowableQueue
 
 
 class DataChannel(Channel):  # type: ignore[type-arg]
@@ -20,10 +20,8 @@ class DataChannel(Channel):  # type: ignore[type-arg]
     def queue(self) -> ThrowableQueue:
         """The queue behind this channel (made on first use, when the loop runs)."""
         if self._queue is None:
-            self._queue = ThrowableQueue(maxsize=self.maxsize or 64)
+            # A flow control of its own, which Faust does not know and so never suspends or clears.
+            flowing = FlowControlEvent(initially_suspended=False)
+            self._queue = ThrowableQueue(maxsize=self.maxsize or 64, flow_control=flowing)
         return self._queue
 
-
-def data_channel(app: Any, maxsize: int) -> DataChannel:
-    """A channel for `app`'s data plane that holds at most `maxsize` batches."""
-    return DataChannel(app, maxsize=maxsize)

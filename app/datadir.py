@@ -22,37 +22,40 @@ log = structlog.get_logger(__name__)
 OWNER_FILE = "owner.json"
 LOCK_FILE = "lock"
 OFFSET_KEY = b"__faust\0offset__"
-MAX_TWINS = 64  # workers of one name on one host; more is a mistake
 
 _held: list[IO[str]] = []
 
 
+class DirectoryInUse(RuntimeError):
+    """Another worker runs in this directory."""
+
+
+def worker_directory(root: Path, worker: str) -> Path:
+    """Where the worker of this name keeps its tables."""
+    return root / "workers" / worker
+
+
 def prepare_datadir(
-    root: Path, worker: str, cluster_id: str, app_id: str, changelog_ends: Mapping[tuple[str, int], int]
-) -> Path:
-    """Locks a directory for this process, and deletes what in it cannot be trusted.
+    directory: Path, cluster_id: str, app_id: str, changelog_ends: Mapping[tuple[str, int], int]
+) -> None:
+    """Locks the directory for this process, and deletes what in it cannot be trusted.
 
     Args:
         changelog_ends: (changelog topic, partition) -> end offset.
 
-    Returns: the directory. Raises:
-        RuntimeError: `MAX_TWINS` workers of this name are already running here.
+    Raises:
+        DirectoryInUse: another live worker has it.
     """
-    for twin in range(MAX_TWINS):
-        directory = root / "workers" / (worker if not twin else f"{worker}.{twin}")
-        directory.mkdir(parents=True, exist_ok=True)
-        lock = (directory / LOCK_FILE).open("w")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.close()
-            continue
-        _held.append(lock)  # held until the process ends
-        break
-    else:
-        raise RuntimeError(
-            f"{MAX_TWINS} workers named {worker!r} already run in {root}; give each its own worker.name"
-        )
+    directory.mkdir(parents=True, exist_ok=True)
+    lock = (directory / LOCK_FILE).open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise DirectoryInUse(
+            f"another worker runs in {directory}; give this one its own worker.name or web.port"
+        ) from None
+    _held.append(lock)  # held until the process ends
     owner = {"cluster_id": cluster_id, "app_id": app_id}
     if _read_owner(directory) != owner:
         for child in directory.iterdir():
@@ -63,7 +66,6 @@ def prepare_datadir(
         if store.is_dir() and not _fits(store, app_id, changelog_ends):
             log.warning("a local table is ahead of its changelog or unreadable; it is rebuilt", store=store.name)
             shutil.rmtree(store)
-    return directory
 
 
 def _read_owner(directory: Path) -> object:

@@ -26,9 +26,7 @@ def raw_table(app: Any, name: str, *, partitions: int) -> Any:
     return app.Table(
         name,
         partitions=partitions,
-        key_type=bytes,
+        key_type=bytes,  # with the value's, this also makes the stores raw
         value_type=bytes,
-        key_serializer="raw",
-        value_serializer="raw",
         options=ROCKSDB_OPTIONS,
     )

@@ -47,7 +47,7 @@ class Catalog:
 
     def workload(self, key: str) -> Workload | None:
         """The definition of `key` as it stands in the control log, parsed once a change."""
-        put = self._control.state.workloads.get(key)
+        put = self._control.view.workloads.get(key)
         if put is None:
             self._workloads.pop(key, None)
             return None
@@ -65,9 +65,9 @@ class Catalog:
         """Every job there should be now."""
         wanted: set[str] = set()
         held: dict[str, list[str]] = {}
-        for job in self._control.state.assignments:
+        for job in self._control.view.assignments:
             held.setdefault(job.rsplit(":", 1)[0], []).append(job)
-        for key in list(self._control.state.workloads):
+        for key in list(self._control.view.workloads):
             workload = self.workload(key)
             if workload is None:
                 continue

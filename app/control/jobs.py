@@ -143,7 +143,7 @@ class Jobs(Service):
                 await self.sleep(START_RETRY_S)
 
     def _reconcile(self) -> None:
-        mine = self._control.state.owned_by(self.worker)
+        mine = self._control.view.owned_by(self.worker)
         for job, pump in list(self.pumps.items()):
             held = mine.get(job)
             if held is None or held.epoch != pump.epoch:
@@ -212,7 +212,7 @@ class Jobs(Service):
         """A worker's share of a workload's calls in flight is its share of the workload's jobs."""
         total: dict[str, int] = defaultdict(int)
         here: dict[str, int] = defaultdict(int)
-        for job, held in self._control.state.assignments.items():
+        for job, held in self._control.view.assignments.items():
             if held.worker:
                 key = JobId.parse(job).name
                 total[key] += 1
@@ -266,7 +266,7 @@ class Jobs(Service):
             where = EARLIEST if start == "earliest" else LATEST
             offset = await cluster.fetch.offsets_at(identity.topic, identity.partition, where)
             snapshot = Snapshot(offset)
-        current = self._control.state.assignments.get(job)
+        current = self._control.view.assignments.get(job)
         if current is None or current.epoch != held.epoch or current.worker != self.worker:
             return
         runtime = self.runtimes.get(identity.name)
@@ -321,7 +321,7 @@ class Jobs(Service):
         for job in list(self._tasks):
             if job not in self.pumps:
                 self._end_task(job)
-        mine = self._control.state.owned_by(self.worker)
+        mine = self._control.view.owned_by(self.worker)
         pumps = [pump for job, pump in self.pumps.items() if job not in self._tasks]
         for pump in pumps:
             pump.stop_intake()
@@ -418,7 +418,7 @@ class Jobs(Service):
     def statuses(self) -> list[JobStatus]:
         """What the heartbeat says of this worker's jobs."""
         statuses = [pump.status() for pump in self.pumps.values()]
-        for job, held in self._control.state.owned_by(self.worker).items():
+        for job, held in self._control.view.owned_by(self.worker).items():
             if job not in self.pumps:
                 statuses.append(
                     JobStatus(job=job, epoch=held.epoch, state="starting", trouble=self._troubles.get(job, ""))

@@ -65,7 +65,7 @@ class Leader(Service):
     @property
     def leads(self) -> bool:
         """Whether this worker's claim stands."""
-        return self._control.state.leader == self.worker
+        return self._control.view.leader == self.worker
 
     async def on_start(self) -> None:
         self._control.on_change(self._wake.set)
@@ -103,7 +103,7 @@ class Leader(Service):
         self._members.forget(now_s)
 
     async def _maybe_claim(self, now_s: float) -> None:
-        state = self._control.state
+        state = self._control.view
         live = sorted(self._members.live(now_s))
         if self.worker not in live or self._members.heard[self.worker][1].state == DRAINING:
             return
@@ -120,7 +120,7 @@ class Leader(Service):
 
     async def _repair(self) -> None:
         """Writes the valid record again where a refused one may outlive it in compaction."""
-        state = self._control.state
+        state = self._control.view
         repairs: list[AnyControlEvent] = []
         for refused in self._control.take_refused():
             if isinstance(refused, Assignment):
@@ -132,7 +132,7 @@ class Leader(Service):
             await self._control.append(*repairs)
 
     async def _place(self, now_s: float) -> None:
-        state = self._control.state
+        state = self._control.view
         live = self._members.live(now_s)
         settled = now_s - self._acting_since_s >= self._members.dead_after_s
         members = [Member(worker, draining=beat.state == DRAINING) for worker, beat in sorted(live.items())]

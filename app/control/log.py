@@ -1,6 +1,6 @@
 """The control log of a region: every worker's own copy of `ControlState`, and the way to append.
 
-`state` is what has been read so far. Changes are told to listeners after each batch. `append` returns
+`view` is what has been read so far. Changes are told to listeners after each batch. `append` returns
 when the event is in the log *and* has been read back here, so that a caller sees its own write.
 """
 
@@ -24,12 +24,12 @@ READ_BACK_S = 10.0
 
 
 class ControlLog(Service):
-    """Follows the control topic into `state`."""
+    """Follows the control topic into `view`."""
 
     def __init__(self, topic: str, kafka_options: dict[str, Any]) -> None:
         super().__init__()
         self.topic = topic
-        self.state = ControlState()
+        self.view = ControlState()
         self.refused: list[AnyControlEvent] = []
         self._options = kafka_options
         self._tail = TopicTail(topic, kafka_options, self._on_records, from_start=True)
@@ -61,9 +61,9 @@ class ControlLog(Service):
             except wire.BadEvent as error:
                 log.error("a record of the control log is no event", offset=record.offset, error=str(error))
                 continue
-            if not self.state.apply(event) and self._tail.caught_up.is_set():
+            if not self.view.apply(event) and self._tail.caught_up.is_set():
                 self.refused.append(event)
-        self.state.next_offset = records[-1].offset + 1
+        self.view.next_offset = records[-1].offset + 1
         for listener in self._listeners:
             listener()
 

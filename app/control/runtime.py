@@ -130,7 +130,7 @@ class Runtime(Service):
             started_ms=self.started_ms,
             url=self.url(),
             state=self._state,
-            term=self.control.state.term if self.leader.leads else 0,
+            term=self.control.view.term if self.leader.leads else 0,
             jobs=self.jobs.statuses(),
             workloads=self.jobs.workload_statuses(),
         )

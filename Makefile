@@ -1,0 +1,47 @@
+# The team's memory: `make help` lists what there is.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+PYTHON ?= python3.11
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help demo test lint bench docs lock clean
+
+help: ## this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+$(STAMP): requirements.lock pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) is not on PATH; install Python 3.11 or set PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: $(STAMP) ## the whole story on this machine; ONCE=1 runs it to its end and reports
+	$(BIN)/python -m app.demo $(if $(ONCE),--once)
+
+test: $(STAMP) ## all tests, on real Kafka
+	$(BIN)/python -m pytest
+
+lint: $(STAMP) ## format, rules, types, direction of imports
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(STAMP) ## one benchmark: make bench NAME=tracker
+	@test -n "$(NAME)" || { echo "make bench: give NAME=..., one of: $$(ls tests/bench/*.py | xargs -n1 basename | grep -vE '^(_|run)' | sed 's/\.py//;s/_/-/g' | tr '\n' ' ')" >&2; exit 2; }
+	@$(BIN)/python -m tests.bench $(NAME)
+
+docs: $(STAMP) ## the JSON Schema of definitions and the OpenAPI document, to stdout
+	@$(BIN)/switchyard config schema
+
+lock: ## requirements.lock anew from pyproject.toml (all versions and hashes)
+	$(BIN)/python -m pip install --quiet "uv>=0.5"
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --group dev pyproject.toml -o requirements.lock
+
+clean: ## what make made here; the cache of Kafka's jars stays
+	-$(BIN)/python -m app.yard down
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
