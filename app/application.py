@@ -91,7 +91,7 @@ class SwitchyardApp(faust.App):
         finally:
             await client.stop()
         prepare_datadir(
-            worker_directory(Path(settings.data_dir), worker_name(settings)), cluster_id,
+            worker_directory(settings.data_path, worker_name(settings)), cluster_id,
             self.topics_declared.app_id, ends,
         )  # fmt: skip
         await super().on_first_start()
@@ -199,7 +199,7 @@ def build() -> SwitchyardApp:
         broker=[f"aiokafka://{address}" for address in control.bootstrap],
         store="rocksdb://",
         autodiscover=["agents", "tables", "app.console"],
-        datadir=str(worker_directory(Path(settings.data_dir), worker_name(settings))),
+        datadir=str(worker_directory(settings.data_path, worker_name(settings))),
         web_host=settings.web.host,
         web_bind=settings.web.host,
         web_port=settings.web.port,

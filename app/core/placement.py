@@ -64,11 +64,12 @@ def place(
             else:
                 decisions.append(Decision(job, "", release=False, reason="the job is gone, and so is its worker"))
             continue
+        if held.release:
+            moving += 1  # on its way: it counts for whoever gets it, not for whom it leaves
+            continue
         if held.worker in counts:
             counts[held.worker] += 1
-        if held.release:
-            moving += 1
-        elif job not in wanted:
+        if job not in wanted:
             decisions.append(Decision(job, held.worker, release=True, reason="the job is gone"))
         elif live[held.worker].draining:
             decisions.append(Decision(job, held.worker, release=True, reason=f"{held.worker} is draining"))
@@ -82,12 +83,15 @@ def place(
     ]
     if not counts:
         return decisions
+    arriving = sum(1 for job, held in assignments.items() if held.worker in live and held.release and job in wanted)
 
     for job, why in homeless:
         target = min(counts, key=lambda worker: (counts[worker], worker))
         counts[target] += 1
         decisions.append(Decision(job, target, release=False, reason=f"{why}; {target} had the fewest jobs"))
 
+    for _ in range(arriving):
+        counts[min(counts, key=lambda worker: (counts[worker], worker))] += 1
     while moving < MOVES_PER_ROUND:
         poorest = min(counts, key=lambda worker: (counts[worker], worker))
         richest = max(settled, key=lambda worker: (counts[worker] if settled[worker] else -1, worker))

@@ -73,6 +73,11 @@ def test_a_job_on_its_way_counts_as_a_move_until_it_has_arrived() -> None:
     assert place(assignments, [Member("a"), Member("b")], assignments) == []
 
 
+def test_jobs_on_their_way_are_no_reason_to_move_more() -> None:
+    assignments = {f"j{n}": held(f"j{n}", "a", release=n < 4) for n in range(8)}
+    assert place(assignments, [Member("a"), Member("b")], assignments) == []
+
+
 def test_without_a_live_worker_nothing_is_decided() -> None:
     assert place(["j"], [], {}) == []
     assert place(["j"], [Member("a", draining=True)], {}) == []

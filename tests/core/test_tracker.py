@@ -36,6 +36,15 @@ def test_late_and_foreign_answers_change_nothing() -> None:
     assert (tracker.version, tracker.base, tracker.unfinished) == (version, 13, 7)
 
 
+def test_a_range_may_begin_below_the_base_also_after_the_window_was_trimmed() -> None:
+    tracker = Tracker(0, 10_000)
+    tracker.fetched(0, 10_000)
+    tracker.ack_range(0, 9_000)
+    tracker.fetched(10_000, 10_010)
+    assert tracker.ack_range(8_000, 9_003) == 3
+    assert (tracker.base, tracker.unfinished) == (9_003, 1_007)
+
+
 def test_a_range_keeps_the_marks_of_what_was_finished_before() -> None:
     tracker = Tracker(0, 10)
     tracker.fetched(0, 10)

@@ -6,10 +6,10 @@ import itertools
 from zlib import crc32
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from app.core.ranges import BITMAP, MAX_OFFSET, RUNS, outside, union
+from app.core.ranges import BITMAP, MAX_OFFSET, RUNS, outside, union, unpack
 from app.core.tracker import CorruptSnapshot, Snapshot, Tracker
 
 CHECKED_BYTES = 5  # version and checksum stand before what the checksum covers
@@ -88,6 +88,22 @@ def test_the_bytes_of_version_1_stay_readable() -> None:
     assert Snapshot.from_bytes(runs) == Snapshot(1_000, ((1_002, 1_131), (101_130, 101_136)))
     scattered = ((1_001, 1_002), (1_003, 1_004), (1_005, 1_006), (1_007, 1_008))
     assert Snapshot.from_bytes(bitmap) == Snapshot(1_000, scattered)
+
+
+@pytest.mark.parametrize("length", [127, 128, 129, 16_383, 16_384])
+def test_runs_of_lengths_around_a_further_byte_come_back(length: int) -> None:
+    snapshot = Snapshot(5, ((5 + length, 5 + 2 * length), (5 + 3 * length, 5 + 4 * length)))
+    assert Snapshot.from_bytes(snapshot.to_bytes()) == snapshot
+
+
+@given(st.integers(0, 100), st.binary(max_size=12) | st.lists(st.integers(0, 3), max_size=12).map(bytes))
+@example(0, bytes([RUNS, 1, 1, 0, 1]))  # a run that touches the one before
+def test_unpacked_ranges_are_normal_whatever_the_bytes(base: int, data: bytes) -> None:
+    try:
+        ranges = unpack(base, data)
+    except ValueError:
+        return
+    assert ranges == union(ranges)
 
 
 @given(st.binary(max_size=60))

@@ -1,0 +1,72 @@
+"""What a deployment would change: pure, so that a dry run and the deployment cannot differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from app.config.definitions import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class FieldChange:
+    """One field, before and after (None: not there)."""
+
+    field: str
+    old: Any
+    new: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What happens to one workload: create, update, delete or unchanged."""
+
+    action: str
+    key: str
+    fields: tuple[FieldChange, ...] = ()
+    workload: Workload | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All changes, and what forbids them."""
+
+    changes: tuple[Change, ...]
+    conflicts: tuple[str, ...] = field(default=())
+
+    @property
+    def empty(self) -> bool:
+        """Nothing would change."""
+        return all(change.action == "unchanged" for change in self.changes)
+
+
+def plan(current: Mapping[str, Workload], wanted: Sequence[Workload], *, prune: bool = False) -> Plan:
+    """The changes from `current` to `wanted`; what is not wanted is deleted only with `prune`."""
+    changes: list[Change] = []
+    conflicts: list[str] = []
+    for workload in sorted(wanted, key=lambda w: w.key):
+        before = current.get(workload.key)
+        if before is None:
+            changes.append(Change("create", workload.key, workload=workload))
+            continue
+        fields = tuple(_differences("", before.to_wire(), workload.to_wire()))
+        if before.metadata.cluster != workload.metadata.cluster:
+            conflicts.append(
+                f"{workload.key}: its cluster cannot change from {before.metadata.cluster} to "
+                f"{workload.metadata.cluster}, whose offsets mean something else; delete it first"
+            )
+        changes.append(Change("update" if fields else "unchanged", workload.key, fields, workload))
+    if prune:
+        keys = {workload.key for workload in wanted}
+        changes += [Change("delete", key) for key in sorted(current) if key not in keys]
+    return Plan(tuple(changes), tuple(conflicts))
+
+
+def _differences(path: str, old: Any, new: Any) -> list[FieldChange]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        found = []
+        for name in sorted(old.keys() | new.keys()):
+            found += _differences(f"{path}.{name}" if path else name, old.get(name), new.get(name))
+        return found
+    return [] if old == new else [FieldChange(path, old, new)]

@@ -1,0 +1,249 @@
+"""`switchyard.yaml`: what a process needs to start. Everything else is a definition, changed live.
+
+Secrets stand in it by reference only (`env:NAME`, `file:PATH`); they are read when a connection is made,
+and never appear in a representation, an error or a log.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import platformdirs
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from app.config.problems import (
+    Document,
+    InvalidConfiguration,
+    Problem,
+    read_documents,
+    read_text,
+    suggest,
+    validate,
+)
+from app.config.units import Duration, Size
+
+DEFAULT_FILE = "switchyard.yaml"
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+EXAMPLE = (
+    "a minimal one: region: east / clusters: [{name: east-regional, region: east, tier: regional, "
+    "bootstrap: localhost:9092}]"
+)
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Secret:
+    """A reference to a secret; `reveal` reads it."""
+
+    __slots__ = ("reference",)
+
+    def __init__(self, reference: str) -> None:
+        self.reference = reference
+
+    def reveal(self) -> str:
+        """The secret itself.
+
+        Raises:
+            InvalidConfiguration: the variable or file does not exist.
+        """
+        kind, _, name = self.reference.partition(":")
+        if kind == "env":
+            if name in os.environ:
+                return os.environ[name]
+            raise InvalidConfiguration([Problem(f"environment variable {name} is not set", f"set {name}")])
+        return read_text(Path(name), f"put the secret into {name}").rstrip("\n")
+
+    def __repr__(self) -> str:
+        return f"Secret({self.reference!r})"
+
+
+def _secret(value: Any) -> Secret:
+    if isinstance(value, Secret):
+        return value
+    if isinstance(value, str) and re.fullmatch(r"(env:[A-Za-z_][A-Za-z0-9_]*|file:.+)", value):
+        return Secret(value)
+    raise ValueError("a secret must be a reference; write env:NAME or file:/path/to/it")
+
+
+def _bootstrap(value: Any) -> Any:
+    parts = value.split(",") if isinstance(value, str) else value
+    if not isinstance(parts, list | tuple) or not parts:
+        raise ValueError("no broker address; write host:port, or a list of them")
+    return tuple(_host_port(part) for part in parts)
+
+
+def _host_port(value: Any) -> str:
+    text = str(value).strip()
+    found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(\d{1,5})", text)
+    if found is None or not 0 < int(found[2]) < 65536:
+        raise ValueError(f"{text!r} is not an address; write host:port with a port from 1 to 65535")
+    return text
+
+
+def _name(value: Any) -> Any:
+    if not isinstance(value, str) or not NAME.fullmatch(value):
+        raise ValueError("not a name; use letters, digits, '.', '_' and '-', at most 100")
+    return value
+
+
+Name = Annotated[str, BeforeValidator(_name)]
+SecretField = Annotated[Any, BeforeValidator(_secret)]
+
+
+class Security(_Model):
+    """How to authenticate to a cluster."""
+
+    protocol: Literal["plaintext", "ssl", "sasl_plaintext", "sasl_ssl"] = "plaintext"
+    mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "PLAIN"
+    username: SecretField | None = None
+    password: SecretField | None = None
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+
+
+class Cluster(_Model):
+    """A Kafka cluster."""
+
+    name: Name
+    region: Name
+    tier: Literal["regional", "aggregate", "other"]
+    bootstrap: Annotated[tuple[str, ...], BeforeValidator(_bootstrap)]
+    security: Security = Security()
+
+
+class Web(_Model):
+    """Where the console and the API listen; loopback until told otherwise."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(6066, ge=1, le=65535)
+
+
+class Logging(_Model):
+    """How to log."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["console", "json"] = "console"
+
+
+class Worker(_Model):
+    """This worker: its name (host and port when left out), and its limits."""
+
+    name: Name | None = None
+    grace_s: Duration = Field(30.0, alias="grace")
+    memory_budget: Size = 256 * 1024 * 1024
+
+
+class Settings(_Model):
+    """The whole file."""
+
+    region: Name
+    clusters: tuple[Cluster, ...] = Field(min_length=1)
+    control_cluster: Name | None = None
+    web: Web = Web()
+    logging: Logging = Logging()
+    worker: Worker = Worker()
+    data_dir: str | None = None
+
+    @property
+    def control_cluster_name(self) -> str:
+        """The cluster that holds the control topics: as configured, or the region's regional one."""
+        return self.control_cluster or next(
+            c.name for c in self.clusters if c.region == self.region and c.tier == "regional"
+        )
+
+    @property
+    def data_path(self) -> Path:
+        """Where workers keep their tables."""
+        if self.data_dir:
+            return Path(self.data_dir)
+        home = os.environ.get("SWITCHYARD_HOME")
+        return Path(home) / "data" if home else Path(platformdirs.user_data_dir("switchyard"))
+
+    def cluster_names(self) -> list[str]:
+        """All clusters' names."""
+        return [cluster.name for cluster in self.clusters]
+
+    def cluster(self, name: str) -> Cluster:
+        """The cluster of this name. Raises KeyError."""
+        for cluster in self.clusters:
+            if cluster.name == name:
+                return cluster
+        raise KeyError(name)
+
+
+def load_settings(path: str | Path | None = None, env: Mapping[str, str] = os.environ) -> Settings:
+    """Reads and checks the configuration of this process.
+
+    `SWITCHYARD_CONFIG` names the file unless `path` does; `SWITCHYARD_REGION` and `SWITCHYARD_WEB_PORT`
+    override it.
+
+    Raises:
+        InvalidConfiguration: with everything that is wrong.
+    """
+    file = Path(path or env.get("SWITCHYARD_CONFIG") or DEFAULT_FILE)
+    text = read_text(file, f"write one, or point SWITCHYARD_CONFIG at it; {EXAMPLE}")
+    documents = read_documents(text, str(file))
+    if len(documents) != 1 or not isinstance(documents[0].data, dict):
+        message = "is empty" if not documents else "must be one YAML mapping"
+        raise InvalidConfiguration([Problem(message, EXAMPLE, file=str(file), line=1, column=1)])
+    document = documents[0]
+    data = dict(document.data)
+    if region := env.get("SWITCHYARD_REGION"):
+        data["region"] = region
+    if port := env.get("SWITCHYARD_WEB_PORT"):
+        web = data.get("web")
+        data["web"] = {**(web if isinstance(web, dict) else {}), "port": port}
+    problems: list[Problem] = []
+    try:
+        settings: Settings = validate(Settings, document, data)
+    except InvalidConfiguration as error:
+        problems = list(error.problems)
+    problems += _cross_checks(document, data)
+    if problems:
+        raise InvalidConfiguration(problems)
+    return settings
+
+
+def _cross_checks(document: Document, data: dict[str, Any]) -> list[Problem]:
+    """What no single field shows; works on raw data, so that it is told together with all else."""
+    clusters = data.get("clusters")
+    if not isinstance(clusters, list):
+        return []
+    problems: list[Problem] = []
+
+    def tell(message: str, remedy: str, path: tuple[str | int, ...], value: Any) -> None:
+        line, column = document.position(path)
+        field = ".".join(map(str, path))
+        problems.append(Problem(message, remedy, field, repr(value), document.file, line, column))
+
+    seen: dict[Any, int] = {}
+    for index, cluster in enumerate(clusters):
+        name = cluster.get("name") if isinstance(cluster, dict) else None
+        if isinstance(name, str) and name in seen:
+            tell("a second cluster of this name", "give each cluster a name of its own", ("clusters", index, "name"), name)
+        elif isinstance(name, str):
+            seen[name] = index
+    dicts = [cluster for cluster in clusters if isinstance(cluster, dict)]
+    region = data.get("region")
+    regions = sorted({str(cluster["region"]) for cluster in dicts if "region" in cluster})
+    if isinstance(region, str) and regions and region not in regions:
+        tell("no cluster is in this region", suggest(region, regions), ("region",), region)
+    control = data.get("control_cluster")
+    if control is not None and control not in seen:
+        tell("no such cluster", suggest(str(control), list(seen)), ("control_cluster",), control)
+    elif control is None and isinstance(region, str) and region in regions and not any(
+        cluster.get("region") == region and cluster.get("tier") == "regional" for cluster in dicts
+    ):  # fmt: skip
+        tell(
+            "the region has no regional cluster to hold the control topics",
+            "add one, or name another in control_cluster", ("region",), region,
+        )  # fmt: skip
+    return problems

@@ -1,0 +1,86 @@
+"""A delivery's gRPC metadata: what uForwarder's consumers read, and every record header beside it.
+
+`kafka-topic`, `-partition` and `-offset` name where the message first stood (uForwarder's logical
+metadata), so that a receiver's idempotency key survives retries. Binary values travel under names that end
+in `-bin`, which gRPC encodes itself.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterable
+
+Metadata = tuple[tuple[str, str | bytes], ...]
+
+HEADER_PREFIX = "kafka-header-"
+MAX_HEADER_NAME_CHARS = 256
+_LEGAL = re.compile(r"[0-9a-z_.-]{1,256}")
+_TRACEPARENT = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_names: dict[str, str] = {}
+_MAX_CACHED_NAMES = 10_000
+
+
+class InvalidHeaderName(ValueError):
+    """A record header whose name cannot be gRPC metadata."""
+
+
+class MetadataTemplate:
+    """The metadata of one partition's deliveries; what does not change is made once."""
+
+    __slots__ = ("_fixed",)
+
+    def __init__(self, topic: str, group: str, partition: int) -> None:
+        self._fixed: Metadata = (
+            ("kafka-topic", topic),
+            ("kafka-consumergroup", group),
+            ("kafka-partition", str(partition)),
+        )
+
+    def build(
+        self,
+        offset: int,
+        key: bytes | None,
+        headers: Iterable[tuple[str, bytes | None]],
+        timestamp_ms: int,
+        retry_count: int,
+        attempt: int,
+    ) -> Metadata:
+        """One delivery's metadata.
+
+        Raises:
+            InvalidHeaderName: a header's name is empty, too long, or has characters gRPC does not take.
+        """
+        traceparent: str | None = None
+        extra: list[tuple[str, str | bytes]] = []
+        for name, value in headers:
+            metadata_name = _names.get(name) or _metadata_name(name)
+            if name == "traceparent" and value is not None and _TRACEPARENT.fullmatch(value):
+                traceparent = value.decode()
+            extra.append((metadata_name, value or b""))
+        if traceparent is None:
+            traceparent = f"00-{random.getrandbits(128):032x}-{random.getrandbits(64):016x}-00"  # noqa: S311 - an id
+        if key is not None:
+            extra.append(("kafka-key-bin", key))
+        return (
+            *self._fixed,
+            ("kafka-offset", str(offset)),
+            ("kafka-retrycount", str(retry_count)),
+            ("kafka-attemptcount", str(attempt)),
+            ("kafka-timestamp", str(timestamp_ms)),
+            ("traceparent", traceparent),
+            *extra,
+        )
+
+
+def _metadata_name(name: str) -> str:
+    lower = name.lower()
+    if not _LEGAL.fullmatch(lower):
+        raise InvalidHeaderName(
+            f"header {name[:MAX_HEADER_NAME_CHARS]!r} cannot be gRPC metadata; "
+            "name headers with letters, digits, '.', '_' and '-', at most 256"
+        )
+    found = f"{HEADER_PREFIX}{lower}-bin"
+    if len(_names) < _MAX_CACHED_NAMES:
+        _names[name] = found
+    return found

@@ -1,0 +1,150 @@
+"""The unary contract: one gRPC call a message, body = the record's value, empty answer.
+
+Callback style, because thousands of calls are in flight: no task of our own a call. `done` is called exactly
+once, later, in the loop, whatever happens; nothing is raised for bad data.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import grpc
+from grpc import aio
+
+CHANNELS = 4  # connections to a receiver: one is limited by its flow control window and stream limit
+MAX_DETAIL_CHARS = 1_000
+ACTION = "kafka-action"
+TOO_LARGE = ("larger than max", "metadata size exceeds")  # C-core's words for messages and headers
+RESOURCE_EXHAUSTED, CANCELLED, UNKNOWN, INTERNAL = 8, 1, 2, 13
+
+OPTIONS: list[tuple[str, Any]] = [
+    # The receiver is back: notice within a second, not within gRPC's two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", 1024 * 1024),  # answers are empty
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.lb_policy_name", "round_robin"),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_retries", 0),
+]
+
+
+class CallResult:
+    """How a call ended.
+
+    Attributes:
+        code: gRPC status number.
+        details: the receiver's words, bounded.
+        action: the trailer `kafka-action`, when there was one.
+        latency_s: from `call` to the answer.
+        too_large: some limit on the way refused the message's size.
+        local_error: why the call was not even made; then `code` means nothing.
+    """
+
+    __slots__ = ("action", "code", "details", "latency_s", "local_error", "too_large")
+
+    def __init__(
+        self,
+        code: int,
+        details: str = "",
+        action: str | None = None,
+        latency_s: float = 0.0,
+        *,
+        local_error: str | None = None,
+    ) -> None:
+        self.code = code
+        self.details = details[:MAX_DETAIL_CHARS]
+        self.action = action
+        self.latency_s = latency_s
+        self.too_large = code == RESOURCE_EXHAUSTED and any(mark in details for mark in TOO_LARGE)
+        self.local_error = local_error
+
+    @classmethod
+    def local(cls, reason: str) -> CallResult:
+        """A message that could not be sent."""
+        return cls(INTERNAL, reason, local_error=reason)
+
+
+Done = Callable[[CallResult], None]
+
+
+class CallHandle:
+    """A call under way."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    def cancel(self) -> None:
+        """Gives the call up; `done` is called with CANCELLED unless it has ended already."""
+        self._call.cancel()
+
+
+class UnaryTarget:
+    """A receiver's method, over a pool of channels."""
+
+    def __init__(self, address: str, method: str, *, channels: int = CHANNELS) -> None:
+        self.address = address
+        self._channels = [aio.insecure_channel(address, options=OPTIONS) for _ in range(channels)]
+        # No serializers: bytes go out as they are, and the empty answer is not looked at.
+        self._calls = [channel.unary_unary(method) for channel in self._channels]
+        self._next = 0
+
+    def call(
+        self,
+        value: bytes | None,
+        metadata: Sequence[tuple[str, str | bytes]],
+        timeout_s: float,
+        done: Done,
+    ) -> CallHandle | None:
+        """Sends one message; None when it could not be (then `done` tells why, too)."""
+        self._next = (self._next + 1) % len(self._calls)
+        started_s = time.monotonic()
+        try:
+            call = self._calls[self._next](value or b"", metadata=metadata, timeout=timeout_s)
+        except Exception as error:  # noqa: BLE001 - whatever gRPC refuses about the data
+            asyncio.get_running_loop().call_soon(done, CallResult.local(f"gRPC refuses the message: {error}"))
+            return None
+
+        def ended(task: asyncio.Task[Any]) -> None:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                # grpcio raises here, and sets no status, for metadata it will not send.
+                done(CallResult.local(f"gRPC refuses the message: {type(error).__name__}; look at its headers"))
+            else:
+                done(_result(call, started_s))
+
+        # The call's own task: `call.add_done_callback` is not told of the case above.
+        call._call_response.add_done_callback(ended)  # noqa: SLF001
+        return CallHandle(call)
+
+    async def close(self) -> None:
+        """Closes the channels; calls under way end as CANCELLED."""
+        for channel in self._channels:
+            await channel.close()
+
+
+def _result(call: Any, started_s: float) -> CallResult:
+    """The result of a finished call, read without awaiting (grpc.aio keeps the status ready)."""
+    latency_s = time.monotonic() - started_s
+    status = call._cython_call._status  # noqa: SLF001 - code() is a coroutine: a task a message
+    if status is None:
+        return CallResult(CANCELLED, "cancelled", latency_s=latency_s)
+    code = status.code()
+    trailers = status.trailing_metadata()
+    action = None
+    for name, value in trailers or ():
+        if name == ACTION:
+            action = value if isinstance(value, str) else None
+    if code == 0 and action is None:
+        return CallResult(0, latency_s=latency_s)
+    return CallResult(int(code), status.details() or "", action, latency_s)
+
+
+__all__ = ["CallHandle", "CallResult", "UnaryTarget", "grpc"]
