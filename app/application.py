@@ -20,6 +20,7 @@ import structlog
 
 from app.channels import DataChannel
 from app.config.static import InvalidConfiguration, Settings, load_settings
+from app.console import server as console
 from app.control.runtime import Runtime
 from app.control.tail import bounded
 from app.datadir import prepare_datadir, worker_directory
@@ -198,11 +199,12 @@ def build() -> SwitchyardApp:
         topics.app_id,
         broker=[f"aiokafka://{address}" for address in control.bootstrap],
         store="rocksdb://",
-        autodiscover=["agents", "tables", "app.console"],
+        autodiscover=["agents", "tables"],
         datadir=str(worker_directory(settings.data_path, worker_name(settings))),
         web_host=settings.web.host,
         web_bind=settings.web.host,
         web_port=settings.web.port,
+        web_application_options=console.options(settings.web.host),
         web_router_enabled=False,
         web_tables_enabled=False,
         web_stats_enabled=False,
@@ -224,4 +226,5 @@ def build() -> SwitchyardApp:
     )
     app.settings = settings
     app.topics_declared = topics
+    console.install(app.web.web_app, lambda: getattr(app, "runtime", None), settings.region)
     return app

@@ -288,7 +288,7 @@ class Jobs(Service):
         self._share_limits()
         log.info("job flows", job=job, epoch=held.epoch, next_offset=snapshot.base,
                  already_finished_above=sum(end - start for start, end in snapshot.finished))  # fmt: skip
-        cluster.fetch.add((job, held.epoch), identity.topic, identity.partition, snapshot.base)
+        cluster.fetch.add((job, held.epoch), identity.topic, identity.partition, pump.tracker.end)
 
     def _read_snapshot(self, job: str, data: bytes) -> Snapshot | None:
         if not data:
@@ -417,6 +417,10 @@ class Jobs(Service):
 
     def statuses(self) -> list[JobStatus]:
         """What the heartbeat says of this worker's jobs."""
+        for pump in self.pumps.values():
+            for cluster in self._clusters.started():
+                seen = cluster.fetch.high_watermark((str(pump.job), pump.epoch))
+                pump.high_watermark = max(pump.high_watermark, seen)
         statuses = [pump.status() for pump in self.pumps.values()]
         for job, held in self._control.view.owned_by(self.worker).items():
             if job not in self.pumps:

@@ -6,10 +6,11 @@ when the event is in the log *and* has been read back here, so that a caller see
 
 from __future__ import annotations
 
-import contextlib
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import structlog
 from aiokafka import AIOKafkaProducer
 from mode import Service
@@ -21,6 +22,7 @@ from app.core.control import AnyControlEvent, ControlState, compaction_key
 log = structlog.get_logger(__name__)
 
 READ_BACK_S = 10.0
+KEEP_RECENT = 1000
 
 
 class ControlLog(Service):
@@ -31,6 +33,7 @@ class ControlLog(Service):
         self.topic = topic
         self.view = ControlState()
         self.refused: list[AnyControlEvent] = []
+        self.recent: deque[dict[str, Any]] = deque(maxlen=KEEP_RECENT)  # what the activity page shows
         self._options = kafka_options
         self._tail = TopicTail(topic, kafka_options, self._on_records, from_start=True)
         self._producer: AIOKafkaProducer | None = None
@@ -48,6 +51,11 @@ class ControlLog(Service):
         if self._producer is not None:
             await bounded(self._producer.stop(), STOP_S, "producer of the control log")
 
+    @property
+    def caught_up(self) -> bool:
+        """Everything that was in the log at the start has been read."""
+        return self._tail.caught_up.is_set()
+
     def on_change(self, listener: Callable[[], None]) -> None:
         """`listener` is called after every batch of events that were read."""
         self._listeners.append(listener)
@@ -61,8 +69,10 @@ class ControlLog(Service):
             except wire.BadEvent as error:
                 log.error("a record of the control log is no event", offset=record.offset, error=str(error))
                 continue
-            if not self.view.apply(event) and self._tail.caught_up.is_set():
+            counted = self.view.apply(event)
+            if not counted and self._tail.caught_up.is_set():
                 self.refused.append(event)
+            self.recent.append({"offset": record.offset, "counted": counted, **msgspec.to_builtins(event)})
         self.view.next_offset = records[-1].offset + 1
         for listener in self._listeners:
             listener()
@@ -92,12 +102,3 @@ class ControlLog(Service):
         if read_back and last >= 0:
             await self._tail.wait_for(last, READ_BACK_S)
         return last
-
-    @contextlib.contextmanager
-    def listening(self, listener: Callable[[], None]):  # type: ignore[no-untyped-def]
-        """Tells `listener` of changes for the length of a `with`."""
-        self._listeners.append(listener)
-        try:
-            yield
-        finally:
-            self._listeners.remove(listener)

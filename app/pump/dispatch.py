@@ -138,8 +138,10 @@ class DispatchPump:
         """The log lost [start, end): nothing there can ever be delivered."""
         if self.closed:
             return
-        if gap.end >= self.tracker.end:
-            self.tracker.skip(max(gap.start, self.tracker.base), gap.end)
+        if self._readers:
+            return  # what waits undecoded comes first; the next `fetched` behind the gap counts it
+        if gap.end > self.tracker.end:
+            self.tracker.skip(self.tracker.end, gap.end)
 
     def refill(self) -> None:
         """Decodes up to a chunk of records into `ready`, as far as the tracker has room (rule 1)."""
@@ -150,7 +152,7 @@ class DispatchPump:
                 break
             reader = readers[0]
             try:
-                records = reader.read(room)
+                records = [record for record in reader.read(room) if record.offset >= tracker.end]
             except UndecodableBatch as error:
                 self._stash_batch(error)
                 records = []
@@ -293,7 +295,12 @@ class DispatchPump:
         """A batch that cannot be decoded goes to the DLQ as it is, so that what follows can flow."""
         start = max(error.start, self.tracker.end)
         end = max(error.end, start)
-        deliver = self.tracker.fetched(start, end) if end > start else []
+        # All of the batch at once, whatever room there is: none of it takes a call's place.
+        self.tracker.capacity += end - start
+        try:
+            deliver = self.tracker.fetched(start, end) if end > start else []
+        finally:
+            self.tracker.capacity -= end - start
         if not deliver:
             return
         task = asyncio.get_running_loop().create_task(self._stash_raw(error, deliver))

@@ -16,6 +16,7 @@ Rules
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -27,7 +28,7 @@ import structlog
 from app.config.definitions import Workload
 from app.core.breaker import Breaker
 from app.core.lease import Lease
-from app.core.outcome import Action, Decision, RetryPolicy, Tier, code_name, decide
+from app.core.outcome import Action, Decision, RetryPolicy, Tier, code_name, decide, stash
 from app.core.retry_headers import Header, moved_headers
 
 if TYPE_CHECKING:
@@ -197,12 +198,11 @@ class WorkloadRuntime:
             self.held.append(delivery)
             return
         if result.local_error is not None or result.too_large:
-            why = result.local_error or f"too large for the receiver: {result.details}"
-            decision = Decision(
-                action=Action.DLQ if self.policy.dlq_enabled else Action.RETRY_IN_MEMORY,
-                tier=None,
-                delay_s=30.0,
-                reason=why,
+            decision = stash(
+                result.local_error or f"too large for the receiver: {result.details}",
+                attempts_in_memory=delivery.attempts,
+                policy=self.policy,
+                random01=random.random(),  # noqa: S311 - jitter
             )
         else:
             origin = delivery.origin
@@ -214,6 +214,7 @@ class WorkloadRuntime:
                 tier_attempt=(origin.tier_attempt if origin else 0) + 1,
                 policy=self.policy,
                 breaker_open=not self.breaker.closed,
+                random01=random.random(),  # noqa: S311 - jitter
             )
         self.carry_out(delivery, decision, result, now_s)
 
@@ -225,7 +226,10 @@ class WorkloadRuntime:
                 pump.finished(delivery.record.offset, acknowledged=True)
             case Action.HOLD:
                 delivery.attempts = max(0, delivery.attempts - 1)
-                self.held.append(delivery)
+                if self.breaker.closed:
+                    pump.later(delivery, decision.delay_s)  # it alone is not taken: it must not spin
+                else:
+                    self.held.append(delivery)
             case Action.RETRY_IN_MEMORY:
                 pump.later(delivery, decision.delay_s)
             case Action.RETRY_TOPIC | Action.DLQ:

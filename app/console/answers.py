@@ -1,0 +1,144 @@
+"""Answers of the API: JSON, problems (RFC 9457), pages of lists; and the guard before every handler.
+
+The server listens on loopback without authentication, so a page of somebody else in the operator's browser
+must not be able to use it: a foreign Host (DNS rebinding) and a foreign Origin on a change are refused.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+import orjson
+import structlog
+from aiohttp import web
+
+from app.config.problems import InvalidConfiguration, Problem
+
+log = structlog.get_logger(__name__)
+
+MAX_BODY_BYTES = 1024 * 1024
+MAX_LIMIT, DEFAULT_LIMIT = 1000, 100
+SECURITY_HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+}
+SAFE_METHODS = {"GET", "HEAD", "OPTIONS"}
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class ApiError(Exception):
+    """An answer that is a problem."""
+
+    def __init__(self, status: int, title: str, detail: str, *, problems: Sequence[Problem] = ()) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.title = title
+        self.detail = detail
+        self.problems = problems
+
+
+def json_response(data: Any, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+    """`data` as JSON, never cached."""
+    return web.Response(
+        body=orjson.dumps(data, option=orjson.OPT_NON_STR_KEYS),
+        status=status,
+        content_type="application/json",
+        headers={"Cache-Control": "no-store", **(headers or {})},
+    )
+
+
+def problem_response(error: ApiError, path: str) -> web.Response:
+    """An RFC 9457 problem."""
+    body: dict[str, Any] = {
+        "type": "about:blank",
+        "title": error.title,
+        "status": error.status,
+        "detail": error.detail,
+        "instance": path,
+    }
+    if error.problems:
+        body["problems"] = [
+            {"field": p.field, "value": p.value, "message": p.message, "remedy": p.remedy, "severity": p.severity}
+            for p in error.problems
+        ]
+    return web.Response(
+        body=orjson.dumps(body),
+        status=error.status,
+        content_type="application/problem+json",
+        headers={"Cache-Control": "no-store"},
+    )
+
+
+def invalid(error: InvalidConfiguration) -> ApiError:
+    """A definition that cannot be used."""
+    return ApiError(422, "Invalid definition", str(error), problems=error.problems)
+
+
+def paged(items: Sequence[Any], request: web.Request) -> dict[str, Any]:
+    """`items` from `cursor` on, at most `limit`; `next` is the cursor of the rest.
+
+    Raises:
+        ApiError: limit or cursor is not a number in its bounds.
+    """
+    limit = number(request, "limit", DEFAULT_LIMIT, 1, MAX_LIMIT)
+    start = number(request, "cursor", 0, 0, 1 << 53)
+    end = start + limit
+    return {"items": list(items[start:end]), "next": str(end) if end < len(items) else None}
+
+
+def number(request: web.Request, name: str, default: int, least: int, most: int) -> int:
+    """A number of the query string. Raises ApiError."""
+    text = request.query.get(name)
+    if text is None:
+        return default
+    if not text.isdigit() or len(text) > 18 or not least <= int(text) <= most:
+        raise ApiError(400, "Bad query", f"{name}={text[:40]!r} must be a number from {least} to {most}")
+    return int(text)
+
+
+def _is_local(host: str, allowed: set[str]) -> bool:
+    name = urlsplit(f"//{host}").hostname or ""
+    if name in allowed or name == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def guard(allowed_hosts: set[str]) -> Any:
+    """The middleware around every handler: Host and Origin, problems, security headers."""
+
+    @web.middleware
+    async def around(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            if not _is_local(request.host, allowed_hosts):
+                raise ApiError(421, "Unknown host", "this server does not answer for that Host; use its own address")
+            origin = request.headers.get("Origin")
+            if request.method not in SAFE_METHODS and origin and urlsplit(origin).netloc != request.host:
+                raise ApiError(403, "Foreign origin", "changes are taken from this console's own pages only")
+            answer = await handler(request)
+        except ApiError as error:
+            answer = problem_response(error, request.path)
+        except InvalidConfiguration as error:
+            answer = problem_response(invalid(error), request.path)
+        except web.HTTPException as error:
+            if error.status < 400:
+                raise
+            answer = problem_response(ApiError(error.status, error.reason, error.text or error.reason), request.path)
+        except Exception:
+            log.exception("a request failed", path=request.path, method=request.method)
+            detail = "something failed here; the worker's log says what"
+            answer = problem_response(ApiError(500, "Internal error", detail), request.path)
+        if not answer.prepared:
+            for name, value in SECURITY_HEADERS.items():
+                answer.headers.setdefault(name, value)
+        return answer
+
+    return around

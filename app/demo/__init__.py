@@ -1,0 +1,1 @@
+"""`make demo`: the whole story on one machine. `stage` sets it, `story` plays it, `report` counts."""
