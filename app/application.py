@@ -103,7 +103,8 @@ class SwitchyardApp(faust.App):
             name=worker_name(settings),
             url=lambda: f"http://{_public_host(settings.web.host)}:{self.conf.web_port}",
             topics=self.topics_declared,
-            control_options=cluster_spec(settings, settings.control_cluster_name).aiokafka_options(),
+            member=self._group_member,
+            control_spec=cluster_spec(settings, settings.control_cluster_name),
             clusters={name: cluster_spec(settings, name) for name in settings.cluster_names()},
             deliver=self._deliver,
             memory_budget_bytes=settings.worker.memory_budget,
@@ -111,6 +112,12 @@ class SwitchyardApp(faust.App):
         )
         await self.add_runtime_dependency(self.runtime)
         await super().on_started()
+
+    def _group_member(self) -> str:
+        """This process's member id in Faust's consumer group, "" while it has none."""
+        thread = getattr(self.consumer, "_thread", None)
+        coordinator = getattr(getattr(thread, "_consumer", None), "_coordinator", None)
+        return getattr(coordinator, "member_id", "") or ""
 
     async def _deliver(self, item: Any) -> None:
         await self.dispatch_channel.put(item)
@@ -214,7 +221,7 @@ def build() -> SwitchyardApp:
         topic_disable_leader=True,
         topic_partitions=1,
         broker_session_timeout=10.0,
-        broker_heartbeat_interval=2.0,
+        broker_heartbeat_interval=0.5,
         broker_commit_interval=1.0,
         broker_max_poll_interval=300.0,
         consumer_auto_offset_reset="earliest",

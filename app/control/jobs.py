@@ -357,10 +357,12 @@ class Jobs(Service):
         while not self.should_stop:
             pumps = [p for p in self.pumps.values() if p.tracker.version != p.snapshot_version]
             await self.sleep(max(SNAPSHOT_S, len(pumps) / SNAPSHOTS_PER_S))
-            if not self._lease.holds(time.monotonic()):
+            began_s = time.monotonic()
+            if not self._lease.holds(began_s):
                 continue
             try:
                 await self._snapshot(self.pumps.values())
+                self._lease.saved(began_s)
             except Exception as error:  # noqa: BLE001 - the next round sends the same facts and more
                 log.warning("snapshots were not taken and are sent again", error=repr(error))
 

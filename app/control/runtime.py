@@ -28,7 +28,8 @@ from app.control.membership import STOPPED, Heartbeats, Members
 from app.control.tail import STOP_S, TopicTail, bounded
 from app.control.takeover import TrackerClient
 from app.core.lease import Lease
-from app.kafka.clusters import ClusterSpec
+from app.kafka.clusters import ClusterClient, ClusterSpec
+from app.kafka.commit import OffsetCommitter
 from app.kafka.fetch import ByteBudget
 from app.topics import ControlTopics
 from app.wire import Heartbeat, Incident
@@ -58,23 +59,24 @@ class Runtime(Service):
         name: str,
         url: Callable[[], str],
         topics: ControlTopics,
-        control_options: dict[str, Any],
+        control_spec: ClusterSpec,
         clusters: Mapping[str, ClusterSpec],
         deliver: Callable[[Any], Awaitable[None]],
         memory_budget_bytes: int,
         grace_s: float,
-        on_dead: Callable[[str], Awaitable[None]] | None = None,
+        member: Callable[[], str],
     ) -> None:
         super().__init__()
         self.worker = f"{name}-{os.getpid()}-{int(time.time()):x}"
         self.started_ms = now_ms()
         self.url = url
+        self.member = member
         self.lease = Lease(LEASE_S)
         self.members = Members(DEAD_AFTER_S)
         self.incidents: deque[Incident] = deque(maxlen=KEEP_INCIDENTS)
         self.draining = False
         self._topics = topics
-        self._options = control_options
+        self._options = control_options = control_spec.aiokafka_options()
         self._state = "running"
         self._grace_s = grace_s
         self._incident_producer: AIOKafkaProducer | None = None
@@ -82,6 +84,8 @@ class Runtime(Service):
         self.control = ControlLog(topics.control.name, control_options)
         self.clusters = DataClusters(clusters, deliver, ByteBudget(memory_budget_bytes))
         self.catalog = Catalog(self.control, self.clusters, self.tell)
+        self._control_client = ClusterClient(control_spec)
+        self.groups = OffsetCommitter(self._control_client)
         self.trackers = TrackerClient(self.worker, topics, control_options)
         self.jobs = Jobs(
             self.worker, self.control, self.catalog, self.clusters, self.trackers, self.lease, self.tell,
@@ -92,13 +96,14 @@ class Runtime(Service):
             lease=self.lease, interval_s=HEARTBEAT_S,
         )  # fmt: skip
         self.leader = Leader(
-            self.worker, self.control, self.members, self.lease, self.catalog.jobs, on_dead or _nothing
+            self.worker, self.control, self.members, self.lease, self.catalog.jobs, self._bury
         )
         self._incident_tail = TopicTail(
             topics.incidents.name, control_options, self._on_incidents, from_start=True
         )
 
     async def on_start(self) -> None:
+        await self._control_client.start()
         self._incident_producer = AIOKafkaProducer(acks="all", **self._options)
         await self._incident_producer.start()
         for service in (self.control, self.trackers, self.heartbeats, self._incident_tail, self.jobs, self.leader):
@@ -120,6 +125,7 @@ class Runtime(Service):
     async def on_stop(self) -> None:
         await self.drain()
         await bounded(self.clusters.stop(), 10.0, "data clusters")
+        await bounded(self._control_client.stop(), STOP_S, "client of the control cluster")
         if self._incident_producer is not None:
             await bounded(self._incident_producer.stop(), STOP_S, "producer of incidents")
 
@@ -131,9 +137,21 @@ class Runtime(Service):
             url=self.url(),
             state=self._state,
             term=self.control.view.term if self.leader.leads else 0,
+            member=self.member(),
             jobs=self.jobs.statuses(),
             workloads=self.jobs.workload_statuses(),
         )
+
+    async def _bury(self, worker: str) -> None:
+        """Takes a dead worker out of Faust's consumer group, which would wait its session timeout for it:
+        the tables it owned, and with them takeovers, move at once."""
+        heard = self.members.heard.get(worker)
+        if heard is None or not heard[1].member:
+            return
+        try:
+            await self.groups.remove_member(self._topics.app_id, heard[1].member)
+        except Exception as error:  # noqa: BLE001 - the session timeout does the same, later
+            log.warning("a dead worker could not be taken out of Faust's group", worker=worker, error=str(error))
 
     # -- incidents -------------------------------------------------------------------------------
 
@@ -179,6 +197,3 @@ class Runtime(Service):
                 log.critical("commits stand still; this worker ends, its jobs move", stalled_s=STALL_S)
                 os._exit(70)
 
-
-async def _nothing(_: str) -> None:
-    return None

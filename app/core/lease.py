@@ -5,19 +5,27 @@ acknowledged. The leader counts a worker dead only after it has seen no heartbea
 which is longer, and counts from the moment the heartbeat *arrived*. Both count durations on their own
 monotonic clock, so that skewed clocks do not matter: the worker stops first, always. A process that
 was paused (SIGSTOP, a long GC of its host) finds its lease expired when it wakes.
+
+A second promise is kept here too: after kill -9 only what was in flight and one snapshot interval of
+acknowledgements is delivered again. While the control cluster is slow to take snapshots, no new call is
+started, so that what is acknowledged but not saved stays bounded in time (`MAX_UNSAVED_S`).
 """
 
 from __future__ import annotations
 
 
+MAX_UNSAVED_S = 0.5  # a snapshot takes milliseconds to write; this long only when the cluster is in trouble
+
+
 class Lease:
     """Holds until `duration_s` after the last acknowledged heartbeat was sent."""
 
-    __slots__ = ("duration_s", "expires_at_s")
+    __slots__ = ("duration_s", "expires_at_s", "saved_at_s")
 
     def __init__(self, duration_s: float) -> None:
         self.duration_s = duration_s
         self.expires_at_s = float("-inf")
+        self.saved_at_s = float("-inf")
 
     def renewed(self, sent_at_s: float) -> None:
         """A heartbeat sent at `sent_at_s` (monotonic seconds) was acknowledged."""
@@ -26,3 +34,11 @@ class Lease:
     def holds(self, now_s: float) -> bool:
         """Whether the worker may act at `now_s` (monotonic seconds)."""
         return now_s < self.expires_at_s
+
+    def saved(self, at_s: float) -> None:
+        """All that was acknowledged before `at_s` (monotonic seconds) is in snapshots that were taken."""
+        self.saved_at_s = max(self.saved_at_s, at_s)
+
+    def may_push(self, now_s: float) -> bool:
+        """Whether a call may be started at `now_s`."""
+        return now_s < self.expires_at_s and now_s < self.saved_at_s + MAX_UNSAVED_S

@@ -5,7 +5,7 @@ retry tiers). It decides *when* the next message is sent; the pumps know *which*
 the event loop, by callbacks: no task and no future a message.
 
 Rules
-1. A call is started only while the lease holds, the breaker allows it and fewer than `limit` are in
+1. A call is started only while the lease holds and snapshots are taken, the breaker allows it and fewer than `limit` are in
    flight.
 2. Jobs take turns, so that a deep backlog of one partition does not starve another.
 3. Held messages (the receiver was away) go first, with their attempts as they were.
@@ -39,7 +39,7 @@ log = structlog.get_logger(__name__)
 
 ADAPTIVE_LIMIT = 256       # calls in flight while `max_inflight: adaptive` has nothing measured yet
 PRODUCE_RETRY_S = 0.5      # a copy that was not taken is tried again this much later
-LEASE_RETRY_S = 0.1
+LEASE_RETRY_S = 0.05
 
 
 class Copies(Protocol):
@@ -121,7 +121,7 @@ class WorkloadRuntime:
         now_s = self.clock()
         if not (self.held or self._turns):
             return
-        if not self.lease.holds(now_s):
+        if not self.lease.may_push(now_s):
             self._wake_at(now_s + LEASE_RETRY_S)
             return
         breaker, turns, held = self.breaker, self._turns, self.held
