@@ -146,8 +146,8 @@ class Runtime(Service):
         """Takes a dead worker out of Faust's consumer group, which would wait its session timeout for it:
         the tables it owned, and with them takeovers, move at once."""
         heard = self.members.heard.get(worker)
-        if heard is None or not heard[1].member:
-            return
+        if heard is None or not heard[1].member or heard[1].state == STOPPED:
+            return  # one that said goodbye leaves by itself; removed too early, it would join again
         try:
             await self.groups.remove_member(self._topics.app_id, heard[1].member)
         except Exception as error:  # noqa: BLE001 - the session timeout does the same, later
