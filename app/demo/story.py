@@ -1,0 +1,160 @@
+"""The story: real brokers, two workers, a receiver that fails now and then, one worker killed on the way.
+
+    python -m app.demo            plays it and stays, with the console, until Ctrl-C
+    python -m app.demo --once     plays it to its end, reports, exits 0 (1 when a figure is not what it must be)
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+
+import orjson
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from app.demo.report import Report, count
+from app.demo.stage import Process, Stage, StageError, workload
+from app.demo.traffic import Sent, create_topic, messages, produce, read_all
+from app.yard import Yard, YardError
+
+GROUP, TOPIC, PARTITIONS = "billing", "orders", 4
+MESSAGES = 30_000
+MAX_IN_FLIGHT = 200
+SETTLE_S = 120.0
+# What kill -9 may deliver again: what was in flight, and what was acknowledged since the last snapshot that was
+# taken. A snapshot is due every 0.1 s; while the control cluster is slow to take one, pushing stops at 0.5 s.
+SNAPSHOT_BOUND_S = 0.6
+
+err = Console(stderr=True)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Plays the story; the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m app.demo", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser.add_argument("--once", action="store_true", help="play to the end, report and exit")
+    parser.add_argument("--messages", type=int, default=MESSAGES, help=f"how many (default {MESSAGES})")
+    parser.add_argument("--regions", type=int, choices=(1, 2), default=2, help="regions of the yard (default 2)")
+    options = parser.parse_args(arguments)
+    try:
+        return _play(options)
+    except (StageError, YardError) as error:
+        err.print(f"[red]the demo cannot go on:[/red] {error}", markup=True, highlight=False)
+        return 1
+    except KeyboardInterrupt:
+        return 0
+
+
+def _play(options: argparse.Namespace) -> int:
+    err.print(f"[bold]1.[/bold] starting real Kafka: {2 * options.regions} brokers in {options.regions} region(s)")
+    with Yard(regions=options.regions) as yard, Stage(yard) as stage:
+        stage.settings["worker"] = {"grace": "10s"}
+        bootstrap = yard.bootstrap("east-aggregate")
+        asyncio.run(create_topic(bootstrap, TOPIC, PARTITIONS))
+        err.print("[bold]2.[/bold] starting a receiver and two workers (faust -A app worker)")
+        receiver = stage.receiver(GROUP, TOPIC)
+        first = stage.worker()
+        second = stage.worker()
+        err.print(f"   console: [link={first.url}]{first.url}[/link]", highlight=False)
+        stage.deploy(
+            first,
+            workload(
+                GROUP, TOPIC, "east-aggregate", receiver.address,
+                retry=[{"delay": "1s", "attempts": 3}, {"delay": "5s", "attempts": 3}],
+                flow={"max_inflight": MAX_IN_FLIGHT},
+            ),
+        )  # fmt: skip
+        err.print(f"[bold]3.[/bold] {options.messages:,} messages: 1 % poison, 2 % retryable, some slow; "
+                  "a third of the way, one worker is killed with -9")  # fmt: skip
+        sent = list(messages(options.messages))
+        asyncio.run(produce(bootstrap, TOPIC, sent))
+        started_s = time.monotonic()
+        rate, third = _until_settled(stage, sent, second)
+        took_s = time.monotonic() - started_s
+        dead = [orjson.loads(record.value)["id"] for record in asyncio.run(read_all(bootstrap, f"{TOPIC}__{GROUP}__dlq"))]
+        report = count(sent, stage.deliveries(), dead)
+        bound = round(MAX_IN_FLIGHT + rate * SNAPSHOT_BOUND_S)
+        sound = _print(report, took_s, bound)
+        for process in (first, third):
+            code = process.terminate()
+            sound = sound and code == 0
+            err.print(f"   {process.name} drained and ended with {code}")
+        if options.once:
+            return 0 if sound else 1
+        return _stay(stage, bootstrap, receiver)
+
+
+def _until_settled(stage: Stage, sent: list[Sent], victim: Process) -> tuple[float, Process]:
+    """Waits until every id has been delivered or stashed; kills `victim` on the way, starts another.
+
+    Returns: deliveries a second just before the kill, and the worker started in its place.
+    """
+    wanted = {message.id for message in sent}
+    deadline_s = time.monotonic() + SETTLE_S
+    replacement: Process | None = None
+    rate, began_s = 0.0, 0.0
+    columns = (TextColumn("   delivered"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=err, disable=not err.is_terminal) as progress:
+        task = progress.add_task("", total=len(wanted))
+        while True:
+            deliveries = stage.deliveries()
+            final = {d["id"] for d in deliveries if d["outcome"] in {"ok", "poison"}}
+            progress.update(task, completed=len(final & wanted))
+            now_s = time.monotonic()
+            began_s = began_s or (now_s if deliveries else 0.0)
+            if replacement is None and len(final) >= len(wanted) / 3:
+                rate = len(deliveries) / max(0.1, now_s - began_s)
+                victim.kill()
+                err.print(f"   killed {victim.name} with -9 after {len(deliveries):,} deliveries")
+                replacement = stage.worker(wait=False)
+            if wanted <= final and replacement is not None:
+                time.sleep(1.0)  # what was given out twice arrives now, and belongs into the count
+                return rate, replacement
+            if now_s > deadline_s:
+                missing = sorted(wanted - final)
+                raise StageError(f"after {SETTLE_S:.0f} s {len(missing)} messages are missing, such as {missing[:3]}")
+            time.sleep(0.2)
+
+
+def _print(report: Report, took_s: float, bound: int) -> bool:
+    """Prints the report to stdout; whether every figure is what it must be."""
+    within = report.duplicates <= bound
+    table = Table("what", "messages", "must be", title="Switchyard: the report", title_justify="left")
+    rows: list[tuple[str, int, str]] = [
+        ("produced", report.produced, ""),
+        ("delivered", report.delivered, ""),
+        ("retried", report.retried, ""),
+        ("dead-lettered", report.dead_lettered, "the poison"),
+        ("lost", len(report.lost), "0"),
+        ("in the wrong place", len(report.unexpected), "0"),
+        ("duplicates", report.duplicates, f"at most {bound}"),
+    ]
+    for name, figure, must in rows:
+        table.add_row(name, f"{figure:,}", must)
+    table.add_row("replicated, audited", "-", "come with later releases")
+    Console().print(table)
+    Console().print(
+        f"{report.produced:,} messages in {took_s:.1f} s. Duplicates are what the killed worker had in flight, and what "
+        "was acknowledged to it since its last snapshot.", highlight=False, soft_wrap=True,
+    )  # fmt: skip
+    verdict = report.sound and within
+    Console().print("[green]sound[/green]" if verdict else "[red]NOT sound[/red]")
+    return verdict
+
+
+def _stay(stage: Stage, bootstrap: str, receiver: Process) -> int:
+    """Goes on with light traffic until Ctrl-C."""
+    worker = stage.worker()
+    err.print(f"[bold]4.[/bold] the console is at {worker.url} ; light traffic goes on until Ctrl-C")
+    err.print(f"   receiver at {receiver.address}, its journal is {stage.journal}")
+    round_number = 0
+    while worker.running:
+        asyncio.run(produce(bootstrap, TOPIC, messages(100, prefix=f"live-{round_number}"), per_second=100))
+        round_number += 1
+        time.sleep(0.5)
+    sys.stderr.write(worker.tail() + "\n")
+    return 1
