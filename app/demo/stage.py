@@ -123,10 +123,13 @@ class Stage:
     def config(self) -> Path:
         """Writes this region's switchyard.yaml."""
         path = self.home / f"switchyard-{self.region}.yaml"
+        home = self.yard.clusters[0].region
         clusters = [
-            {"name": c.cluster, "region": c.region, "tier": c.tier, "bootstrap": c.bootstrap}
+            # Another name for the region gives control topics of one's own in the same brokers.
+            {"name": c.cluster, "region": self.region if c.region == home else c.region, "tier": c.tier,
+             "bootstrap": c.bootstrap}
             for c in self.yard.clusters
-        ]
+        ]  # fmt: skip
         content = {"region": self.region, "clusters": clusters, "data_dir": str(self.home / "data"), **self.settings}
         path.write_bytes(orjson.dumps(content, option=orjson.OPT_INDENT_2))  # JSON is YAML
         return path

@@ -1,0 +1,32 @@
+"""A stage for each test: the session's brokers, control topics of its own, real workers and receivers."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from app.demo.stage import Stage
+from app.yard import Yard
+
+
+def make_stage(yard: Yard) -> Stage:
+    """A stage whose region nobody else uses."""
+    stage = Stage(yard, region=f"r{uuid.uuid4().hex[:8]}")
+    stage.settings["worker"] = {"grace": "10s"}
+    return stage
+
+
+@pytest.fixture
+def stage(yard: Yard) -> Iterator[Stage]:
+    """A stage on the shared brokers, which must not be hurt."""
+    with make_stage(yard) as made:
+        yield made
+
+
+@pytest.fixture
+def killable_stage(killable_yard: Yard) -> Iterator[Stage]:
+    """A stage on brokers that may be hurt; they are mended afterwards."""
+    with make_stage(killable_yard) as made:
+        yield made

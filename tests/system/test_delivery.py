@@ -1,0 +1,244 @@
+"""Whole workers, real brokers: every message is counted, whoever is killed on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+import pytest
+
+from app.demo.report import Report, count
+from app.demo.stage import Process, Stage, http, wait_until, workload
+from app.demo.traffic import Sent, create_topic, messages, produce, read_all
+from app.kafka.clusters import ClusterClient, ClusterSpec
+from app.kafka.commit import OffsetCommitter
+
+pytestmark = pytest.mark.system
+
+CLUSTER = "east-aggregate"
+GROUP = "billing"
+MAX_IN_FLIGHT = 100
+RETRY = [{"delay": "500ms", "attempts": 3}]
+SETTLE_S = 90.0
+
+
+class Scene:
+    """A topic, a receiver, and a known set of messages on a stage."""
+
+    def __init__(self, stage: Stage, topic: str, total: int, partitions: int = 4) -> None:
+        self.stage, self.topic = stage, topic
+        self.bootstrap = stage.yard.bootstrap(CLUSTER)
+        asyncio.run(create_topic(self.bootstrap, topic, partitions))
+        self.partitions = partitions
+        self.sent: list[Sent] = list(messages(total))
+        self.receiver = stage.receiver(GROUP, topic)
+
+    def definition(self, **spec: Any) -> dict[str, Any]:
+        flow = {"max_inflight": MAX_IN_FLIGHT}
+        return workload(GROUP, self.topic, CLUSTER, self.receiver.address, **{"retry": RETRY, "flow": flow, **spec})
+
+    def produce(self) -> None:
+        asyncio.run(produce(self.bootstrap, self.topic, self.sent))
+
+    def wait_share(self, share: float) -> None:
+        """Until this share of the messages has been delivered."""
+        wanted = int(len(self.sent) * share)
+        wait_until(lambda: len(self.stage.deliveries()) >= wanted, SETTLE_S, self._so_far)
+
+    def settle(self) -> Report:
+        """Waits until every message has an end; the report."""
+        wanted = {message.id for message in self.sent}
+
+        def settled() -> bool:
+            final = {d["id"] for d in self.stage.deliveries() if d["outcome"] in {"ok", "poison"}}
+            return wanted <= final
+
+        wait_until(settled, SETTLE_S, self._so_far, 0.3)
+        time.sleep(1.5)  # second deliveries, and copies into the DLQ, arrive now
+        return count(self.sent, self.stage.deliveries(), self.dead())
+
+    def dead(self) -> list[str]:
+        """Ids in the DLQ."""
+        records = asyncio.run(read_all(self.bootstrap, f"{self.topic}__{GROUP}__dlq"))
+        return [orjson.loads(record.value)["id"] for record in records]
+
+    def committed(self) -> dict[int, tuple[int | None, int]]:
+        """Partition -> (committed, end) as any Kafka tool sees it."""
+
+        async def read() -> dict[int, tuple[int | None, int]]:
+            client = ClusterClient(ClusterSpec("test", (self.bootstrap,)))
+            await client.start()
+            try:
+                at = [(self.topic, p) for p in range(self.partitions)]
+                committed = await OffsetCommitter(client).committed(GROUP, at)
+                ends = await client.end_offsets(at)
+                return {p: (committed[t, p], ends[t, p]) for t, p in at}
+            finally:
+                await client.stop()
+
+        return asyncio.run(read())
+
+    def wait_committed(self) -> None:
+        """Until the group's lag is zero."""
+        wait_until(
+            lambda: all(done == end for done, end in self.committed().values()), 30, lambda: str(self.committed()), 0.5
+        )
+
+    def _so_far(self) -> str:
+        logs = "\n".join(f"--- {p.name}\n{p.tail(12)}" for p in self.stage.processes)
+        return f"{Counter(d['outcome'] for d in self.stage.deliveries())} of {len(self.sent)}\n{logs}"
+
+
+@pytest.fixture
+def scene(stage: Stage, topic_name: str) -> Callable[..., Scene]:
+    return lambda total, **rest: Scene(stage, topic_name, total, **rest)
+
+
+def owners(worker: Process) -> Counter[str]:
+    """Jobs by owner, as a worker knows them."""
+    _, body = http("GET", f"{worker.url}/api/v1/assignments?limit=1000")
+    return Counter(item["worker"] for item in body["items"] if item["worker"])
+
+
+def spread(worker: Process, jobs: int) -> None:
+    """Waits until both workers own their share of the jobs and nothing moves."""
+    wait_until(lambda: sorted(owners(worker).values()) == [jobs // 2, jobs // 2], 30, lambda: str(owners(worker)))
+    time.sleep(1.0)
+
+
+def test_every_message_is_delivered_or_dead_lettered_with_its_origin_and_reason(scene: Callable[..., Scene]) -> None:
+    play = scene(1_000)
+    worker = play.stage.worker()
+    play.stage.deploy(worker, play.definition())
+    play.produce()
+    report = play.settle()
+    assert report.sound, report
+    assert (report.delivered, report.dead_lettered, report.retried, report.duplicates) == (990, 10, 20, 0)
+    play.wait_committed()
+    records = asyncio.run(read_all(play.bootstrap, f"{play.topic}__{GROUP}__dlq"))
+    for record in records:
+        headers = dict(record.headers)
+        assert headers["source"] == b"demo"
+        assert record.key == orjson.loads(record.value)["id"].encode()
+        assert headers["switchyard-origin-topic"] == play.topic.encode()
+        assert headers["switchyard-code"] == b"FAILED_PRECONDITION"
+        assert {"switchyard-reason", "switchyard-attempt", "switchyard-origin-offset"} <= headers.keys()
+    status, shown = http("GET", f"{worker.url}/api/v1/dlq/{GROUP}/{play.topic}/messages?limit=3")
+    assert status == 200
+    assert len(shown["items"]) == 3
+    assert shown["next"]
+
+
+def test_sigterm_of_a_worker_under_load_delivers_nothing_twice(scene: Callable[..., Scene]) -> None:
+    play = scene(6_000)
+    first = play.stage.worker()
+    second = play.stage.worker()
+    play.stage.deploy(first, play.definition())
+    spread(first, 8)
+    play.produce()
+    play.wait_share(0.3)
+    assert second.terminate() == 0
+    report = play.settle()
+    assert report.sound, report
+    assert report.duplicates == 0
+    play.wait_committed()
+
+
+def test_kill_9_of_a_worker_loses_nothing_and_repeats_only_what_was_in_flight_or_unsaved(
+    scene: Callable[..., Scene],
+) -> None:
+    play = scene(6_000)
+    first = play.stage.worker()
+    second = play.stage.worker()
+    play.stage.deploy(first, play.definition())
+    spread(first, 8)
+    began_s = time.monotonic()
+    play.produce()
+    play.wait_share(0.3)
+    rate = len(play.stage.deliveries()) / (time.monotonic() - began_s)
+    second.kill()
+    report = play.settle()
+    assert report.sound, report
+    assert report.duplicates <= MAX_IN_FLIGHT + 2 * rate * 0.6
+    play.wait_committed()
+
+
+def test_while_the_receiver_is_away_nothing_is_burnt_and_flow_resumes_when_it_is_back(scene: Callable[..., Scene]) -> None:
+    play = scene(3_000)
+    worker = play.stage.worker()
+    play.stage.deploy(worker, play.definition())
+    play.produce()
+    play.wait_share(0.2)
+    play.receiver.kill()
+    time.sleep(6.0)
+    _, shown = http("GET", f"{worker.url}/api/v1/workloads/{GROUP}/{play.topic}")
+    assert shown["status"]["breaker"] in {"open", "half-open"}
+    before = len(play.dead())
+    play.stage.receiver(GROUP, play.topic, port=play.receiver.port)
+    report = play.settle()
+    assert report.sound, report
+    assert before <= 30
+    assert report.dead_lettered == 30
+
+
+def test_a_worker_that_was_paused_can_do_nothing_under_its_old_epoch(scene: Callable[..., Scene]) -> None:
+    play = scene(4_000)
+    first = play.stage.worker()
+    second = play.stage.worker()
+    play.stage.deploy(first, play.definition())
+    spread(first, 8)
+    play.produce()
+    play.wait_share(0.2)
+    second.signal(signal.SIGSTOP)
+    wait_until(lambda: len(owners(first)) == 1, 20, lambda: str(owners(first)))
+    report = play.settle()
+    assert report.sound, report
+    play.wait_committed()
+    delivered = len(play.stage.deliveries())
+    second.signal(signal.SIGCONT)
+    time.sleep(4.0)
+    # It starts no call; what its gRPC library had been given before the pause and had not written yet was in
+    # flight already. No commit goes back, and it lives on without the jobs.
+    assert len(play.stage.deliveries()) - delivered <= MAX_IN_FLIGHT
+    assert all(done == end for done, end in play.committed().values())
+    assert second.running
+    assert len(owners(first)) >= 1
+
+
+def test_a_workload_is_defined_changed_and_deleted_while_running(scene: Callable[..., Scene]) -> None:
+    play = scene(500)
+    worker = play.stage.worker()
+    play.produce()
+    play.stage.deploy(worker, play.definition())
+    assert play.settle().sound
+    url = f"{worker.url}/api/v1/workloads/{GROUP}/{play.topic}"
+    status, _ = http("DELETE", url)
+    assert status == 200
+    wait_until(lambda: not owners(worker), 15, lambda: str(owners(worker)))
+    play.wait_committed()
+    done = len(play.stage.deliveries())
+    asyncio.run(produce(play.bootstrap, play.topic, messages(50, prefix="later")))
+    time.sleep(2.0)
+    assert len(play.stage.deliveries()) == done
+    play.stage.deploy(worker, play.definition())
+    wait_until(lambda: len(play.stage.deliveries()) >= done + 50, 15, play._so_far)
+
+
+def test_a_broker_killed_on_the_way_delays_messages_and_loses_none(killable_stage: Stage, topic_name: str) -> None:
+    play = Scene(killable_stage, topic_name, 4_000)
+    worker = play.stage.worker()
+    play.stage.deploy(worker, play.definition())
+    play.produce()
+    play.wait_share(0.2)
+    for cluster in (CLUSTER, "east-regional"):
+        play.stage.yard.kill(cluster)
+        time.sleep(1.0)
+        play.stage.yard.start(cluster)
+    report = play.settle()
+    assert report.sound, report
+    play.wait_committed()
