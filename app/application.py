@@ -17,8 +17,10 @@ from typing import Any
 
 import faust
 import structlog
+from faust.cli.base import cli as faust_cli
 
 from app.channels import DataChannel
+from app.cli.main import attach
 from app.config.static import InvalidConfiguration, Settings, load_settings
 from app.console import server as console
 from app.control.runtime import Runtime
@@ -233,5 +235,6 @@ def build() -> SwitchyardApp:
     )
     app.settings = settings
     app.topics_declared = topics
+    attach(faust_cli)
     console.install(app.web.web_app, lambda: getattr(app, "runtime", None), settings.region)
     return app

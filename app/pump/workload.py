@@ -238,8 +238,9 @@ class WorkloadRuntime:
                     self.held.append(delivery)
                     return
                 tier = decision.tier if decision.action is Action.RETRY_TOPIC else None
+                words = f"{decision.reason}: {result.details}" if result.details else decision.reason
                 task = asyncio.get_running_loop().create_task(
-                    self._copy(delivery, tier, decision.reason, code_name(result.code))
+                    self._copy(delivery, tier, words, code_name(result.code))
                 )
                 pump.copying.add(task)
                 task.add_done_callback(pump.copying.discard)

@@ -1,0 +1,209 @@
+// The console: fills the shell from the API. Data reaches the page as text nodes only (see `el`), so that
+// nothing a producer or receiver wrote can become markup.
+
+const main = document.getElementById("main");
+const live = document.getElementById("live");
+const path = location.pathname.split("/").filter(Boolean).map(decodeURIComponent);
+const SVG = "http://www.w3.org/2000/svg";
+let before = null; // the overview a moment ago, for rates
+
+function el(name, attributes = {}, ...children) {
+  const node = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+  for (const child of children.flat()) node.append(child instanceof Node ? child : document.createTextNode(child ?? ""));
+  return node;
+}
+
+const number = (value) => (value === null || value === undefined ? "unknown" : Math.round(value).toLocaleString("en"));
+
+function duration(seconds) {
+  if (seconds === null || seconds === undefined) return "unknown";
+  if (seconds < 1) return seconds < 0.001 ? "0 s" : `${Math.round(seconds * 1000)} ms`;
+  if (seconds < 90) return `${seconds.toFixed(1)} s`;
+  if (seconds < 5400) return `${Math.round(seconds / 60)} min`;
+  return seconds < 172800 ? `${(seconds / 3600).toFixed(1)} h` : `${Math.round(seconds / 86400)} d`;
+}
+
+const clock = (ms) => new Date(ms).toLocaleString("sv");
+const pill = (text, kind) => el("span", { class: `pill ${kind}` }, text);
+const stateKind = { running: "good", flowing: "good", closed: "good", draining: "warn", starting: "warn", waiting: "bad", "half-open": "warn", open: "bad", dead: "bad" };
+const state = (text) => pill(text, stateKind[text] ?? "");
+const link = (href, text) => el("a", { href }, text);
+const workloadPath = (w) => `/workloads/${encodeURIComponent(w.group)}/${encodeURIComponent(w.topic)}`;
+
+function table(columns, rows, empty) {
+  if (!rows.length) return el("p", { class: "quiet" }, empty);
+  const head = columns.map(([title, kind]) => el("th", { class: kind ?? "", scope: "col" }, title));
+  const body = rows.map((row) => el("tr", {}, row.map((cell, i) => el("td", { class: columns[i][1] ?? "" }, cell))));
+  return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "table" },
+    el("table", {}, el("thead", {}, el("tr", {}, head)), el("tbody", {}, body)));
+}
+
+function tiles(entries) {
+  return el("div", { class: "tiles" }, entries.map(([name, value]) => el("div", { class: "tile" }, el("b", {}, value), el("span", {}, name))));
+}
+
+function rate(now, key) {
+  const old = before?.workloads.find((w) => w.key === key);
+  const current = now.workloads.find((w) => w.key === key);
+  if (!old || !current || now.at_ms <= before.at_ms || current.delivered < old.delivered) return "";
+  return `${number(((current.delivered - old.delivered) * 1000) / (now.at_ms - before.at_ms))}/s`;
+}
+
+function workloadTable(o) {
+  const columns = [["Workload"], ["Receiver"], ["Lag", "n"], ["Lag in time", "n"], ["Delivered", "n"], ["Rate", "n"], ["In flight", "n"], ["Retried", "n"], ["Dead letters", "n"], ["Trouble", "wrap"]];
+  return table(columns, o.workloads.map((w) => [
+    link(workloadPath(w), w.key), state(w.breaker), number(w.lag_messages), duration(w.lag_s), number(w.delivered),
+    rate(o, w.key), number(w.in_flight), number(w.retried), number(w.dead_lettered), w.troubles.join("; "),
+  ]), "No workload yet. Deploy one: switchyard config deploy -f workload.yaml --execute");
+}
+
+function incidents(list) {
+  if (!list.length) return el("p", { class: "quiet" }, "None.");
+  return el("div", {}, list.map((i) => el("div", { class: "note" }, el("b", {}, i.kind), ` ${i.subject}: ${i.message}`,
+    el("small", {}, `${clock(i.at_ms)} · ${i.worker} · ${i.remedy}`))));
+}
+
+function overviewPage(o) {
+  const columns = [["Worker"], ["State"], ["Jobs", "n"], ["Heard", "n"], ["Since"], [""]];
+  return [
+    el("h1", {}, `Region ${o.region}`),
+    tiles([["workloads", number(o.totals.workloads)], ["live workers", number(o.totals.workers)], ["lag, messages", number(o.totals.lag_messages)], ["in flight", number(o.totals.in_flight)], ["leader's term", number(o.term)]]),
+    el("h2", {}, "Workloads"), workloadTable(o),
+    el("h2", {}, "Workers"),
+    table(columns, o.workers.map((w) => [link(`${w.url}/`, w.worker), state(w.state), number(w.jobs), `${w.silent_s.toFixed(1)} s ago`, clock(w.started_ms), w.leader ? pill("leader", "good") : ""]), "No worker is heard."),
+    el("h2", {}, "Incidents"), incidents(o.incidents),
+  ];
+}
+
+function workloadPage(w, dlq) {
+  const s = w.status;
+  const columns = [["Topic"], ["Partition", "n"], ["State"], ["Lag", "n"], ["Lag in time", "n"], ["Committed", "n"], ["High watermark", "n"], ["In flight", "n"], ["Delivered", "n"], ["Epoch", "n"], ["Worker"], ["Why here", "wrap"], ["Trouble", "wrap"]];
+  const rows = w.partitions.map((p) => {
+    const query = p.topic === s.topic ? "" : `?topic=${encodeURIComponent(p.topic)}`;
+    return [link(`${workloadPath(s)}/partitions/${p.partition}${query}`, p.topic), String(p.partition), state(p.state), number(p.lag_messages), duration(p.lag_s),
+      number(p.committed), number(p.high_watermark), number(p.in_flight), number(p.delivered), number(p.epoch), p.worker, p.reason, p.trouble];
+  });
+  const dead = dlq.items.map((m) => [clock(m.at_ms), `${m.origin.topic}-${m.origin.partition} @ ${m.origin.offset}`, m.code, m.reason, m.attempt, m.key?.text ?? m.key?.base64 ?? "null", (m.value?.text ?? m.value?.base64 ?? "null").slice(0, 300)]);
+  return [
+    el("h1", {}, s.key),
+    tiles([["receiver", s.breaker], ["lag, messages", number(s.lag_messages)], ["lag in time", duration(s.lag_s)], ["in flight", number(s.in_flight)], ["delivered", number(s.delivered)], ["dead letters", number(s.dead_lettered)]]),
+    el("h2", {}, "Partitions"), table(columns, rows, "Nobody runs it yet."),
+    el("h2", {}, "Dead letters, newest first"),
+    table([["When"], ["Origin"], ["Code"], ["Reason", "wrap"], ["Attempt", "n"], ["Key"], ["Value", "wrap"]], dead, "The dead letter queue is empty."),
+    el("h2", {}, "Definition"), el("p", { class: "quiet" }, `deployed ${clock(w.deployed.at_ms)} by ${w.deployed.by}`),
+    el("pre", { tabindex: "0" }, JSON.stringify(w.definition, null, 2)),
+  ];
+}
+
+function strip(t) {
+  const size = Math.max(t.end - t.base, 1);
+  const svg = document.createElementNS(SVG, "svg");
+  svg.setAttribute("class", "strip");
+  svg.setAttribute("viewBox", "0 0 1000 56");
+  svg.setAttribute("preserveAspectRatio", "none");
+  svg.setAttribute("role", "img");
+  svg.setAttribute("aria-label", `${t.unfinished} of ${t.end - t.base} offsets unfinished`);
+  const bar = (start, end, kind) => {
+    const rect = document.createElementNS(SVG, "rect");
+    rect.setAttribute("x", (((start - t.base) / size) * 1000).toFixed(2));
+    rect.setAttribute("width", Math.max((((end - start) / size) * 1000), 0.6).toFixed(2));
+    rect.setAttribute("height", "56");
+    rect.setAttribute("class", kind);
+    svg.append(rect);
+  };
+  if (t.end > t.base) bar(t.base, t.end, "k-open");
+  for (const [start, end] of t.finished_ranges) bar(start, end, "k-finished");
+  for (const offset of t.in_flight_offsets) bar(offset, offset + 1, "k-flight");
+  return svg;
+}
+
+function trackerPage(t) {
+  const legend = [["k-finished", "finished, waits for those before it"], ["k-flight", "in flight"], ["k-open", "waiting"], ["k-free", "empty"]];
+  return [
+    el("h1", {}, t.job),
+    tiles([["committed (base)", number(t.base)], ["fetched (end)", number(t.end)], ["high watermark", t.high_watermark < 0 ? "unknown" : number(t.high_watermark)], ["in flight", number(t.in_flight)], ["unfinished", number(t.unfinished)], ["room", `${number(t.room)} of ${number(t.capacity)}`], ["epoch", number(t.epoch)]]),
+    el("h2", {}, `The window from ${number(t.base)} to ${number(t.end)}`), strip(t),
+    el("p", { class: "legend" }, legend.map(([kind, text]) => el("span", {}, el("i", { class: kind }), text))),
+    el("p", { class: "quiet" }, t.end === t.base ? "Everything fetched is finished and may be committed." : `The commit stands at ${number(t.base)}: that offset is not finished. ${number(t.acked)} acknowledged and ${number(t.nacked)} moved elsewhere wait behind it.`),
+    t.trouble ? el("div", { class: "note" }, t.trouble) : "",
+    el("p", { class: "quiet" }, `owned by ${t.worker}`),
+  ];
+}
+
+function activityPage(list) {
+  const what = (a) => ({
+    "workload-put": () => `workload ${a.key} deployed by ${a.actor}`,
+    "workload-deleted": () => `workload ${a.key} deleted by ${a.actor}`,
+    claim: () => `${a.worker} leads term ${a.term}`,
+    assignment: () => (a.release ? `${a.worker} is asked to release ${a.job}: ${a.reason}` : `${a.job} goes to ${a.worker || "nobody"} under epoch ${a.epoch}: ${a.reason}`),
+    released: () => `${a.worker} released ${a.job}: ${a.reason}`,
+  })[a.event]?.() ?? a.event;
+  return [el("h1", {}, "Activity"), table([["When"], ["What", "wrap"], ["Counted"]], list.items.map((a) => [clock(a.at_ms), what(a), a.counted ? "" : pill("refused", "warn")]), "Nothing yet.")];
+}
+
+async function get(url) {
+  const answer = await fetch(url, { headers: { Accept: "application/json" } });
+  const body = await answer.json();
+  if (!answer.ok) throw new Error(body.detail ?? answer.statusText);
+  return body;
+}
+
+function show(nodes) {
+  const scrolled = [...main.querySelectorAll(".scroll")].map((box) => box.scrollLeft);
+  if (document.activeElement && main.contains(document.activeElement) && document.activeElement.matches("a")) return; // do not take a link from under the keyboard
+  main.replaceChildren(...nodes.flat().map((n) => (n instanceof Node ? n : document.createTextNode(n))));
+  main.querySelectorAll(".scroll").forEach((box, i) => { box.scrollLeft = scrolled[i] ?? 0; });
+}
+
+function failed(error) {
+  live.className = "live off";
+  live.textContent = "not live";
+  if (main.querySelector("h1") === null) show([el("h1", {}, "Not to be had"), el("div", { class: "note" }, error.message)]);
+}
+
+async function poll(load) {
+  for (;;) {
+    try {
+      show(await load());
+      live.className = "live on";
+      live.textContent = "live";
+    } catch (error) {
+      failed(error);
+    }
+    await new Promise((resolve) => setTimeout(resolve, 1000));
+  }
+}
+
+function follow(render) {
+  const source = new EventSource("/api/v1/events");
+  source.onmessage = (event) => {
+    const overview = JSON.parse(event.data);
+    show(render(overview));
+    before = overview;
+    live.className = "live on";
+    live.textContent = "live";
+  };
+  source.onerror = () => failed(new Error("the worker does not answer; it is tried again"));
+}
+
+const page = path[0] ?? "";
+for (const anchor of document.querySelectorAll("nav a")) {
+  if (anchor.pathname === `/${page}`) anchor.setAttribute("aria-current", "page");
+}
+document.title = `${path.length ? path.slice(-2).join("/") : "Overview"} · Switchyard`;
+const api = `/api/v1/workloads/${path.slice(1, 3).map(encodeURIComponent).join("/")}`;
+if (page === "") follow(overviewPage);
+else if (page === "workloads" && path.length === 1) follow((o) => [el("h1", {}, "Workloads"), workloadTable(o)]);
+else if (page === "workloads" && path.length === 3) {
+  let dead = { items: [] };
+  let asked = 0;
+  poll(async () => {
+    if (Date.now() - asked > 10000) { // reading a queue costs more than reading a status
+      asked = Date.now();
+      dead = await get(`/api/v1/dlq/${path.slice(1, 3).map(encodeURIComponent).join("/")}/messages?limit=10`).catch(() => dead);
+    }
+    return workloadPage(await get(api), dead);
+  });
+} else if (page === "workloads") poll(async () => trackerPage(await get(`${api}/partitions/${encodeURIComponent(path[4])}/tracker${location.search}`)));
+else if (page === "activity") poll(async () => activityPage(await get("/api/v1/activity?limit=200")));

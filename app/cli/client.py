@@ -1,0 +1,128 @@
+"""A small client of a worker's REST API, with an operator's words for what goes wrong."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import click
+import orjson
+
+EXIT_FAILURE, EXIT_USAGE, EXIT_INVALID, EXIT_NOT_FOUND, EXIT_PRECONDITION = 1, 2, 3, 4, 5
+EXIT_UNREACHABLE, EXIT_CHANGES = 7, 10
+TIMEOUT_S = 15.0
+BY_STATUS = {404: EXIT_NOT_FOUND, 409: EXIT_PRECONDITION, 412: EXIT_PRECONDITION, 422: EXIT_INVALID,
+             502: EXIT_UNREACHABLE, 503: EXIT_UNREACHABLE}  # fmt: skip
+
+
+class Failure(Exception):
+    """Ends the command with a message and an exit code."""
+
+    def __init__(self, message: str, code: int = EXIT_FAILURE) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def worker_url(given: str | None) -> str:
+    """Where to ask: the option, SWITCHYARD_URL, or the web port of this place's configuration."""
+    url = given or os.environ.get("SWITCHYARD_URL")
+    if not url:
+        from app.config.problems import InvalidConfiguration
+        from app.config.static import load_settings
+
+        port = os.environ.get("SWITCHYARD_WEB_PORT", "6066")
+        try:
+            port = str(load_settings().web.port)
+        except InvalidConfiguration:
+            pass  # commands need a worker's address, not a whole configuration
+        url = f"http://127.0.0.1:{port}"
+    if urlsplit(url).scheme not in {"http", "https"}:
+        raise Failure(f"--url {url!r} is not an address; write http://host:port", EXIT_USAGE)
+    return url.rstrip("/")
+
+
+class Client:
+    """Asks one worker; any worker of the region knows everything."""
+
+    def __init__(self, url: str | None) -> None:
+        self.url = worker_url(url)
+
+    def ask(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Any:
+        """One request's JSON.
+
+        Raises:
+            Failure: the worker does not answer, or answers with a problem.
+        """
+        import urllib.error
+        import urllib.request
+
+        data = None if body is None else orjson.dumps(body)
+        all_headers = {"Content-Type": "application/json", "X-Switchyard-Actor": actor(), **(headers or {})}
+        request = urllib.request.Request(  # noqa: S310 - scheme checked above
+            f"{self.url}/api/v1{path}", data=data, method=method, headers=all_headers
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:  # noqa: S310
+                return orjson.loads(answer.read())
+        except urllib.error.HTTPError as error:
+            raise _failure(error.code, error.read()) from error
+        except (OSError, orjson.JSONDecodeError) as error:
+            reason = getattr(error, "reason", error)
+            raise Failure(
+                f"no worker answers at {self.url} ({reason}); start one with 'faust -A app worker', or name another "
+                "with --url or SWITCHYARD_URL", EXIT_UNREACHABLE,
+            ) from error  # fmt: skip
+
+    def all(self, path: str) -> list[Any]:
+        """Every item of a paged list."""
+        items: list[Any] = []
+        cursor = "0"
+        while cursor is not None:
+            page = self.ask("GET", f"{path}?limit=500&cursor={cursor}")
+            items += page["items"]
+            cursor = page["next"]
+        return items
+
+
+def _failure(status: int, content: bytes) -> Failure:
+    try:
+        problem = orjson.loads(content)
+        message = f"{problem['title']}: {problem['detail']}"
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        message = f"the worker answered {status}: {content[:300].decode('utf-8', 'replace')}"
+    return Failure(message, BY_STATUS.get(status, EXIT_FAILURE))
+
+
+def workload_path(name: str) -> str:
+    """The API's path of "group/topic". Raises Failure."""
+    group, slash, topic = name.partition("/")
+    if not (group and slash and topic) or "/" in topic:
+        raise Failure(f"{name!r} names no workload; write group/topic", EXIT_USAGE)
+    return f"/workloads/{quote(group, safe='')}/{quote(topic, safe='')}"
+
+
+def actor() -> str:
+    """Who asks, for the activity log."""
+    user = os.environ.get("USER") or os.environ.get("LOGNAME") or "unknown"
+    return f"{user} (command line)"
+
+
+def guarded(command: Any) -> Any:
+    """Turns a `Failure` into its message and exit code. mode turns every exception into 1, hence SystemExit."""
+    import functools
+
+    from app.config.problems import InvalidConfiguration
+
+    @functools.wraps(command)
+    def run(*arguments: Any, **options: Any) -> Any:
+        try:
+            return command(*arguments, **options)
+        except Failure as failure:
+            click.echo(f"switchyard: {failure}", err=True)
+            raise SystemExit(failure.code) from None
+        except InvalidConfiguration as error:
+            click.echo(str(error), err=True)
+            raise SystemExit(EXIT_INVALID) from None
+
+    return run

@@ -1,0 +1,186 @@
+"""config validate|plan|deploy|diff|export|schema: definitions from files to the control log."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from app.cli.client import EXIT_CHANGES, EXIT_PRECONDITION, Client, Failure, guarded, workload_path
+from app.cli.output import emit, output_option, url_option
+from app.config.definitions import Workload, json_schema, load_definitions
+from app.config.plan import Plan, plan
+
+FILES = click.option("-f", "--file", "files", multiple=True, required=True, metavar="PATH",
+                     help="A file or folder of definitions; may be given several times.")  # fmt: skip
+PRUNE = click.option("--prune", is_flag=True, help="Also delete workloads that the files do not define.")
+
+
+@click.group()
+def config() -> None:
+    """Definitions: check them, see what would change, deploy them.
+
+    \b
+    switchyard config validate -f workloads/
+    switchyard config plan -f workloads/
+    switchyard config deploy -f workloads/ --execute
+    """
+
+
+def _load(files: tuple[str, ...]) -> list[Workload]:
+    workloads, warnings = load_definitions(files)
+    for warning in warnings:
+        click.echo(str(warning), err=True)
+    return workloads
+
+
+@config.command()
+@FILES
+@guarded
+def validate(files: tuple[str, ...]) -> None:
+    """Checks files without a worker. Exit code 3 when something is wrong; everything is told at once.
+
+    \b
+    switchyard config validate -f billing.yaml
+    """
+    workloads = _load(files)
+    click.echo(f"{len(workloads)} definition{'s' if len(workloads) != 1 else ''}: all valid", err=True)
+
+
+@config.command()
+@guarded
+def schema() -> None:
+    """The JSON Schema of definitions, for editors.
+
+    \b
+    switchyard config schema > switchyard.schema.json
+    """
+    emit([], [], "json", whole=json_schema())
+
+
+def _current(client: Client) -> dict[str, Workload]:
+    found = {}
+    for item in client.all("/workloads"):
+        body = client.ask("GET", workload_path(item["key"]))
+        workload = Workload.from_wire(body["definition"])
+        found[workload.key] = workload
+    return found
+
+
+def _plan(files: tuple[str, ...], url: str | None, prune: bool) -> tuple[Client, Plan, dict[str, Workload]]:
+    client = Client(url)
+    wanted = _load(files)
+    current = _current(client)
+    return client, plan(current, wanted, prune=prune), current
+
+
+def _show(planned: Plan, output: str) -> None:
+    rows: list[dict[str, Any]] = []
+    for change in planned.changes:
+        if not change.fields:
+            rows.append({"action": change.action, "workload": change.key, "field": "", "old": "", "new": ""})
+        rows += [
+            {"action": change.action, "workload": change.key, "field": f.field, "old": f.old, "new": f.new}
+            for f in change.fields
+        ]
+    emit(rows, ["action", "workload", "field", "old", "new"], output)
+    for conflict in planned.conflicts:
+        click.echo(f"conflict: {conflict}", err=True)
+
+
+@config.command("plan")
+@FILES
+@PRUNE
+@url_option
+@output_option
+@guarded
+def plan_command(files: tuple[str, ...], prune: bool, url: str | None, output: str) -> None:
+    """What a deployment would change. Exit code 10 when there are changes, 0 when there are none.
+
+    \b
+    switchyard config plan -f workloads/ --prune
+    """
+    _, planned, _ = _plan(files, url, prune)
+    _show(planned, output)
+    if planned.conflicts:
+        raise SystemExit(EXIT_PRECONDITION)
+    raise SystemExit(0 if planned.empty else EXIT_CHANGES)
+
+
+@config.command()
+@FILES
+@PRUNE
+@url_option
+@output_option
+@click.option("--execute", is_flag=True, help="Do it; without this, only the plan is shown.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@guarded
+def deploy(files: tuple[str, ...], prune: bool, url: str | None, output: str, execute: bool, yes: bool) -> None:
+    """Deploys definitions. A dry run until --execute; then asks unless --yes.
+
+    \b
+    switchyard config deploy -f workloads/                     # what would change
+    switchyard config deploy -f workloads/ --execute --yes
+    """
+    client, planned, current = _plan(files, url, prune)
+    _show(planned, output)
+    if planned.conflicts:
+        raise SystemExit(EXIT_PRECONDITION)
+    if planned.empty:
+        click.echo("nothing to change", err=True)
+        return
+    if not execute:
+        click.echo("dry run: nothing was changed; add --execute to do it", err=True)
+        return
+    if not yes:
+        if not sys.stdin.isatty():
+            raise Failure("nobody is there to ask; add --yes", EXIT_PRECONDITION)
+        click.confirm("Deploy this?", abort=True, err=True)
+    for change in planned.changes:
+        before = current.get(change.key)
+        match = {"If-Match": f'"{before.etag()}"'} if before else {}
+        if change.workload is not None and change.action in {"create", "update"}:
+            client.ask("PUT", workload_path(change.key), change.workload.to_wire(), match)
+        elif change.action == "delete":
+            client.ask("DELETE", workload_path(change.key), headers=match)
+        else:
+            continue
+        click.echo(f"{change.action}d {change.key}", err=True)
+
+
+@config.command()
+@FILES
+@PRUNE
+@url_option
+@guarded
+def diff(files: tuple[str, ...], prune: bool, url: str | None) -> None:
+    """The same as plan, as lines with - and +.
+
+    \b
+    switchyard config diff -f billing.yaml
+    """
+    _, planned, _ = _plan(files, url, prune)
+    for change in planned.changes:
+        if change.action != "unchanged":
+            click.echo(f"{change.action} {change.key}")
+        for field in change.fields:
+            click.echo(f"- {field.field}: {field.old}\n+ {field.field}: {field.new}")
+    raise SystemExit(0 if planned.empty else EXIT_CHANGES)
+
+
+@config.command()
+@url_option
+@guarded
+def export(url: str | None) -> None:
+    """Every definition in force, as YAML that deploy takes back.
+
+    \b
+    switchyard config export > workloads.yaml
+    """
+    from ruamel.yaml import YAML
+
+    yaml = YAML()
+    yaml.explicit_start = True
+    for _, workload in sorted(_current(Client(url)).items()):
+        yaml.dump(workload.to_wire(), sys.stdout)

@@ -1,0 +1,45 @@
+"""`switchyard <noun> <verb>`, and the same nouns for `faust -A app <noun> <verb>`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from app.cli.config import config
+from app.cli.dlq import dlq
+from app.cli.workload import tracker, worker, workload
+
+NOUNS = (config, workload, tracker, dlq)
+ONLY_HERE = (worker,)  # `faust worker` is Faust's own: it starts one
+
+
+@click.group()
+@click.version_option(package_name="switchyard")
+def switchyard() -> None:
+    """Pushes, copies, proves and moves Kafka traffic.
+
+    \b
+    switchyard workload list
+    switchyard config plan -f workloads/
+    switchyard dlq show billing/orders
+
+    Exit codes: 0 ok, 1 failure, 2 usage, 3 invalid definition, 4 not found, 5 precondition, 7 unreachable,
+    10 the plan has changes.
+    """
+
+
+for noun in (*NOUNS, *ONLY_HERE):
+    switchyard.add_command(noun)
+
+
+def attach(faust_cli: Any) -> None:
+    """Adds the nouns to Faust's own command group."""
+    for noun in NOUNS:
+        faust_cli.add_command(noun)
+
+
+def main() -> None:
+    """The console script."""
+    sys.exit(switchyard(standalone_mode=True))

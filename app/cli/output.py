@@ -1,0 +1,69 @@
+"""Data to stdout as a table, JSON, YAML or CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+import orjson
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+FORMATS = ("table", "json", "yaml", "csv")
+PLAIN_WIDTH = 200  # when stdout is no terminal, lines must not be cut at 80
+
+
+def output_option(command: Any) -> Any:
+    """-o table|json|yaml|csv."""
+    return click.option("-o", "--output", type=click.Choice(FORMATS), default="table", show_default=True)(command)
+
+
+def url_option(command: Any) -> Any:
+    """--url of a worker."""
+    return click.option("--url", metavar="URL", help="A worker's web address (or SWITCHYARD_URL).")(command)
+
+
+def emit(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], output: str, *, whole: Any = None) -> None:
+    """Prints `rows`; JSON and YAML print `whole` when given, with everything that is known."""
+    if output == "json":
+        click.echo(orjson.dumps(rows if whole is None else whole, option=orjson.OPT_INDENT_2).decode())
+    elif output == "yaml":
+        from ruamel.yaml import YAML
+
+        yaml = YAML()
+        yaml.default_flow_style = False
+        yaml.dump(rows if whole is None else whole, sys.stdout)
+    elif output == "csv":
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows([cell(row.get(column)) for column in columns] for row in rows)
+        click.echo(text.getvalue(), nl=False)
+    else:
+        console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
+        table = Table(*columns, box=None, pad_edge=False, header_style="bold")
+        for row in rows:
+            # Text, not markup: what stands in records must not style the operator's terminal.
+            table.add_row(*[Text(printable(cell(row.get(column)))) for column in columns])
+        console.print(table)
+
+
+def cell(value: Any) -> str:
+    """A value in one cell; unknown is said, not left empty."""
+    if value is None:
+        return "unknown"
+    if isinstance(value, float):
+        return f"{value:.3f}".rstrip("0").rstrip(".")
+    if isinstance(value, list | tuple):
+        return "; ".join(map(str, value))
+    return str(value)
+
+
+def printable(text: str) -> str:
+    """Without control characters, which could drive a terminal."""
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)

@@ -1,0 +1,106 @@
+"""workload list|describe, tracker show, worker list: what runs, and how it is."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+import click
+
+from app.cli.client import Client, guarded, workload_path
+from app.cli.output import emit, output_option, url_option
+
+
+@click.group()
+def workload() -> None:
+    """Workloads: a group's consumption of a topic.
+
+    \b
+    switchyard workload list
+    switchyard workload describe billing/orders
+    """
+
+
+@workload.command("list")
+@url_option
+@output_option
+@guarded
+def list_workloads(url: str | None, output: str) -> None:
+    """Every workload with its lag, in messages and in seconds.
+
+    \b
+    switchyard workload list -o json | jq '.[] | select(.lag_s > 60)'
+    """
+    columns = ["key", "breaker", "lag_messages", "lag_s", "in_flight", "delivered", "retried", "dead_lettered",
+               "partitions", "troubles"]  # fmt: skip
+    emit(Client(url).all("/workloads"), columns, output)
+
+
+@workload.command()
+@click.argument("name", metavar="GROUP/TOPIC")
+@url_option
+@output_option
+@guarded
+def describe(name: str, url: str | None, output: str) -> None:
+    """One workload: its partitions, who runs them and why.
+
+    \b
+    switchyard workload describe billing/orders
+    switchyard workload describe billing/orders -o yaml      # with the definition
+    """
+    body = Client(url).ask("GET", workload_path(name))
+    columns = ["topic", "partition", "state", "lag_messages", "lag_s", "committed", "high_watermark", "in_flight",
+               "delivered", "worker", "epoch", "trouble"]  # fmt: skip
+    emit(body["partitions"], columns, output, whole=body)
+
+
+@click.group()
+def tracker() -> None:
+    """Trackers: what of a partition is finished, in flight, waiting.
+
+    \b
+    switchyard tracker show billing/orders 3
+    """
+
+
+@tracker.command()
+@click.argument("name", metavar="GROUP/TOPIC")
+@click.argument("partition", type=click.IntRange(0))
+@click.option("--topic", help="A retry topic of the workload (default: its main topic).")
+@url_option
+@output_option
+@guarded
+def show(name: str, partition: int, topic: str | None, url: str | None, output: str) -> None:
+    """One partition's tracker.
+
+    \b
+    switchyard tracker show billing/orders 3
+    switchyard tracker show billing/orders 0 --topic orders__billing__retry_1 -o json
+    """
+    query = f"?topic={quote(topic, safe='')}" if topic else ""
+    body = Client(url).ask("GET", f"{workload_path(name)}/partitions/{partition}/tracker{query}")
+    rows = [{"what": key, "value": value} for key, value in body.items()
+            if key not in {"finished_ranges", "in_flight_offsets", "more_ranges"}]  # fmt: skip
+    rows.append({"what": "finished above base", "value": " ".join(f"[{a},{b})" for a, b in body["finished_ranges"][:20])})
+    emit(rows, ["what", "value"], output, whole=body)
+
+
+@click.group()
+def worker() -> None:
+    """Workers of the region.
+
+    \b
+    switchyard worker list
+    """
+
+
+@worker.command("list")
+@url_option
+@output_option
+@guarded
+def list_workers(url: str | None, output: str) -> None:
+    """Every worker heard lately, the dead too.
+
+    \b
+    switchyard worker list -o csv
+    """
+    emit(Client(url).all("/workers"), ["worker", "state", "leader", "jobs", "silent_s", "url"], output)

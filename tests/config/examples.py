@@ -1,0 +1,63 @@
+"""Documents that the tests of the configuration start from."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+SETTINGS = """\
+region: east
+clusters:
+  - name: east-regional
+    region: east
+    tier: regional
+    bootstrap: localhost:9092
+  - name: east-aggregate
+    region: east
+    tier: aggregate
+    bootstrap: localhost:9093
+"""
+
+SMALL: dict[str, Any] = {
+    "apiVersion": "switchyard/v1",
+    "kind": "Workload",
+    "metadata": {"group": "billing", "topic": "orders", "cluster": "east-aggregate"},
+    "spec": {"target": {"address": "billing:443"}},
+}
+
+# Every field that can be deployed today.
+FULL: dict[str, Any] = {
+    "apiVersion": "switchyard/v1",
+    "kind": "Workload",
+    "metadata": {"group": "billing", "topic": "orders", "cluster": "east-aggregate", "owner": "billing-team"},
+    "spec": {
+        "mode": "active-active",
+        "primary": "east",
+        "target": {
+            "address": "dns:///billing:443", "contract": "unary",
+            "method": "/acme.Billing/Take", "timeout": "10s",
+        },
+        "ordering": "none",
+        "flow": {"max_inflight": 500, "messages_per_second": 1000, "bytes_per_second": "4MiB"},
+        "tracker": {"capacity": 20000},
+        "headOfLine": {"after": "5m", "stash": "dlq"},
+        "retry": [{"delay": "1m", "attempts": 3}, {"delay": "10m", "attempts": 3}],
+        "dlq": {"enabled": True},
+        "delay": "0s",
+        "isolation": {"zone": "x-zone", "environment": "x-environment"},
+        "payload": {"protobuf": {"descriptor": "orders.desc", "message": "acme.Order"}},
+        "catchUp": {"lag": 1000000, "rate": 2000},
+        "start": "latest",
+    },
+}  # fmt: skip
+
+
+def changed(path: str, value: Any, *, base: dict[str, Any] = SMALL) -> dict[str, Any]:
+    """A copy of `base` in which the field at "a/b/c" is `value`."""
+    document = copy.deepcopy(base)
+    *above, name = path.split("/")
+    at: Any = document
+    for part in above:
+        at = at.setdefault(part, {})
+    at[name] = value
+    return document

@@ -1,0 +1,110 @@
+"""The pages in a real browser, over a real worker: they show the truth, and nothing of it as markup."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from aiokafka import AIOKafkaProducer
+
+from app.demo.stage import Process, Stage, wait_until, workload
+from app.demo.traffic import create_topic, messages, produce
+from app.yard import Yard
+from tests.system.conftest import make_stage
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH; install Debian's chromium to run these"),
+]
+EVIL = '<img src=x onerror="document.title=\'owned\'">'
+
+
+@pytest.fixture(scope="module")
+def console(yard: Yard) -> Iterator[tuple[Stage, Process, str]]:
+    """A worker with a workload that has delivered, retried and stashed; evil text among its dead letters."""
+    with make_stage(yard) as stage:
+        topic = f"pages-{stage.region}"
+        bootstrap = yard.bootstrap("east-aggregate")
+        asyncio.run(create_topic(bootstrap, topic, 2))
+        receiver = stage.receiver("billing", topic)
+        worker = stage.worker()
+        stage.deploy(worker, workload("billing", topic, "east-aggregate", receiver.address,
+                                      retry=[{"delay": "1s", "attempts": 2}]))  # fmt: skip
+
+        async def evil() -> None:
+            async with AIOKafkaProducer(bootstrap_servers=bootstrap) as producer:
+                body = orjson.dumps({"id": EVIL, "behaviour": "poison"})
+                await producer.send_and_wait(topic, body, key=EVIL.encode())
+
+        asyncio.run(produce(bootstrap, topic, messages(400)))
+        asyncio.run(evil())
+        wait_until(lambda: len({d["id"] for d in stage.deliveries()}) >= 401, 60, worker.tail)
+        yield stage, worker, topic
+
+
+@pytest.fixture
+def browse(console: tuple[Stage, Process, str]) -> Iterator[Any]:
+    """A page opener; fails the test on any script error or request to another host."""
+    from playwright.sync_api import sync_playwright
+
+    _, worker, _ = console
+    problems: list[str] = []
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+
+        def open_page(path: str, *, dark: bool = False, width: int = 1280) -> Any:
+            page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light")
+            page.on("pageerror", lambda error: problems.append(str(error)))
+            page.on("request", lambda r: r.url.startswith(worker.url) or problems.append(f"asks {r.url}"))
+            page.goto(worker.url + path)
+            page.wait_for_selector("h1")
+            return page
+
+        yield open_page
+        browser.close()
+    assert not problems
+
+
+def test_the_overview_shows_workers_and_workloads_live(console: Any, browse: Any) -> None:
+    _, _, topic = console
+    page = browse("/")
+    page.wait_for_selector("#live.on")
+    text = page.inner_text("main")
+    assert f"billing/{topic}" in text
+    assert "leader" in text
+
+
+def test_the_workload_page_shows_partitions_and_dead_letters_as_text_never_as_markup(console: Any, browse: Any) -> None:
+    _, _, topic = console
+    page = browse(f"/workloads/billing/{topic}")
+    page.wait_for_function("document.querySelector('main').innerText.includes('onerror')", timeout=15_000)
+    assert page.query_selector("main img") is None
+    assert "owned" not in page.title()
+    assert "FAILED_PRECONDITION" in page.inner_text("main")
+
+
+def test_the_tracker_page_draws_the_window(console: Any, browse: Any) -> None:
+    _, _, topic = console
+    page = browse(f"/workloads/billing/{topic}/partitions/0")
+    assert page.query_selector("svg.strip") is not None
+    assert "committed (base)" in page.inner_text("main")
+
+
+@pytest.mark.parametrize("path", ["/", "/workloads", "/activity"])
+def test_no_page_is_wider_than_a_phone(browse: Any, path: str, tmp_path: Path) -> None:
+    page = browse(path, dark=True, width=380)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 380
+    page.screenshot(path=tmp_path / "phone.png")
+
+
+def test_an_unknown_workload_is_told_in_words(browse: Any) -> None:
+    page = browse("/workloads/no/such")
+    assert "there is no workload no/such" in page.inner_text("main")
+
+
