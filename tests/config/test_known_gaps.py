@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from app.config.definitions import json_schema, load_definitions, parse_definition
+from app.config.definitions import Workload, json_schema, load_definitions, parse_definition
 from app.config.plan import plan
 from app.config.problems import InvalidConfiguration, read_documents
 from app.config.static import load_settings
@@ -180,6 +180,12 @@ def test_a_size_is_exact_or_refused() -> None:
 @gap("0.0014 s is in force until it was on the wire, then 0.001 s")
 def test_a_duration_finer_than_a_millisecond_is_refused() -> None:
     assert "spec.target.timeout" in definition_text(changed("spec/target/timeout", 0.0014))
+
+
+@gap("a sum of floats: the receiver's channels would be made anew after a restart")
+def test_a_duration_is_the_very_same_after_the_wire() -> None:
+    before = parse_definition(changed("spec/target/timeout", "1001ms"))[0]
+    assert Workload.from_wire(before.to_wire()).spec.target == before.spec.target
 
 
 # -- promises of the interface ---------------------------------------------------------------------

@@ -26,11 +26,11 @@ EVIL = '<img src=x onerror="document.title=\'owned\'">'
 
 
 @pytest.fixture(scope="module")
-def console(yard: Yard) -> Iterator[tuple[Stage, Process, str]]:
+def console(_shared_yard: Yard) -> Iterator[tuple[Stage, Process, str]]:
     """A worker with a workload that has delivered, retried and stashed; evil text among its dead letters."""
-    with make_stage(yard) as stage:
+    with make_stage(_shared_yard) as stage:
         topic = f"pages-{stage.region}"
-        bootstrap = yard.bootstrap("east-aggregate")
+        bootstrap = _shared_yard.bootstrap("east-aggregate")
         asyncio.run(create_topic(bootstrap, topic, 2))
         receiver = stage.receiver("billing", topic)
         worker = stage.worker()

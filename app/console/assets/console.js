@@ -51,7 +51,7 @@ function rate(now, key) {
 }
 
 function workloadTable(o) {
-  const columns = [["Workload"], ["Receiver"], ["Lag", "n"], ["Lag in time", "n"], ["Delivered", "n"], ["Rate", "n"], ["In flight", "n"], ["Retried", "n"], ["Dead letters", "n"], ["Trouble", "wrap"]];
+  const columns = [["Workload"], ["Breaker"], ["Lag", "n"], ["Lag in time", "n"], ["Delivered", "n"], ["Rate", "n"], ["In flight", "n"], ["Retried", "n"], ["Dead letters", "n"], ["Trouble", "wrap"]];
   return table(columns, o.workloads.map((w) => [
     link(workloadPath(w), w.key), state(w.breaker), number(w.lag_messages), duration(w.lag_s), number(w.delivered),
     rate(o, w.key), number(w.in_flight), number(w.retried), number(w.dead_lettered), w.troubles.join("; "),
@@ -87,7 +87,7 @@ function workloadPage(w, dlq) {
   const dead = dlq.items.map((m) => [clock(m.at_ms), `${m.origin.topic}-${m.origin.partition} @ ${m.origin.offset}`, m.code, m.reason, m.attempt, m.key?.text ?? m.key?.base64 ?? "null", (m.value?.text ?? m.value?.base64 ?? "null").slice(0, 300)]);
   return [
     el("h1", {}, s.key),
-    tiles([["receiver", s.breaker], ["lag, messages", number(s.lag_messages)], ["lag in time", duration(s.lag_s)], ["in flight", number(s.in_flight)], ["delivered", number(s.delivered)], ["dead letters", number(s.dead_lettered)]]),
+    tiles([["breaker", s.breaker], ["lag, messages", number(s.lag_messages)], ["lag in time", duration(s.lag_s)], ["in flight", number(s.in_flight)], ["delivered", number(s.delivered)], ["dead letters", number(s.dead_lettered)]]),
     el("h2", {}, "Partitions"), table(columns, rows, "Nobody runs it yet."),
     el("h2", {}, "Dead letters, newest first"),
     table([["When"], ["Origin"], ["Code"], ["Reason", "wrap"], ["Attempt", "n"], ["Key"], ["Value", "wrap"]], dead, "The dead letter queue is empty."),
@@ -122,7 +122,7 @@ function trackerPage(t) {
   const legend = [["k-finished", "finished, waits for those before it"], ["k-flight", "in flight"], ["k-open", "waiting"], ["k-free", "empty"]];
   return [
     el("h1", {}, t.job),
-    tiles([["committed (base)", number(t.base)], ["fetched (end)", number(t.end)], ["high watermark", t.high_watermark < 0 ? "unknown" : number(t.high_watermark)], ["in flight", number(t.in_flight)], ["unfinished", number(t.unfinished)], ["room", `${number(t.room)} of ${number(t.capacity)}`], ["epoch", number(t.epoch)]]),
+    tiles([["committed (base)", number(t.base)], ["fetched (end)", number(t.end)], ["high watermark", t.high_watermark < 0 ? "unknown" : number(t.high_watermark)], ["in flight", number(t.in_flight)], ["unfinished", number(t.unfinished)], [`room of ${number(t.capacity)}`, number(t.room)], ["epoch", number(t.epoch)]]),
     el("h2", {}, `The window from ${number(t.base)} to ${number(t.end)}`), strip(t),
     el("p", { class: "legend" }, legend.map(([kind, text]) => el("span", {}, el("i", { class: kind }), text))),
     el("p", { class: "quiet" }, t.end === t.base ? "Everything fetched is finished and may be committed." : `The commit stands at ${number(t.base)}: that offset is not finished. ${number(t.acked)} acknowledged and ${number(t.nacked)} moved elsewhere wait behind it.`),
