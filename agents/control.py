@@ -27,7 +27,7 @@ async def write_control_tables(stream: Any) -> None:
     async for event in stream.events():
         try:
             _write(event.value, event.message.offset)
-        except Exception as error:  # noqa: BLE001 - an exception would skip the event and stall the agent
+        except Exception as error:
             log.exception("a control event failed and is passed over", error=repr(error))
 
 

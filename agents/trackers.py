@@ -11,7 +11,7 @@ from typing import Any
 import structlog
 
 from app import app, wire
-from app.core.fencing import Snapshots, Takeover, on_snapshot, on_takeover
+from app.core.fencing import Snapshots, Takeover, TrackerRecord, on_snapshot, on_takeover
 from app.core.tracker import CorruptSnapshot
 from tables.trackers import trackers
 
@@ -33,7 +33,7 @@ async def write_trackers(stream: Any) -> None:
                     await answers.send(value=wire.encode(answer), partition=0)
                 case Snapshots() as event:
                     _fold(event)
-        except Exception as error:  # noqa: BLE001 - see the module
+        except Exception as error:
             log.exception("a tracker event failed and is passed over", error=repr(error))
 
 
@@ -48,7 +48,7 @@ def _fold(event: Snapshots) -> None:
             trackers[item.job.encode()] = wire.encode(record)
 
 
-def _record(job: str) -> wire.TrackerRecord | None:
+def _record(job: str) -> TrackerRecord | None:
     stored = trackers.get(job.encode())
     if stored is None:
         return None

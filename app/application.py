@@ -12,7 +12,6 @@ import ssl
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import faust
@@ -21,7 +20,8 @@ from faust.cli.base import cli as faust_cli
 
 from app.channels import DataChannel
 from app.cli.main import attach
-from app.config.static import InvalidConfiguration, Settings, load_settings
+from app.config.problems import InvalidConfiguration
+from app.config.static import Settings, load_settings
 from app.console import server as console
 from app.control.runtime import Runtime
 from app.control.tail import bounded
@@ -34,7 +34,9 @@ from app.topics import ControlTopic, ControlTopics
 log = structlog.get_logger(__name__)
 
 EXIT_INVALID = 3
-CHANNEL_BATCHES = 256     # each at most a fetch response's share of one partition; bytes are bounded by the budget
+CHANNEL_BATCHES = (
+    256  # each at most a fetch response's share of one partition; bytes are bounded by the budget
+)
 FAUST_STOP_S = 15.0
 AGENTS = {"control", "dispatch", "trackers"}
 TABLES = {"activity", "assignments", "trackers", "workloads"}
@@ -71,7 +73,9 @@ class SwitchyardApp(faust.App):
         return self._dispatch_channel
 
     async def on_first_start(self) -> None:
-        missing = sorted(AGENTS - {name.rsplit(".", 1)[-1] for name in self.agents}) + sorted(TABLES - set(self.tables))
+        missing = sorted(AGENTS - {name.rsplit(".", 1)[-1] for name in self.agents}) + sorted(
+            TABLES - set(self.tables)
+        )
         if missing:
             # A module that fails to import only makes Faust warn; a worker without its agents is worse
             # than none.
@@ -84,12 +88,20 @@ class SwitchyardApp(faust.App):
             cluster_id = await client.cluster_id()
             created = await ensure_topics(
                 client,
-                [TopicSpec(t.name, partitions=t.partitions, config=t.config) for t in self.topics_declared.all()],
+                [
+                    TopicSpec(t.name, partitions=t.partitions, config=t.config)
+                    for t in self.topics_declared.all()
+                ],
             )
             if created:
                 log.info("created control topics", topics=created)
             ends = await client.end_offsets(
-                [(t.name, p) for t in self.topics_declared.all() if t.name.endswith("-changelog") for p in range(t.partitions)]
+                [
+                    (t.name, p)
+                    for t in self.topics_declared.all()
+                    if t.name.endswith("-changelog")
+                    for p in range(t.partitions)
+                ]
             )
         finally:
             await client.stop()
@@ -181,7 +193,10 @@ def broker_credentials(spec: ClusterSpec) -> Any:
     """The same for Faust's own clients."""
     if spec.protocol.startswith("SASL"):
         return faust.SASLCredentials(
-            username=spec.username, password=spec.password, mechanism=spec.mechanism, ssl_context=spec.ssl_context
+            username=spec.username,
+            password=spec.password,
+            mechanism=spec.mechanism,
+            ssl_context=spec.ssl_context,
         )
     return faust.SSLCredentials(context=spec.ssl_context) if spec.protocol == "SSL" else None
 
@@ -236,5 +251,6 @@ def build() -> SwitchyardApp:
     app.settings = settings
     app.topics_declared = topics
     attach(faust_cli)
-    console.install(app.web.web_app, lambda: getattr(app, "runtime", None), settings.region)
+    web: Any = app.web
+    console.install(web.web_app, lambda: getattr(app, "runtime", None), settings.region)
     return app

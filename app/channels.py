@@ -17,11 +17,10 @@ class DataChannel(Channel):  # type: ignore[type-arg]
     """A bounded in-memory channel for batches on their way to a channel agent."""
 
     @property
-    def queue(self) -> ThrowableQueue:
+    def queue(self) -> Any:
         """The queue behind this channel (made on first use, when the loop runs)."""
         if self._queue is None:
             # A flow control of its own, which Faust does not know and so never suspends or clears.
             flowing = FlowControlEvent(initially_suspended=False)
             self._queue = ThrowableQueue(maxsize=self.maxsize or 64, flow_control=flowing)
         return self._queue
-

@@ -64,7 +64,9 @@ def prepare_datadir(
         (directory / OWNER_FILE).write_text(json.dumps(owner))
     for store in directory.glob("**/*.db"):
         if store.is_dir() and not _fits(store, app_id, changelog_ends):
-            log.warning("a local table is ahead of its changelog or unreadable; it is rebuilt", store=store.name)
+            log.warning(
+                "a local table is ahead of its changelog or unreadable; it is rebuilt", store=store.name
+            )
             shutil.rmtree(store)
 
 

@@ -53,7 +53,11 @@ def logging_config(settings: LoggingSettings) -> dict[str, Any]:
             }
         },
         "handlers": {
-            "stderr": {"class": "logging.StreamHandler", "formatter": "switchyard", "stream": "ext://sys.stderr"}
+            "stderr": {
+                "class": "logging.StreamHandler",
+                "formatter": "switchyard",
+                "stream": "ext://sys.stderr",
+            }
         },
         "root": {"handlers": ["stderr"], "level": settings.level.upper()},
         "loggers": {

@@ -34,7 +34,11 @@ class ControlTopic:
 
 
 def _expiring(retention_ms: int) -> dict[str, str]:
-    return {"cleanup.policy": "delete", "retention.ms": str(retention_ms), "segment.bytes": str(16 * 1024 * 1024)}
+    return {
+        "cleanup.policy": "delete",
+        "retention.ms": str(retention_ms),
+        "segment.bytes": str(16 * 1024 * 1024),
+    }
 
 
 @dataclass(frozen=True, slots=True)

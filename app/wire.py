@@ -99,12 +99,14 @@ def _decode(decoder: msgspec.json.Decoder[T], what: str, data: bytes | None) -> 
 
 def control_event(data: bytes | None) -> AnyControlEvent:
     """Raises `BadEvent`."""
-    return _decode(_control, "control event", data)
+    event: AnyControlEvent = _decode(_control, "control event", data)
+    return event
 
 
 def tracker_event(data: bytes | None) -> TrackerEvent:
     """Raises `BadEvent`."""
-    return _decode(_tracker, "tracker event", data)
+    event: TrackerEvent = _decode(_tracker, "tracker event", data)
+    return event
 
 
 def takeover_answer(data: bytes | None) -> TakeoverAnswer:

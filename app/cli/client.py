@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -32,10 +33,8 @@ def worker_url(given: str | None) -> str:
         from app.config.static import load_settings
 
         port = os.environ.get("SWITCHYARD_WEB_PORT", "6066")
-        try:
+        with contextlib.suppress(InvalidConfiguration):  # only the address is needed, not the whole file
             port = str(load_settings().web.port)
-        except InvalidConfiguration:
-            pass  # commands need a worker's address, not a whole configuration
         url = f"http://127.0.0.1:{port}"
     if urlsplit(url).scheme not in {"http", "https"}:
         raise Failure(f"--url {url!r} is not an address; write http://host:port", EXIT_USAGE)
@@ -70,8 +69,8 @@ class Client:
         except (OSError, orjson.JSONDecodeError) as error:
             reason = getattr(error, "reason", error)
             raise Failure(
-                f"no worker answers at {self.url} ({reason}); start one with 'faust -A app worker', or name another "
-                "with --url or SWITCHYARD_URL", EXIT_UNREACHABLE,
+                f"no worker answers at {self.url} ({reason}); start one with 'faust -A app worker', "
+                "or name another with --url or SWITCHYARD_URL", EXIT_UNREACHABLE,
             ) from error  # fmt: skip
 
     def all(self, path: str) -> list[Any]:
@@ -109,7 +108,7 @@ def actor() -> str:
 
 
 def guarded(command: Any) -> Any:
-    """Turns a `Failure` into its message and exit code. mode turns every exception into 1, hence SystemExit."""
+    """Turns a `Failure` into its message and exit code; by SystemExit, since mode makes 1 of all else."""
     import functools
 
     from app.config.problems import InvalidConfiguration

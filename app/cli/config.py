@@ -116,7 +116,9 @@ def plan_command(files: tuple[str, ...], prune: bool, url: str | None, output: s
 @click.option("--execute", is_flag=True, help="Do it; without this, only the plan is shown.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @guarded
-def deploy(files: tuple[str, ...], prune: bool, url: str | None, output: str, execute: bool, yes: bool) -> None:
+def deploy(
+    files: tuple[str, ...], prune: bool, url: str | None, output: str, execute: bool, yes: bool
+) -> None:
     """Deploys definitions. A dry run until --execute; then asks unless --yes.
 
     \b

@@ -36,13 +36,17 @@ def list_queues(url: str | None, output: str) -> None:
     rows = []
     for item in client.all("/workloads"):
         body = client.ask("GET", workload_path(item["key"]).replace("/workloads/", "/dlq/", 1))
-        rows.append({"workload": item["key"], **{k: body[k] for k in ("topic", "messages", "enabled", "exists")}})
+        rows.append(
+            {"workload": item["key"], **{k: body[k] for k in ("topic", "messages", "enabled", "exists")}}
+        )
     emit(rows, ["workload", "topic", "messages", "enabled", "exists"], output)
 
 
 @dlq.command()
 @click.argument("name", metavar="GROUP/TOPIC")
-@click.option("--limit", type=click.IntRange(1, 500), default=20, show_default=True, help="At most this many.")
+@click.option(
+    "--limit", type=click.IntRange(1, 500), default=20, show_default=True, help="At most this many."
+)
 @url_option
 @output_option
 @guarded

@@ -20,7 +20,9 @@ PLAIN_WIDTH = 200  # when stdout is no terminal, lines must not be cut at 80
 
 def output_option(command: Any) -> Any:
     """-o table|json|yaml|csv."""
-    return click.option("-o", "--output", type=click.Choice(FORMATS), default="table", show_default=True)(command)
+    return click.option("-o", "--output", type=click.Choice(FORMATS), default="table", show_default=True)(
+        command
+    )
 
 
 def url_option(command: Any) -> Any:
@@ -28,7 +30,9 @@ def url_option(command: Any) -> Any:
     return click.option("--url", metavar="URL", help="A worker's web address (or SWITCHYARD_URL).")(command)
 
 
-def emit(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], output: str, *, whole: Any = None) -> None:
+def emit(
+    rows: Sequence[Mapping[str, Any]], columns: Sequence[str], output: str, *, whole: Any = None
+) -> None:
     """Prints `rows`; JSON and YAML print `whole` when given, with everything that is known."""
     if output == "json":
         click.echo(orjson.dumps(rows if whole is None else whole, option=orjson.OPT_INDENT_2).decode())

@@ -30,8 +30,8 @@ def list_workloads(url: str | None, output: str) -> None:
     \b
     switchyard workload list -o json | jq '.[] | select(.lag_s > 60)'
     """
-    columns = ["key", "breaker", "lag_messages", "lag_s", "in_flight", "delivered", "retried", "dead_lettered",
-               "partitions", "troubles"]  # fmt: skip
+    columns = ["key", "breaker", "lag_messages", "lag_s", "in_flight", "delivered", "retried",
+               "dead_lettered", "partitions", "troubles"]  # fmt: skip
     emit(Client(url).all("/workloads"), columns, output)
 
 
@@ -48,8 +48,8 @@ def describe(name: str, url: str | None, output: str) -> None:
     switchyard workload describe billing/orders -o yaml      # with the definition
     """
     body = Client(url).ask("GET", workload_path(name))
-    columns = ["topic", "partition", "state", "lag_messages", "lag_s", "committed", "high_watermark", "in_flight",
-               "delivered", "worker", "epoch", "trouble"]  # fmt: skip
+    columns = ["topic", "partition", "state", "lag_messages", "lag_s", "committed", "high_watermark",
+               "in_flight", "delivered", "worker", "epoch", "trouble"]  # fmt: skip
     emit(body["partitions"], columns, output, whole=body)
 
 
@@ -80,7 +80,12 @@ def show(name: str, partition: int, topic: str | None, url: str | None, output: 
     body = Client(url).ask("GET", f"{workload_path(name)}/partitions/{partition}/tracker{query}")
     rows = [{"what": key, "value": value} for key, value in body.items()
             if key not in {"finished_ranges", "in_flight_offsets", "more_ranges"}]  # fmt: skip
-    rows.append({"what": "finished above base", "value": " ".join(f"[{a},{b})" for a, b in body["finished_ranges"][:20])})
+    rows.append(
+        {
+            "what": "finished above base",
+            "value": " ".join(f"[{a},{b})" for a, b in body["finished_ranges"][:20]),
+        }
+    )
     emit(rows, ["what", "value"], output, whole=body)
 
 

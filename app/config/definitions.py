@@ -15,7 +15,16 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from app.config.problems import Document, InvalidConfiguration, Path_, Problem, read_documents, read_text, suggest, validate
+from app.config.problems import (
+    Document,
+    InvalidConfiguration,
+    Path_,
+    Problem,
+    read_documents,
+    read_text,
+    suggest,
+    validate,
+)
 from app.config.units import Duration, Size
 
 API_VERSION = "switchyard/v1"
@@ -179,7 +188,7 @@ class Workload(_Model):
 
     @property
     def key(self) -> str:
-        """"group/topic", the workload's name everywhere."""
+        """ "group/topic", the workload's name everywhere."""
         return f"{self.metadata.group}/{self.metadata.topic}"
 
     def retry_topics(self) -> tuple[str, ...]:
@@ -246,7 +255,11 @@ def _inner_model(annotation: Any) -> type[BaseModel] | None:
 def json_schema() -> dict[str, Any]:
     """The JSON Schema of all kinds there are."""
     schema = Workload.model_json_schema(by_alias=True)
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Switchyard definitions", "oneOf": [schema]}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Switchyard definitions",
+        "oneOf": [schema],
+    }
 
 
 def parse_definition(
@@ -259,10 +272,14 @@ def parse_definition(
     """
     document = Document(file, data, node)
     if not isinstance(data, Mapping):
-        raise InvalidConfiguration([Problem("a definition must be a mapping", f"begin with apiVersion: {API_VERSION}", file=file)])
+        raise InvalidConfiguration(
+            [Problem("a definition must be a mapping", f"begin with apiVersion: {API_VERSION}", file=file)]
+        )
     kind = data.get("kind")
     if kind in LATER_KINDS:
-        raise InvalidConfiguration([_at(document, ("kind",), "comes with a later release", "leave it out for now")])
+        raise InvalidConfiguration(
+            [_at(document, ("kind",), "comes with a later release", "leave it out for now")]
+        )
     problems: list[Problem] = []
     workload: Workload | None = None
     try:
@@ -270,8 +287,18 @@ def parse_definition(
     except InvalidConfiguration as error:
         problems += error.problems
     problems += _checks(document, data, clusters)
-    if workload is not None and len(max([*workload.retry_topics(), workload.dlq_topic()], key=len)) > MAX_TOPIC_CHARS:
-        problems.append(_at(document, ("metadata", "topic"), f"with the group's, the names of retry topics and DLQ exceed {MAX_TOPIC_CHARS} characters", "shorten the group's name"))
+    if (
+        workload is not None
+        and len(max([*workload.retry_topics(), workload.dlq_topic()], key=len)) > MAX_TOPIC_CHARS
+    ):
+        problems.append(
+            _at(
+                document,
+                ("metadata", "topic"),
+                f"with the group's, the names of retry topics and DLQ exceed {MAX_TOPIC_CHARS} characters",
+                "shorten the group's name",
+            )
+        )
     warnings = [problem for problem in problems if problem.severity == "warning"]
     if workload is None or len(warnings) < len(problems):
         raise InvalidConfiguration(problems)
@@ -293,19 +320,34 @@ def _get(data: Any, path: Path_) -> Any:
     return data
 
 
-def _checks(document: Document, data: Mapping[str, Any], clusters: Collection[str] | None) -> Iterable[Problem]:
+def _checks(
+    document: Document, data: Mapping[str, Any], clusters: Collection[str] | None
+) -> Iterable[Problem]:
     cluster = _get(data, ("metadata", "cluster"))
     if clusters is not None and isinstance(cluster, str) and cluster not in clusters:
         yield _at(document, ("metadata", "cluster"), "no such cluster", suggest(cluster, list(clusters)))
     if _get(data, ("spec", "target", "contract")) == "stream":
-        yield _at(document, ("spec", "target", "contract"), "the stream contract comes with a later release", "use unary")
+        yield _at(
+            document,
+            ("spec", "target", "contract"),
+            "the stream contract comes with a later release",
+            "use unary",
+        )
     if _get(data, ("spec", "ordering")) in {"key", "partition"}:
         yield _at(document, ("spec", "ordering"), "ordered delivery comes with a later release", "use none")
-    if _get(data, ("spec", "delay")) not in {None, 0, 0.0, "0s", "0"}:
-        yield _at(document, ("spec", "delay"), "delay on the main topic comes with a later release", "leave it out")
+    if _get(data, ("spec", "delay")) not in {None, 0, "0s", "0"}:
+        yield _at(
+            document, ("spec", "delay"), "delay on the main topic comes with a later release", "leave it out"
+        )
     for path, feature in NOT_YET.items():
         if _get(data, path) is not None:
-            yield _at(document, path, f"not in force yet ({feature} comes with a later release)", "it is kept and ignored", "warning")
+            yield _at(
+                document,
+                path,
+                f"not in force yet ({feature} comes with a later release)",
+                "it is kept and ignored",
+                "warning",
+            )
 
 
 def load_definitions(
@@ -320,9 +362,15 @@ def load_definitions(
     documents: list[Document] = []
     for source in sources:
         path = Path(source)
-        files = sorted(f for f in path.rglob("*") if f.suffix in {".yaml", ".yml", ".json"}) if path.is_dir() else [path]
+        files = (
+            sorted(f for f in path.rglob("*") if f.suffix in {".yaml", ".yml", ".json"})
+            if path.is_dir()
+            else [path]
+        )
         if not files:
-            problems.append(Problem("has no .yaml, .yml or .json file", "name another folder", file=str(path)))
+            problems.append(
+                Problem("has no .yaml, .yml or .json file", "name another folder", file=str(path))
+            )
         for file in files:
             try:
                 documents += read_documents(read_text(file, "check the path"), str(file))
@@ -331,7 +379,9 @@ def load_definitions(
     workloads: dict[str, tuple[Workload, Document]] = {}
     for document in documents:
         try:
-            workload, warnings = parse_definition(document.data, clusters=clusters, file=document.file, node=document.node)
+            workload, warnings = parse_definition(
+                document.data, clusters=clusters, file=document.file, node=document.node
+            )
         except InvalidConfiguration as error:
             problems += error.problems
             continue
@@ -339,7 +389,14 @@ def load_definitions(
         if workload.key in workloads:
             first = workloads[workload.key][1]
             line, _ = first.position(("metadata",), key=True)
-            problems.append(_at(document, ("metadata", "topic"), f"{workload.key} is defined twice, first at {first.file}:{line}", "remove one"))
+            problems.append(
+                _at(
+                    document,
+                    ("metadata", "topic"),
+                    f"{workload.key} is defined twice, first at {first.file}:{line}",
+                    "remove one",
+                )
+            )
         else:
             workloads[workload.key] = (workload, document)
     if any(problem.severity == "error" for problem in problems):

@@ -19,7 +19,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 MAX_FILE_BYTES = 4 * 1024 * 1024  # a configuration larger than this is a mistake
 MAX_DEPTH = 32
-MAX_NODES = 200_000               # aliases can blow a few bytes up to gigabytes
+MAX_NODES = 200_000  # aliases can blow a few bytes up to gigabytes
 MAX_SHOWN_CHARS = 80
 SECRET_FIELDS = {"password", "username", "secret", "token"}
 
@@ -132,7 +132,9 @@ def read_documents(text: str, file: str) -> list[Document]:
         ]) from error  # fmt: skip
     except (YAMLError, RecursionError, ValueError) as error:
         message = str(error).split("\n")[0] or "nested too deeply"
-        raise InvalidConfiguration([Problem(f"not YAML: {message}", "correct the syntax", file=file)]) from error
+        raise InvalidConfiguration(
+            [Problem(f"not YAML: {message}", "correct the syntax", file=file)]
+        ) from error
 
 
 def plain(node: Any) -> Any:
@@ -176,7 +178,7 @@ def validate(model: type[BaseModel], document: Document, data: Any = None, at: P
 
 def _echo(entry: Any) -> bool:
     """pydantic counts a list as too short when its items are invalid; the items are told by themselves."""
-    return entry["type"] == "too_short" and len(entry["input"]) >= entry["ctx"]["min_length"]
+    return bool(entry["type"] == "too_short" and len(entry["input"]) >= entry["ctx"]["min_length"])
 
 
 def _problem(model: type[BaseModel], document: Document, entry: Any, at: Path_) -> Problem:

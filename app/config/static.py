@@ -228,7 +228,12 @@ def _cross_checks(document: Document, data: dict[str, Any]) -> list[Problem]:
     for index, cluster in enumerate(clusters):
         name = cluster.get("name") if isinstance(cluster, dict) else None
         if isinstance(name, str) and name in seen:
-            tell("a second cluster of this name", "give each cluster a name of its own", ("clusters", index, "name"), name)
+            tell(
+                "a second cluster of this name",
+                "give each cluster a name of its own",
+                ("clusters", index, "name"),
+                name,
+            )
         elif isinstance(name, str):
             seen[name] = index
     dicts = [cluster for cluster in clusters if isinstance(cluster, dict)]

@@ -22,7 +22,9 @@ log = structlog.get_logger(__name__)
 MAX_BODY_BYTES = 1024 * 1024
 MAX_LIMIT, DEFAULT_LIMIT = 1000, 100
 SECURITY_HEADERS = {
-    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'",
+    "Content-Security-Policy": (
+        "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
+    ),
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer",
@@ -64,7 +66,13 @@ def problem_response(error: ApiError, path: str) -> web.Response:
     }
     if error.problems:
         body["problems"] = [
-            {"field": p.field, "value": p.value, "message": p.message, "remedy": p.remedy, "severity": p.severity}
+            {
+                "field": p.field,
+                "value": p.value,
+                "message": p.message,
+                "remedy": p.remedy,
+                "severity": p.severity,
+            }
             for p in error.problems
         ]
     return web.Response(
@@ -119,7 +127,9 @@ def guard(allowed_hosts: set[str]) -> Any:
     async def around(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             if not _is_local(request.host, allowed_hosts):
-                raise ApiError(421, "Unknown host", "this server does not answer for that Host; use its own address")
+                raise ApiError(
+                    421, "Unknown host", "this server does not answer for that Host; use its own address"
+                )
             origin = request.headers.get("Origin")
             if request.method not in SAFE_METHODS and origin and urlsplit(origin).netloc != request.host:
                 raise ApiError(403, "Foreign origin", "changes are taken from this console's own pages only")
@@ -131,7 +141,9 @@ def guard(allowed_hosts: set[str]) -> Any:
         except web.HTTPException as error:
             if error.status < 400:
                 raise
-            answer = problem_response(ApiError(error.status, error.reason, error.text or error.reason), request.path)
+            answer = problem_response(
+                ApiError(error.status, error.reason, error.text or error.reason), request.path
+            )
         except Exception:
             log.exception("a request failed", path=request.path, method=request.method)
             detail = "something failed here; the worker's log says what"

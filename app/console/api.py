@@ -83,7 +83,11 @@ class Api:
         runtime = self.runtime
         holds = runtime.lease.holds(time.monotonic())
         ok = runtime.control.caught_up and holds and not runtime.draining
-        detail = {"control_log_read": runtime.control.caught_up, "lease_holds": holds, "draining": runtime.draining}
+        detail = {
+            "control_log_read": runtime.control.caught_up,
+            "lease_holds": holds,
+            "draining": runtime.draining,
+        }
         return json_response({"status": "ready" if ok else "not ready", **detail}, 200 if ok else 503)
 
     async def metrics(self, _: web.Request) -> web.Response:
@@ -108,7 +112,9 @@ class Api:
         """The overview every second, as server-sent events."""
         if self._streams >= MAX_STREAMS:
             raise ApiError(503, "Too many streams", f"{MAX_STREAMS} pages are live already; close some")
-        answer = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
+        answer = web.StreamResponse(
+            headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
+        )
         self._streams += 1
         try:
             await answer.prepare(request)
@@ -146,7 +152,9 @@ class Api:
         key = f"{request.match_info['group']}/{request.match_info['topic']}"
         put = self.runtime.control.view.workloads.get(key)
         if put is None:
-            raise ApiError(404, "No such workload", f"there is no workload {key}; GET /api/v1/workloads lists them")
+            raise ApiError(
+                404, "No such workload", f"there is no workload {key}; GET /api/v1/workloads lists them"
+            )
         return put
 
     async def get_workload(self, request: web.Request) -> web.Response:
@@ -173,9 +181,13 @@ class Api:
                 "summary": doc,
                 "operationId": route.handler.__name__,
                 "parameters": [
-                    {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
+                    {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+                    for name in names
                 ],
-                "responses": {"200": {"description": "done"}, "default": {"description": "a problem (RFC 9457)"}},
+                "responses": {
+                    "200": {"description": "done"},
+                    "default": {"description": "a problem (RFC 9457)"},
+                },
             }
         info = {"title": "Switchyard", "version": "1"}
         return json_response({"openapi": "3.1.0", "info": info, "paths": paths})
@@ -184,10 +196,14 @@ class Api:
 
     async def put_workload(self, request: web.Request) -> web.Response:
         """Defines or changes a workload; 201, or 200 when it was there."""
-        workload, warnings = parse_definition(await self._body(request), clusters=self.runtime.clusters.specs.keys())
+        workload, warnings = parse_definition(
+            await self._body(request), clusters=self.runtime.clusters.specs.keys()
+        )
         told = f"{request.match_info['group']}/{request.match_info['topic']}"
         if workload.key != told:
-            raise ApiError(422, "Wrong address", f"the definition is of {workload.key}, the address of {told}")
+            raise ApiError(
+                422, "Wrong address", f"the definition is of {workload.key}, the address of {told}"
+            )
         current = self.runtime.control.view.workloads.get(workload.key)
         self._match(request, current)
         etag = workload.etag()
@@ -195,12 +211,17 @@ class Api:
             before = Workload.from_wire(current.definition)
             if before.metadata.cluster != workload.metadata.cluster:
                 raise ApiError(409, "Cluster cannot change",
-                               f"{workload.key} reads {before.metadata.cluster}, whose offsets mean nothing in "
-                               f"{workload.metadata.cluster}; delete the workload first")  # fmt: skip
+                               f"{workload.key} reads {before.metadata.cluster}, whose offsets mean nothing "
+                               f"in {workload.metadata.cluster}; delete the workload first")  # fmt: skip
         if current is None or current.etag != etag:
             await self.runtime.control.append(
-                WorkloadPut(at_ms=now_ms(), key=workload.key, definition=workload.to_wire(), etag=etag,
-                            actor=_actor(request))  # fmt: skip
+                WorkloadPut(
+                    at_ms=now_ms(),
+                    key=workload.key,
+                    definition=workload.to_wire(),
+                    etag=etag,
+                    actor=_actor(request),
+                )
             )
         body = {"key": workload.key, "etag": etag, "changed": current is None or current.etag != etag,
                 "warnings": [str(warning) for warning in warnings]}  # fmt: skip
@@ -219,8 +240,12 @@ class Api:
         if wanted is None:
             return
         have = None if current is None else current.etag
-        if wanted != "*" and have not in {tag.strip().removeprefix("W/").strip('"') for tag in wanted.split(",")}:
-            raise ApiError(412, "Changed meanwhile", f"the definition's ETag is {have}; read it again, then decide")
+        if wanted != "*" and have not in {
+            tag.strip().removeprefix("W/").strip('"') for tag in wanted.split(",")
+        }:
+            raise ApiError(
+                412, "Changed meanwhile", f"the definition's ETag is {have}; read it again, then decide"
+            )
         if wanted == "*" and current is None:
             raise ApiError(412, "Not there", "If-Match: * needs a workload that exists")
 
@@ -248,7 +273,9 @@ class Api:
         job = str(JobId(Kind.DISPATCH, put.key, topic, int(text)))
         held = self.runtime.control.view.owner(job)
         if held is None:
-            raise ApiError(404, "No such partition", f"nobody owns {job}; GET the workload to see its partitions")
+            raise ApiError(
+                404, "No such partition", f"nobody owns {job}; GET the workload to see its partitions"
+            )
         pump = self.runtime.jobs.pumps.get(job)
         if pump is not None:
             tracker = pump.tracker
@@ -269,7 +296,9 @@ class Api:
     async def _ask_owner(self, request: web.Request, worker: str) -> web.Response:
         beat = self.runtime.members.live(time.monotonic()).get(worker)
         if beat is None:
-            raise ApiError(503, "Owner away", f"{worker} owns the partition but is not heard; it moves within seconds")
+            raise ApiError(
+                503, "Owner away", f"{worker} owns the partition but is not heard; it moves within seconds"
+            )
         timeout = aiohttp.ClientTimeout(total=PROXY_S)
         try:
             async with (
@@ -280,7 +309,9 @@ class Api:
                 return web.Response(body=body, status=answer.status, content_type=answer.content_type,
                                     headers={"Cache-Control": "no-store"})  # fmt: skip
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise ApiError(502, "Owner unreachable", f"{worker} at {beat.url} does not answer: {error}") from error
+            raise ApiError(
+                502, "Owner unreachable", f"{worker} at {beat.url} does not answer: {error}"
+            ) from error
 
     # -- dead letters ----------------------------------------------------------------------------
 

@@ -24,12 +24,16 @@ class _Collector:
     def collect(self) -> Iterator[Metric]:
         runtime = self.runtime
         gauges = {
-            "lag_messages": GaugeMetricFamily("switchyard_lag_messages", "Messages not committed yet", labels=LABELS),
-            "lag_s": GaugeMetricFamily("switchyard_lag_seconds", "Age of the oldest unfinished message", labels=LABELS),
+            "lag_messages": GaugeMetricFamily(
+                "switchyard_lag_messages", "Messages not committed yet", labels=LABELS
+            ),
+            "lag_s": GaugeMetricFamily(
+                "switchyard_lag_seconds", "Age of the oldest unfinished message", labels=LABELS
+            ),
             "in_flight": GaugeMetricFamily("switchyard_in_flight_messages", "Calls under way", labels=LABELS),
         }
         counters = {
-            name: CounterMetricFamily(f"switchyard_{name}_messages", f"Messages {text}, by this owner", labels=LABELS)
+            name: CounterMetricFamily(f"switchyard_{name}_messages", f"Messages {text}", labels=LABELS)
             for name, text in (("delivered", "acknowledged"), ("retried", "moved to a retry topic"),
                                ("dead_lettered", "moved to the dead letter queue"))
         }  # fmt: skip
@@ -45,14 +49,18 @@ class _Collector:
                 counter.add_metric(labels, getattr(status, name))
         yield from gauges.values()
         yield from counters.values()
-        breakers = GaugeMetricFamily("switchyard_breaker_open", "1 while the receiver's breaker is not closed",
+        breakers = GaugeMetricFamily("switchyard_breaker_open", "1 while the breaker is not closed",
                                      labels=["workload"])  # fmt: skip
         for receiver in runtime.jobs.workload_statuses():
             breakers.add_metric([receiver.key], receiver.breaker != "closed")
         yield breakers
         budget = runtime.clusters.budget
-        yield GaugeMetricFamily("switchyard_buffered_bytes", "Fetched bytes in memory", value=budget.used_bytes)
-        yield GaugeMetricFamily("switchyard_leader_term", "Term this worker knows", value=runtime.control.view.term)
+        yield GaugeMetricFamily(
+            "switchyard_buffered_bytes", "Fetched bytes in memory", value=budget.used_bytes
+        )
+        yield GaugeMetricFamily(
+            "switchyard_leader_term", "Term this worker knows", value=runtime.control.view.term
+        )
         yield GaugeMetricFamily("switchyard_leads", "1 on the leader", value=runtime.leader.leads)
         holds = runtime.lease.holds(time.monotonic())
         yield GaugeMetricFamily("switchyard_lease_holds", "1 while this worker may act", value=holds)

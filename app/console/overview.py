@@ -61,7 +61,11 @@ def _known(offset: int) -> int | None:
 def _sum(values: Iterable[float | int | None]) -> Any:
     """The sum, or None when a part of it is unknown or there is no part."""
     listed = list(values)
-    return None if not listed or any(value is None for value in listed) else sum(v for v in listed if v is not None)
+    return (
+        None
+        if not listed or any(value is None for value in listed)
+        else sum(v for v in listed if v is not None)
+    )
 
 
 def partitions(
@@ -78,7 +82,7 @@ def partitions(
         if JobId.parse(job).name == key and job not in found:
             lost = JobStatus(job=job, epoch=held.epoch, state="waiting", trouble="no live worker runs it")
             found[job] = partition(lost, held.worker, held, now_ms)
-    return [found[job] for job in sorted(found, key=lambda name: JobId.parse(name))]
+    return [found[job] for job in sorted(found, key=JobId.parse)]
 
 
 def workload(
@@ -113,7 +117,9 @@ def _worst(receivers: Sequence[WorkloadStatus]) -> str:
     return max((r.breaker for r in receivers), key=lambda b: BREAKER_ORDER.get(b, 3), default="unknown")
 
 
-def workers(state: ControlState, heard: Mapping[str, tuple[float, Heartbeat]], live: Iterable[str], now_s: float) -> list[dict[str, Any]]:
+def workers(
+    state: ControlState, heard: Mapping[str, tuple[float, Heartbeat]], live: Iterable[str], now_s: float
+) -> list[dict[str, Any]]:
     """Every worker heard lately, the dead too."""
     alive = set(live)
     return [

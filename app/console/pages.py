@@ -1,6 +1,7 @@
 """The console's pages: one shell, filled in the browser from the API. No request leaves this host.
 
-What the pages show is untrusted: it reaches the document as text nodes only (assets/console.js), never as markup.
+What the pages show is untrusted: it reaches the document as text nodes only (assets/console.js), never as
+markup.
 """
 
 from __future__ import annotations

@@ -96,7 +96,11 @@ class Catalog:
             topic = workload.metadata.topic
             count = await cluster.client.partitions(topic)
             if count is None:
-                self._tell(key, f"topic {topic} does not exist in {name}", "create it; the workload starts by itself then")
+                self._tell(
+                    key,
+                    f"topic {topic} does not exist in {name}",
+                    "create it; the workload starts by itself then",
+                )
                 return
             self._told = {told for told in self._told if told[0] != key}
             self._partitions[name, topic] = max(count, self._partitions.get((name, topic), 0))
@@ -108,7 +112,11 @@ class Catalog:
                 if found is not None:
                     self._partitions[name, retry] = max(found, self._partitions.get((name, retry), 0))
         except KeyError:
-            self._tell(key, f"cluster {name!r} is not in this worker's configuration", "add it to clusters in switchyard.yaml")
+            self._tell(
+                key,
+                f"cluster {name!r} is not in this worker's configuration",
+                "add it to clusters in switchyard.yaml",
+            )
         except Exception as error:  # noqa: BLE001 - one cluster's trouble must not stop the others' jobs
             self._tell(key, f"cluster {name} cannot be read: {error}", "its jobs go on with what is known")
 

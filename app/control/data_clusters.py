@@ -22,7 +22,9 @@ STOP_S = 5.0
 class DataCluster:
     """Everything a worker needs of one cluster."""
 
-    def __init__(self, spec: ClusterSpec, deliver: Callable[[Any], Awaitable[None]], budget: ByteBudget) -> None:
+    def __init__(
+        self, spec: ClusterSpec, deliver: Callable[[Any], Awaitable[None]], budget: ByteBudget
+    ) -> None:
         self.name = spec.name
         self.client = ClusterClient(spec)
         self.fetch = FetchService(self.client, deliver, budget)

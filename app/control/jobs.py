@@ -42,10 +42,10 @@ from app.wire import JobStatus, WorkloadStatus
 
 log = structlog.get_logger(__name__)
 
-SNAPSHOT_S = 0.1          # at most this often a job, when something changed
-SNAPSHOTS_PER_S = 1_000   # of all jobs together: what the table's writers take without falling behind
+SNAPSHOT_S = 0.1  # at most this often a job, when something changed
+SNAPSHOTS_PER_S = 1_000  # of all jobs together: what the table's writers take without falling behind
 COMMIT_S = 0.5
-RECOMMIT_S = 30.0         # also when nothing changed: heals what a zombie may have set back
+RECOMMIT_S = 30.0  # also when nothing changed: heals what a zombie may have set back
 START_RETRY_S = 1.0
 EARLIEST, LATEST = -2, -1
 
@@ -81,7 +81,7 @@ class Jobs(Service):
         self._on_trouble = on_trouble
         self._grace_s = grace_s
         self._changed = asyncio.Event()
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._work: dict[str, asyncio.Task[None]] = {}
         self._troubles: dict[str, str] = {}
         self._committed: dict[str, tuple[int, float]] = {}
 
@@ -93,7 +93,8 @@ class Jobs(Service):
 
     def take(self, item: Fetched | Gap | FetchTrouble) -> None:
         """Hands a fetched batch (or what was told instead) to its pump. Never raises."""
-        job, epoch = item.key
+        key: tuple[str, int] = item.key
+        job, epoch = key
         pump = self.pumps.get(job)
         if pump is None or pump.epoch != epoch:
             if isinstance(item, Fetched):
@@ -151,28 +152,27 @@ class Jobs(Service):
                 self._end_task(job)
                 pump.close()
                 self._drop(job)
-        for job in [job for job in self._tasks if job not in mine]:
+        for job in [job for job in self._work if job not in mine]:
             self._end_task(job)
         if self.draining:
             return
         for job, held in mine.items():
-            if job in self._tasks:
+            if job in self._work:
                 continue
-            pump = self.pumps.get(job)
             if held.release:
                 self._spawn(job, self._release(job, held))
-            elif pump is None:
+            elif job not in self.pumps:
                 self._spawn(job, self._start_job(job, held))
         self._apply_definitions()
         self._share_limits()
 
     def _spawn(self, job: str, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
-        self._tasks[job] = task
+        self._work[job] = task
 
         def done(ended: asyncio.Task[None]) -> None:
-            if self._tasks.get(job) is ended:
-                del self._tasks[job]
+            if self._work.get(job) is ended:
+                del self._work[job]
             if not ended.cancelled() and (error := ended.exception()) is not None:
                 log.error("work on a job failed", job=job, error=repr(error))
             self._changed.set()
@@ -180,7 +180,7 @@ class Jobs(Service):
         task.add_done_callback(done)
 
     def _end_task(self, job: str) -> None:
-        task = self._tasks.pop(job, None)
+        task = self._work.pop(job, None)
         if task is not None:
             task.cancel()
 
@@ -251,8 +251,14 @@ class Jobs(Service):
             log.warning("takeover refused: the table knows a later epoch", job=job, epoch=held.epoch,
                         known_epoch=answer.known_epoch)  # fmt: skip
             await self._control.append(
-                Released(at_ms=now_ms(), job=job, worker=self.worker, epoch=held.epoch,
-                         known_epoch=answer.known_epoch, reason="the tracker table knows a later epoch")  # fmt: skip
+                Released(
+                    at_ms=now_ms(),
+                    job=job,
+                    worker=self.worker,
+                    epoch=held.epoch,
+                    known_epoch=answer.known_epoch,
+                    reason="the tracker table knows a later epoch",
+                )
             )
             return
         snapshot = self._read_snapshot(job, answer.snapshot)
@@ -307,7 +313,9 @@ class Jobs(Service):
             ended = await pump.drain(self._grace_s)
             await self._save([pump])
             if not ended:
-                log.warning("calls were cut off at the end of the grace time; they are delivered again", job=job)
+                log.warning(
+                    "calls were cut off at the end of the grace time; they are delivered again", job=job
+                )
             pump.close()
             self._drop(job)
         await self._control.append(
@@ -318,24 +326,26 @@ class Jobs(Service):
     async def drain_all(self) -> None:
         """SIGTERM: every job finishes what is in flight within the grace time, saves and lets go."""
         self.draining = True
-        for job in list(self._tasks):
+        for job in list(self._work):
             if job not in self.pumps:
                 self._end_task(job)
         mine = self._control.view.owned_by(self.worker)
-        pumps = [pump for job, pump in self.pumps.items() if job not in self._tasks]
+        pumps = [pump for job, pump in self.pumps.items() if job not in self._work]
         for pump in pumps:
             pump.stop_intake()
         await asyncio.gather(*(pump.drain(self._grace_s) for pump in pumps))
         if pumps:
             await self._save(pumps)
-        releases = list(self._tasks.values())
+        releases = list(self._work.values())
         for pump in pumps:
             pump.close()
             self._drop(str(pump.job))
         events = [
-            Released(at_ms=now_ms(), job=job, worker=self.worker, epoch=held.epoch, reason="its worker stopped")
+            Released(
+                at_ms=now_ms(), job=job, worker=self.worker, epoch=held.epoch, reason="its worker stopped"
+            )
             for job, held in mine.items()
-            if job not in self._tasks
+            if job not in self._work
         ]
         if events:
             await self._control.append(*events)
@@ -427,7 +437,9 @@ class Jobs(Service):
         for job, held in self._control.view.owned_by(self.worker).items():
             if job not in self.pumps:
                 statuses.append(
-                    JobStatus(job=job, epoch=held.epoch, state="starting", trouble=self._troubles.get(job, ""))
+                    JobStatus(
+                        job=job, epoch=held.epoch, state="starting", trouble=self._troubles.get(job, "")
+                    )
                 )
         return statuses
 

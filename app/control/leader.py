@@ -91,7 +91,10 @@ class Leader(Service):
 
     async def _round(self) -> None:
         now_s = time.monotonic()
-        if not self._lease.holds(now_s) or self._members.silent_s(self.worker, now_s) > self._lease.duration_s:
+        if (
+            not self._lease.holds(now_s)
+            or self._members.silent_s(self.worker, now_s) > self._lease.duration_s
+        ):
             self._acting_since_s = float("inf")
             return
         self._acting_since_s = min(self._acting_since_s, now_s)

@@ -38,9 +38,9 @@ log = structlog.get_logger(__name__)
 
 HEARTBEAT_S = 0.5
 LEASE_S = 2.0
-DEAD_AFTER_S = 3.0        # above LEASE_S + HEARTBEAT_S: a worker stops before anybody takes its jobs
+DEAD_AFTER_S = 3.0  # above LEASE_S + HEARTBEAT_S: a worker stops before anybody takes its jobs
 KEEP_INCIDENTS = 500
-STALL_S = 60.0            # commits that stand still this long although the lease holds: the worker ends
+STALL_S = 60.0  # commits that stand still this long although the lease holds: the worker ends
 GOODBYE_S = 2.0
 
 assert DEAD_AFTER_S > LEASE_S + HEARTBEAT_S
@@ -106,7 +106,14 @@ class Runtime(Service):
         await self._control_client.start()
         self._incident_producer = AIOKafkaProducer(acks="all", **self._options)
         await self._incident_producer.start()
-        for service in (self.control, self.trackers, self.heartbeats, self._incident_tail, self.jobs, self.leader):
+        for service in (
+            self.control,
+            self.trackers,
+            self.heartbeats,
+            self._incident_tail,
+            self.jobs,
+            self.leader,
+        ):
             await self.add_runtime_dependency(service)
         log.info("worker is up", worker=self.worker, host=socket.gethostname())
 
@@ -151,7 +158,9 @@ class Runtime(Service):
         try:
             await self.groups.remove_member(self._topics.app_id, heard[1].member)
         except Exception as error:  # noqa: BLE001 - the session timeout does the same, later
-            log.warning("a dead worker could not be taken out of Faust's group", worker=worker, error=str(error))
+            log.warning(
+                "a dead worker could not be taken out of Faust's group", worker=worker, error=str(error)
+            )
 
     # -- incidents -------------------------------------------------------------------------------
 
@@ -196,4 +205,3 @@ class Runtime(Service):
             elif now_s - self.jobs.committed_at_s > STALL_S:
                 log.critical("commits stand still; this worker ends, its jobs move", stalled_s=STALL_S)
                 os._exit(70)
-

@@ -52,7 +52,9 @@ class TopicTail(Service):
             try:
                 await self._read()
             except (KafkaError, OSError, TimeoutError) as error:
-                log.warning("control topic cannot be read", topic=self.topic, error=repr(error), retry_s=RETRY_S)
+                log.warning(
+                    "control topic cannot be read", topic=self.topic, error=repr(error), retry_s=RETRY_S
+                )
                 await self.sleep(RETRY_S)
 
     async def _read(self) -> None:

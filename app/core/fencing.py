@@ -17,6 +17,8 @@ Invariants: a record's epoch never decreases; within a lineage its base never de
 
 from __future__ import annotations
 
+import contextlib
+
 import msgspec
 
 from app.core.tracker import CorruptSnapshot, Snapshot
@@ -84,9 +86,7 @@ class TakeoverAnswer(msgspec.Struct, frozen=True, tag="takeover-answer", tag_fie
 def on_takeover(record: TrackerRecord | None, event: Takeover) -> tuple[TrackerRecord, TakeoverAnswer]:
     """The record after `event` and the answer to it."""
     current = record or TrackerRecord()
-    granted = event.epoch > current.epoch or (
-        event.epoch == current.epoch and event.worker == current.worker
-    )
+    granted = event.epoch > current.epoch or (event.epoch == current.epoch and event.worker == current.worker)
     if granted:
         current = msgspec.structs.replace(
             current, epoch=event.epoch, worker=event.worker, at_ms=max(current.at_ms, event.at_ms)
@@ -115,15 +115,11 @@ def on_snapshot(
         return None
     new = Snapshot.from_bytes(item.snapshot)
     if record.snapshot:
-        try:
+        # A stored one that cannot be read any more gives way: the new one is the best truth there is, and a
+        # lost acknowledgement costs a duplicate, never a message.
+        with contextlib.suppress(CorruptSnapshot):
             new = Snapshot.from_bytes(record.snapshot).merge(new)
-        except CorruptSnapshot:
-            # The stored one cannot be read any more: the new one is the best truth there is, and a
-            # lost acknowledgement costs a duplicate, never a message.
-            pass
     packed = new.to_bytes()
     if packed == record.snapshot:
         return None
-    return msgspec.structs.replace(
-        record, base=new.base, snapshot=packed, at_ms=max(record.at_ms, at_ms)
-    )
+    return msgspec.structs.replace(record, base=new.base, snapshot=packed, at_ms=max(record.at_ms, at_ms))

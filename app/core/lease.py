@@ -13,7 +13,6 @@ started, so that what is acknowledged but not saved stays bounded in time (`MAX_
 
 from __future__ import annotations
 
-
 MAX_UNSAVED_S = 0.5  # a snapshot takes milliseconds to write; this long only when the cluster is in trouble
 
 

@@ -62,7 +62,9 @@ def place(
             if job in wanted:
                 homeless.append((job, f"{held.worker} is dead"))
             else:
-                decisions.append(Decision(job, "", release=False, reason="the job is gone, and so is its worker"))
+                decisions.append(
+                    Decision(job, "", release=False, reason="the job is gone, and so is its worker")
+                )
             continue
         if held.release:
             moving += 1  # on its way: it counts for whoever gets it, not for whom it leaves
@@ -83,7 +85,9 @@ def place(
     ]
     if not counts:
         return decisions
-    arriving = sum(1 for job, held in assignments.items() if held.worker in live and held.release and job in wanted)
+    arriving = sum(
+        1 for job, held in assignments.items() if held.worker in live and held.release and job in wanted
+    )
 
     for job, why in homeless:
         target = min(counts, key=lambda worker: (counts[worker], worker))

@@ -32,7 +32,7 @@ MAX_OFFSET = 2**63 - 1  # int64 on Kafka's wire
 _ONES = re.compile("1+")
 
 
-class CorruptSnapshot(ValueError):  # noqa: N818 - says what is wrong with the bytes
+class CorruptSnapshot(ValueError):
     """Bytes that are no snapshot, or not any more."""
 
 

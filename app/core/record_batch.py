@@ -43,7 +43,7 @@ class BatchHeader(NamedTuple):
     producer_id: int
     producer_epoch: int
     base_sequence: int
-    count: int
+    record_count: int
 
     @property
     def next_offset(self) -> int:

@@ -130,11 +130,18 @@ class Stage:
              "bootstrap": c.bootstrap}
             for c in self.yard.clusters
         ]  # fmt: skip
-        content = {"region": self.region, "clusters": clusters, "data_dir": str(self.home / "data"), **self.settings}
+        content = {
+            "region": self.region,
+            "clusters": clusters,
+            "data_dir": str(self.home / "data"),
+            **self.settings,
+        }
         path.write_bytes(orjson.dumps(content, option=orjson.OPT_INDENT_2))  # JSON is YAML
         return path
 
-    def start(self, name: str, command: list[str], env: Mapping[str, str] | None = None, **fields: Any) -> Process:
+    def start(
+        self, name: str, command: list[str], env: Mapping[str, str] | None = None, **fields: Any
+    ) -> Process:
         """Starts a command with its output in a log of its own."""
         log = self.home / f"{name}.log"
         with log.open("ab") as output:
@@ -158,7 +165,11 @@ class Stage:
         process = self.start(
             name,
             [sys.executable, "-m", "faust", "-A", "app", "worker", "-l", "info"],
-            {"SWITCHYARD_CONFIG": str(self.config()), "SWITCHYARD_WEB_PORT": str(port), "PYTHONUNBUFFERED": "1"},
+            {
+                "SWITCHYARD_CONFIG": str(self.config()),
+                "SWITCHYARD_WEB_PORT": str(port),
+                "PYTHONUNBUFFERED": "1",
+            },
             port=port,
         )
         if wait:
@@ -237,7 +248,9 @@ def workload(group: str, topic: str, cluster: str, address: str, **spec: Any) ->
 def http(method: str, url: str, body: Any = None, timeout_s: float = 10.0) -> tuple[int, Any]:
     """One request to a worker; status and decoded JSON (or text). Raises OSError when nobody answers."""
     data = None if body is None else orjson.dumps(body)
-    request = urllib.request.Request(url, data=data, method=method, headers={"Content-Type": "application/json"})  # noqa: S310 - our own worker
+    request = urllib.request.Request(  # noqa: S310 - our own worker
+        url, data=data, method=method, headers={"Content-Type": "application/json"}
+    )
     try:
         with urllib.request.urlopen(request, timeout=timeout_s) as answer:  # noqa: S310
             status, content = answer.status, answer.read()

@@ -1,7 +1,7 @@
 """The story: real brokers, two workers, a receiver that fails now and then, one worker killed on the way.
 
-    python -m app.demo            plays it and stays, with the console, until Ctrl-C
-    python -m app.demo --once     plays it to its end, reports, exits 0 (1 when a figure is not what it must be)
+python -m app.demo            plays it and stays, with the console, until Ctrl-C
+python -m app.demo --once     plays it to its end, reports, exits 0 (1 when a figure is not what it must be)
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ GROUP, TOPIC, PARTITIONS = "billing", "orders", 4
 MESSAGES = 30_000
 MAX_IN_FLIGHT = 200
 SETTLE_S = 120.0
-# What kill -9 may deliver again: what was in flight, and what was acknowledged since the last snapshot that was
-# taken. A snapshot is due every 0.1 s; while the control cluster is slow to take one, pushing stops at 0.5 s.
+# What kill -9 may deliver again: what was in flight, and what was acknowledged since the last snapshot that
+# was taken. A snapshot is due every 0.1 s; while the control cluster is slow to take one, pushing stops at
+# 0.5 s.
 SNAPSHOT_BOUND_S = 0.6
 
 err = Console(stderr=True)
@@ -38,7 +39,9 @@ def main(arguments: list[str] | None = None) -> int:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("--once", action="store_true", help="play to the end, report and exit")
     parser.add_argument("--messages", type=int, default=MESSAGES, help=f"how many (default {MESSAGES})")
-    parser.add_argument("--regions", type=int, choices=(1, 2), default=2, help="regions of the yard (default 2)")
+    parser.add_argument(
+        "--regions", type=int, choices=(1, 2), default=2, help="regions of the yard (default 2)"
+    )
     options = parser.parse_args(arguments)
     try:
         return _play(options)
@@ -50,7 +53,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _play(options: argparse.Namespace) -> int:
-    err.print(f"[bold]1.[/bold] starting real Kafka: {2 * options.regions} brokers in {options.regions} region(s)")
+    err.print(
+        f"[bold]1.[/bold] starting real Kafka: {2 * options.regions} brokers in {options.regions} region(s)"
+    )
     with Yard(regions=options.regions) as yard, Stage(yard) as stage:
         stage.settings["worker"] = {"grace": "10s"}
         bootstrap = yard.bootstrap("east-aggregate")
@@ -75,7 +80,10 @@ def _play(options: argparse.Namespace) -> int:
         started_s = time.monotonic()
         rate, third = _until_settled(stage, sent, second)
         took_s = time.monotonic() - started_s
-        dead = [orjson.loads(record.value)["id"] for record in asyncio.run(read_all(bootstrap, f"{TOPIC}__{GROUP}__dlq"))]
+        dead = [
+            orjson.loads(record.value)["id"]
+            for record in asyncio.run(read_all(bootstrap, f"{TOPIC}__{GROUP}__dlq"))
+        ]
         report = count(sent, stage.deliveries(), dead)
         bound = round(MAX_IN_FLIGHT + rate * SNAPSHOT_BOUND_S)
         sound = _print(report, took_s, bound)
@@ -116,7 +124,9 @@ def _until_settled(stage: Stage, sent: list[Sent], victim: Process) -> tuple[flo
                 return rate, replacement
             if now_s > deadline_s:
                 missing = sorted(wanted - final)
-                raise StageError(f"after {SETTLE_S:.0f} s {len(missing)} messages are missing, such as {missing[:3]}")
+                raise StageError(
+                    f"after {SETTLE_S:.0f} s {len(missing)} messages are missing, such as {missing[:3]}"
+                )
             time.sleep(0.2)
 
 
@@ -138,8 +148,8 @@ def _print(report: Report, took_s: float, bound: int) -> bool:
     table.add_row("replicated, audited", "-", "come with later releases")
     Console().print(table)
     Console().print(
-        f"{report.produced:,} messages in {took_s:.1f} s. Duplicates are what the killed worker had in flight, and what "
-        "was acknowledged to it since its last snapshot.", highlight=False, soft_wrap=True,
+        f"{report.produced:,} messages in {took_s:.1f} s. Duplicates are what the killed worker had in "
+        "flight, and what was acknowledged to it since its last snapshot.", highlight=False, soft_wrap=True,
     )  # fmt: skip
     verdict = report.sound and within
     Console().print("[green]sound[/green]" if verdict else "[red]NOT sound[/red]")

@@ -58,12 +58,18 @@ async def produce(
     count = 0
     loop = asyncio.get_running_loop()
     async with AIOKafkaProducer(
-        bootstrap_servers=bootstrap, acks="all", enable_idempotence=True, linger_ms=5, max_batch_size=128 * 1024
+        bootstrap_servers=bootstrap,
+        acks="all",
+        enable_idempotence=True,
+        linger_ms=5,
+        max_batch_size=128 * 1024,
     ) as producer:
         started_s, waiting = loop.time(), []
         for message in sent:
             waiting.append(
-                await producer.send(topic, message.value(), key=message.id.encode(), headers=[("source", b"demo")])
+                await producer.send(
+                    topic, message.value(), key=message.id.encode(), headers=[("source", b"demo")]
+                )
             )
             count += 1
             if per_second and count % 100 == 0:
@@ -74,10 +80,12 @@ async def produce(
 
 async def read_all(bootstrap: str, topic: str) -> list[Any]:
     """Every record of a topic as it stands now; [] when it does not exist."""
-    consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, enable_auto_commit=False, auto_offset_reset="earliest")
+    consumer = AIOKafkaConsumer(
+        bootstrap_servers=bootstrap, enable_auto_commit=False, auto_offset_reset="earliest"
+    )
     await consumer.start()
     try:
-        found = (await consumer._client.fetch_all_metadata()).partitions_for_topic(topic)  # noqa: SLF001 - creates nothing
+        found = (await consumer._client.fetch_all_metadata()).partitions_for_topic(topic)
         partitions = [TopicPartition(topic, p) for p in found or ()]
         if not partitions:
             return []

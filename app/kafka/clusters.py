@@ -219,7 +219,8 @@ class ClusterClient:
         Raises:
             ClusterUnreachable: some partition's leader did not answer within ten seconds.
         """
-        missing, found = set(wanted), {}
+        missing = set(wanted)
+        found: dict[tuple[str, int], int] = {}
         for _ in range(30):
             found |= await self.offsets(missing, LATEST)
             missing -= set(found)

@@ -18,8 +18,8 @@ from app.kafka.clusters import ClusterClient, ClusterUnreachable
 At = tuple[str, int]  # topic, partition
 
 GROUP_COORDINATOR = 0
-MOVED = {14, 15, 16}          # loading, not available, not the coordinator (any more)
-HAS_MEMBERS = {22, 25, 27}    # illegal generation, unknown member, rebalance in progress
+MOVED = {14, 15, 16}  # loading, not available, not the coordinator (any more)
+HAS_MEMBERS = {22, 25, 27}  # illegal generation, unknown member, rebalance in progress
 TRIES = 20
 RETRY_S = 0.25
 CONNECTION = "commit"
@@ -58,7 +58,9 @@ class OffsetCommitter:
                 await asyncio.sleep(RETRY_S)
                 continue
             codes = {
-                (topic, partition): code for topic, partitions in response.topics for partition, code in partitions
+                (topic, partition): code
+                for topic, partitions in response.topics
+                for partition, code in partitions
             }
             if any(code in MOVED for code in codes.values()):
                 error = "its coordinator is moving"
@@ -102,7 +104,6 @@ class OffsetCommitter:
             self._coordinators.pop(group, None)
             await asyncio.sleep(RETRY_S)
         raise ClusterUnreachable(f"group {group} in {self._client.name} cannot be read: {error}")
-
 
     async def remove_member(self, group: str, member: str) -> None:
         """Takes a member out of a group on its behalf; the others rebalance at once.

@@ -54,7 +54,16 @@ class RecordReader:
         exhausted: everything in it has been read.
     """
 
-    __slots__ = ("_batches", "_current", "_filter", "_pending", "_records", "exhausted", "fetched", "next_offset")
+    __slots__ = (
+        "_batches",
+        "_current",
+        "_filter",
+        "_pending",
+        "_records",
+        "exhausted",
+        "fetched",
+        "next_offset",
+    )
 
     def __init__(self, fetched: Fetched) -> None:
         self.fetched = fetched
@@ -82,7 +91,7 @@ class RecordReader:
         start = self.next_offset
         try:
             records = list(islice(self._records, limit))
-        except Exception as error:  # noqa: BLE001 - whatever the decoder raises on foreign bytes
+        except Exception as error:
             raise self._undecodable(batch, error) from error
         if len(records) < limit:
             self._current = None
@@ -108,7 +117,7 @@ class RecordReader:
                     decoded = DefaultRecordBatch(bytes(batch.data))
                     if not decoded.validate_crc():
                         raise CorruptRecordException("its checksum does not match")
-                except Exception as error:  # noqa: BLE001 - as above
+                except Exception as error:
                     raise self._undecodable(batch, error) from error
                 self._records = chain(decoded)  # iterating the batch itself a second time is refused
                 return True

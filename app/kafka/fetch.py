@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,7 +37,7 @@ RESPONSE_MAX_BYTES = 8 * 1024 * 1024
 PARTITION_BUFFER_BYTES = 2 * 1024 * 1024
 CONNECTIONS = 3
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.1, 2.0
-TELL_AFTER_S = 3.0          # trouble that heals by itself within this (a leader's election) is not told
+TELL_AFTER_S = 3.0  # trouble that heals by itself within this (a leader's election) is not told
 WATERMARKS_S = 1.0
 
 OFFSET_OUT_OF_RANGE = 1
@@ -106,7 +106,7 @@ class Gap:
     """Offsets [start, end) are gone from the log. `end < start`: the log was truncated or made anew, and
     begins (again) at `end`."""
 
-    key: Hashable
+    key: Any
     topic: str
     partition: int
     start: int
@@ -118,7 +118,7 @@ class Gap:
 class FetchTrouble:
     """A partition cannot be fetched; it is tried again."""
 
-    key: Hashable
+    key: Any
     topic: str
     partition: int
     message: str
@@ -128,7 +128,7 @@ class FetchTrouble:
 @dataclass(slots=True, eq=False)
 class _Partition:
     service: FetchService
-    key: Hashable
+    key: Any
     topic: str
     partition: int
     next_offset: int
@@ -155,7 +155,7 @@ class FetchService(Service):
         self.client = client
         self.budget = budget
         self._deliver = deliver
-        self._partitions: dict[Hashable, _Partition] = {}
+        self._partitions: dict[Any, _Partition] = {}
         self._idle: dict[int, list[int]] = {}
         self._polls: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
@@ -171,18 +171,18 @@ class FetchService(Service):
 
     # -- what is fetched -------------------------------------------------------------------------
 
-    def add(self, key: Hashable, topic: str, partition: int, next_offset: int) -> None:
+    def add(self, key: Any, topic: str, partition: int, next_offset: int) -> None:
         """Fetches the partition from `next_offset` on, under `key`."""
         self._partitions[key] = _Partition(self, key, topic, partition, next_offset)
         self._wake.set()
 
-    def remove(self, key: Hashable) -> None:
+    def remove(self, key: Any) -> None:
         """Ends it; nothing more is delivered under `key`. Unknown keys are ignored."""
         found = self._partitions.pop(key, None)
         if found is not None:
             found.removed = True
 
-    def high_watermark(self, key: Hashable) -> int:
+    def high_watermark(self, key: Any) -> int:
         """Last seen high watermark of a fetched partition, -1 when unknown."""
         found = self._partitions.get(key)
         return -1 if found is None else found.high_watermark
@@ -207,7 +207,9 @@ class FetchService(Service):
             try:
                 wait_s = await self._schedule()
             except Exception as error:  # noqa: BLE001 - scheduling must survive whatever metadata does
-                log.warning("fetch scheduling failed and goes on", cluster=self.client.name, error=repr(error))
+                log.warning(
+                    "fetch scheduling failed and goes on", cluster=self.client.name, error=repr(error)
+                )
                 wait_s = BACKOFF_MAX_S
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
@@ -230,16 +232,16 @@ class FetchService(Service):
                     await self._failed(part, 5, "the partition has no leader")
                 elif not part.removed:
                     ready.setdefault(node, []).append(part)
-        for node, parts in ready.items():
+        for node, found in ready.items():
+            parts = [part for part in found if not part.removed]  # while a leader was asked for
             free = self._idle.setdefault(node, list(range(CONNECTIONS)))
-            if not free:
+            if not free or not parts:
                 continue
             connection = free.pop(0)
             for part in parts:
                 part.polling = True
                 # Last asked, last in line next time: no partition starves behind a full response.
-                self._partitions.pop(part.key, None)
-                self._partitions[part.key] = part
+                self._partitions[part.key] = self._partitions.pop(part.key)
             poll = asyncio.get_running_loop().create_task(self._poll(node, connection, parts))
             self._polls.add(poll)
             poll.add_done_callback(self._polls.discard)
@@ -284,9 +286,10 @@ class FetchService(Service):
         now_s = time.monotonic()
         for topic, answers in response.topics:
             for partition, code, high_watermark, *rest in answers:
-                part = by_name.pop((topic, partition), None)
-                if part is None or part.removed:
+                asked = by_name.pop((topic, partition), None)
+                if asked is None or asked.removed:
                     continue
+                part = asked
                 # v4: (last stable, aborted, data); v5 on: log start before aborted; v11: replica before data
                 data, aborted = rest[-1], next((r for r in rest if isinstance(r, list)), None) or []
                 if code == 0:

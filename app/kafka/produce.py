@@ -46,6 +46,4 @@ class Producer:
     ) -> Any:
         """Writes one record; its metadata. Raises KafkaError when it was not taken."""
         assert self._producer is not None, "the producer has not been started"
-        return await self._producer.send_and_wait(
-            topic, value, key=key, headers=headers, partition=partition
-        )
+        return await self._producer.send_and_wait(topic, value, key=key, headers=headers, partition=partition)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import for_code
@@ -44,7 +45,8 @@ async def ensure_topics(client: ClusterClient, wanted: Sequence[TopicSpec]) -> l
     for spec in wanted:
         if spec.exact and existing.get(spec.name, spec.partitions) != spec.partitions:
             raise TopicMismatch(
-                f"topic {spec.name} in {client.name} has {existing[spec.name]} partitions, needs {spec.partitions}; "
+                f"topic {spec.name} in {client.name} has {existing[spec.name]} partitions, "
+                f"needs {spec.partitions}; "
                 "delete it (its content is rebuilt) or restore its partitions"
             )
     missing = [spec for spec in wanted if spec.name not in existing]
@@ -54,7 +56,7 @@ async def ensure_topics(client: ClusterClient, wanted: Sequence[TopicSpec]) -> l
     admin = AIOKafkaAdminClient(**client.spec.aiokafka_options())
     await admin.start()
     try:
-        response = await admin.create_topics(
+        response: Any = await admin.create_topics(
             [
                 NewTopic(
                     name=spec.name,

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 CHUNK_RECORDS = 256  # decoded at once: long enough to be cheap, short enough not to hold the loop
-READY_LOW = 64       # refilled below this many
+READY_LOW = 64  # refilled below this many
 
 
 class Delivery:
@@ -169,10 +169,8 @@ class DispatchPump:
         tracker, ready = self.tracker, self._ready
         first, last = records[0].offset, records[-1].offset
         self._ages.append((last + 1, records[0].timestamp))
-        if last - first + 1 == len(records):
-            runs = [(first, last + 1)]
-        else:
-            runs = list(_runs(records))
+        dense = last - first + 1 == len(records)
+        runs = [(first, last + 1)] if dense else _runs(records)
         deliver = [span for start, end in runs for span in tracker.fetched(start, end)]
         if sum(end - start for start, end in deliver) == len(records):
             ready.extend(records)
@@ -308,10 +306,17 @@ class DispatchPump:
         task.add_done_callback(self.copying.discard)
 
     async def _stash_raw(self, error: UndecodableBatch, deliver: list[tuple[int, int]]) -> None:
-        log.error("a record batch cannot be decoded; its bytes go to the DLQ", job=str(self.job), error=str(error))
+        log.error(
+            "a record batch cannot be decoded; its bytes go to the DLQ", job=str(self.job), error=str(error)
+        )
         origin = Origin(self.job.topic, self.job.partition, error.start, -1)
         headers = moved_headers(
-            [], origin, tier=None, reason=str(error), code="UNDECODABLE", moved_at_ms=time.time_ns() // 1_000_000
+            [],
+            origin,
+            tier=None,
+            reason=str(error),
+            code="UNDECODABLE",
+            moved_at_ms=time.time_ns() // 1_000_000,
         )
         headers.append((RAW_BATCH, f"{error.start}-{error.end}".encode()))
         while not self.closed:
@@ -328,7 +333,9 @@ class DispatchPump:
                     self.refill()
                     return
             else:
-                self.trouble = f"undecodable batch at offset {error.start}, and the workload has no DLQ: enable dlq"
+                self.trouble = (
+                    f"undecodable batch at offset {error.start}, and the workload has no DLQ: enable dlq"
+                )
             await asyncio.sleep(1.0)
 
     # -- state -----------------------------------------------------------------------------------
@@ -378,7 +385,8 @@ class DispatchPump:
         """Waits for what is in flight, at most `grace_s`; then cancels it. Returns whether all ended."""
         self.stop_intake()
         deadline_s = time.monotonic() + grace_s
-        while (self.calls or self.copying) and time.monotonic() < deadline_s:
+        # Two sets empty themselves, by callbacks: looked at, not waited for.
+        while (self.calls or self.copying) and time.monotonic() < deadline_s:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         ended = not self.calls and not self.copying
         self._cancel_calls()

@@ -5,8 +5,8 @@ retry tiers). It decides *when* the next message is sent; the pumps know *which*
 the event loop, by callbacks: no task and no future a message.
 
 Rules
-1. A call is started only while the lease holds and snapshots are taken, the breaker allows it and fewer than `limit` are in
-   flight.
+1. A call is started only while the lease holds and snapshots are taken, the breaker allows it and fewer
+   than `limit` are in flight.
 2. Jobs take turns, so that a deep backlog of one partition does not starve another.
 3. Held messages (the receiver was away) go first, with their attempts as they were.
 4. A message is finished only by an acknowledgement of the receiver, or once its copy in the retry topic
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-ADAPTIVE_LIMIT = 256       # calls in flight while `max_inflight: adaptive` has nothing measured yet
-PRODUCE_RETRY_S = 0.5      # a copy that was not taken is tried again this much later
+ADAPTIVE_LIMIT = 256  # calls in flight while `max_inflight: adaptive` has nothing measured yet
+PRODUCE_RETRY_S = 0.5  # a copy that was not taken is tried again this much later
 LEASE_RETRY_S = 0.05
 
 
@@ -77,6 +77,7 @@ class WorkloadRuntime:
         self._sending = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_s = 0.0
+        self.workload = workload
         self.change(workload)
 
     def change(self, workload: Workload) -> None:

@@ -59,7 +59,7 @@ class MetadataTemplate:
                 traceparent = value.decode()
             extra.append((metadata_name, value or b""))
         if traceparent is None:
-            traceparent = f"00-{random.getrandbits(128):032x}-{random.getrandbits(64):016x}-00"  # noqa: S311 - an id
+            traceparent = f"00-{random.getrandbits(128):032x}-{random.getrandbits(64):016x}-00"
         if key is not None:
             extra.append(("kafka-key-bin", key))
         return (

@@ -94,7 +94,7 @@ class UnaryTarget:
         self.address = address
         self._channels = [aio.insecure_channel(address, options=OPTIONS) for _ in range(channels)]
         # No serializers: bytes go out as they are, and the empty answer is not looked at.
-        self._calls = [channel.unary_unary(method) for channel in self._channels]
+        self._calls = [channel.unary_unary(method, None, None) for channel in self._channels]
         self._next = 0
 
     def call(
@@ -108,7 +108,7 @@ class UnaryTarget:
         self._next = (self._next + 1) % len(self._calls)
         started_s = time.monotonic()
         try:
-            call = self._calls[self._next](value or b"", metadata=metadata, timeout=timeout_s)
+            call: Any = self._calls[self._next](value or b"", metadata=metadata, timeout=timeout_s)
         except Exception as error:  # noqa: BLE001 - whatever gRPC refuses about the data
             asyncio.get_running_loop().call_soon(done, CallResult.local(f"gRPC refuses the message: {error}"))
             return None
@@ -116,24 +116,26 @@ class UnaryTarget:
         def ended(task: asyncio.Task[Any]) -> None:
             if not task.cancelled() and (error := task.exception()) is not None:
                 # grpcio raises here, and sets no status, for metadata it will not send.
-                done(CallResult.local(f"gRPC refuses the message: {type(error).__name__}; look at its headers"))
+                done(
+                    CallResult.local(f"gRPC refuses the message: {type(error).__name__}; look at its headers")
+                )
             else:
                 done(_result(call, started_s))
 
         # The call's own task: `call.add_done_callback` is not told of the case above.
-        call._call_response.add_done_callback(ended)  # noqa: SLF001
+        call._call_response.add_done_callback(ended)
         return CallHandle(call)
 
     async def close(self) -> None:
         """Closes the channels; calls under way end as CANCELLED."""
         for channel in self._channels:
-            await channel.close()
+            await channel.close(None)
 
 
 def _result(call: Any, started_s: float) -> CallResult:
     """The result of a finished call, read without awaiting (grpc.aio keeps the status ready)."""
     latency_s = time.monotonic() - started_s
-    status = call._cython_call._status  # noqa: SLF001 - code() is a coroutine: a task a message
+    status = call._cython_call._status
     if status is None:
         return CallResult(CANCELLED, "cancelled", latency_s=latency_s)
     code = status.code()

@@ -20,9 +20,11 @@ from tests.system.conftest import make_stage
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = [
     pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH; install Debian's chromium to run these"),
+    pytest.mark.skipif(
+        CHROMIUM is None, reason="no Chromium on PATH; install Debian's chromium to run these"
+    ),
 ]
-EVIL = '<img src=x onerror="document.title=\'owned\'">'
+EVIL = "<img src=x onerror=\"document.title='owned'\">"
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +61,9 @@ def browse(console: tuple[Stage, Process, str]) -> Iterator[Any]:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
 
         def open_page(path: str, *, dark: bool = False, width: int = 1280) -> Any:
-            page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light")
+            page = browser.new_page(
+                viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light"
+            )
             page.on("pageerror", lambda error: problems.append(str(error)))
             page.on("request", lambda r: r.url.startswith(worker.url) or problems.append(f"asks {r.url}"))
             page.goto(worker.url + path)
@@ -80,7 +84,9 @@ def test_the_overview_shows_workers_and_workloads_live(console: Any, browse: Any
     assert "leader" in text
 
 
-def test_the_workload_page_shows_partitions_and_dead_letters_as_text_never_as_markup(console: Any, browse: Any) -> None:
+def test_the_workload_page_shows_partitions_and_dead_letters_as_text_never_as_markup(
+    console: Any, browse: Any
+) -> None:
     _, _, topic = console
     page = browse(f"/workloads/billing/{topic}")
     page.wait_for_function("document.querySelector('main').innerText.includes('onerror')", timeout=15_000)
@@ -106,5 +112,3 @@ def test_no_page_is_wider_than_a_phone(browse: Any, path: str, tmp_path: Path) -
 def test_an_unknown_workload_is_told_in_words(browse: Any) -> None:
     page = browse("/workloads/no/such")
     assert "there is no workload no/such" in page.inner_text("main")
-
-

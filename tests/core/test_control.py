@@ -126,10 +126,8 @@ def test_reading_the_log_again_gives_the_same_state(log: list[AnyControlEvent]) 
 
 @given(st.lists(events, max_size=40))
 def test_compaction_of_counted_events_changes_neither_leader_nor_owners(log: list[AnyControlEvent]) -> None:
-    state, counted = ControlState(), []
-    for event in log:
-        if state.apply(event):
-            counted.append(event)
+    state = ControlState()
+    counted = [event for event in log if state.apply(event)]
     last = {compaction_key(event): index for index, event in enumerate(counted)}
     compacted = fold(*(event for index, event in enumerate(counted) if last[compaction_key(event)] == index))
     assert (compacted.term, compacted.leader) == (state.term, state.leader)

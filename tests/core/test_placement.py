@@ -25,7 +25,9 @@ jobs = st.sets(st.integers(0, 20).map(lambda n: f"job-{n:02}"), max_size=16)
 members = st.dictionaries(st.sampled_from("abcd"), st.booleans(), max_size=4)
 
 
-@given(jobs, members, st.dictionaries(st.integers(0, 20).map(lambda n: f"job-{n:02}"), st.sampled_from("abcdef")))
+@given(
+    jobs, members, st.dictionaries(st.integers(0, 20).map(lambda n: f"job-{n:02}"), st.sampled_from("abcdef"))
+)
 def test_every_job_ends_with_one_live_owner_and_nothing_else_is_owned(
     wanted: set[str], workers: dict[str, bool], owners: dict[str, str]
 ) -> None:
@@ -51,7 +53,9 @@ def test_every_job_ends_with_one_live_owner_and_nothing_else_is_owned(
         for job in wanted:
             counts[assignments[job].worker] += 1
         assert max(counts.values()) - min(counts.values()) <= 1
-    assert not {job for job, a in assignments.items() if a.worker and job not in wanted and a.worker in workers}
+    assert not {
+        job for job, a in assignments.items() if a.worker and job not in wanted and a.worker in workers
+    }
 
 
 def test_a_lost_worker_moves_only_its_own_jobs() -> None:

@@ -40,7 +40,9 @@ class Scene:
 
     def definition(self, **spec: Any) -> dict[str, Any]:
         flow = {"max_inflight": MAX_IN_FLIGHT}
-        return workload(GROUP, self.topic, CLUSTER, self.receiver.address, **{"retry": RETRY, "flow": flow, **spec})
+        return workload(
+            GROUP, self.topic, CLUSTER, self.receiver.address, **{"retry": RETRY, "flow": flow, **spec}
+        )
 
     def produce(self) -> None:
         asyncio.run(produce(self.bootstrap, self.topic, self.sent))
@@ -86,7 +88,10 @@ class Scene:
     def wait_committed(self) -> None:
         """Until the group's lag is zero."""
         wait_until(
-            lambda: all(done == end for done, end in self.committed().values()), 30, lambda: str(self.committed()), 0.5
+            lambda: all(done == end for done, end in self.committed().values()),
+            30,
+            lambda: str(self.committed()),
+            0.5,
         )
 
     def _so_far(self) -> str:
@@ -107,11 +112,15 @@ def owners(worker: Process) -> Counter[str]:
 
 def spread(worker: Process, jobs: int) -> None:
     """Waits until both workers own their share of the jobs and nothing moves."""
-    wait_until(lambda: sorted(owners(worker).values()) == [jobs // 2, jobs // 2], 30, lambda: str(owners(worker)))
+    wait_until(
+        lambda: sorted(owners(worker).values()) == [jobs // 2, jobs // 2], 30, lambda: str(owners(worker))
+    )
     time.sleep(1.0)
 
 
-def test_every_message_is_delivered_or_dead_lettered_with_its_origin_and_reason(scene: Callable[..., Scene]) -> None:
+def test_every_message_is_delivered_or_dead_lettered_with_its_origin_and_reason(
+    scene: Callable[..., Scene],
+) -> None:
     play = scene(1_000)
     worker = play.stage.worker()
     play.stage.deploy(worker, play.definition())
@@ -168,7 +177,9 @@ def test_kill_9_of_a_worker_loses_nothing_and_repeats_only_what_was_in_flight_or
     play.wait_committed()
 
 
-def test_while_the_receiver_is_away_nothing_is_burnt_and_flow_resumes_when_it_is_back(scene: Callable[..., Scene]) -> None:
+def test_while_the_receiver_is_away_nothing_is_burnt_and_flow_resumes_when_it_is_back(
+    scene: Callable[..., Scene],
+) -> None:
     play = scene(3_000)
     worker = play.stage.worker()
     play.stage.deploy(worker, play.definition())
@@ -229,7 +240,9 @@ def test_a_workload_is_defined_changed_and_deleted_while_running(scene: Callable
     wait_until(lambda: len(play.stage.deliveries()) >= done + 50, 15, play._so_far)
 
 
-def test_a_broker_killed_on_the_way_delays_messages_and_loses_none(killable_stage: Stage, topic_name: str) -> None:
+def test_a_broker_killed_on_the_way_delays_messages_and_loses_none(
+    killable_stage: Stage, topic_name: str
+) -> None:
     play = Scene(killable_stage, topic_name, 4_000)
     worker = play.stage.worker()
     play.stage.deploy(worker, play.definition())

@@ -1,8 +1,8 @@
 """A sample receiver for the demo and the tests: does what each message tells it, and keeps a journal.
 
 A message's body is JSON: {"id": "...", "behaviour": "ok|slow|retryable|poison|crash", "ms": 50, "fails": 1}.
-The journal has a line a delivery, written before the answer is given, so that whoever is killed, it tells what
-was really delivered.
+The journal has a line a delivery, written before the answer is given, so that whoever is killed, it tells
+what was really delivered.
 
     python -m app.push.receiver.sample --group billing --topic orders --journal /tmp/journal.jsonl
 """
@@ -19,7 +19,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import grpc
 import orjson
 
 from app.push.receiver.sdk import Ack, Message, Receiver, Retry, Stash, Verdict
@@ -123,7 +122,6 @@ def main() -> None:
         sys.stdout.write(json.dumps({"address": f"{receiver.host}:{port}", "pid": os.getpid()}) + "\n")
         sys.stdout.flush()
 
-    grpc.aio.init_grpc_aio()
     uvloop.run(receiver.serve(started))
 
 

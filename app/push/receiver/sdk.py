@@ -113,7 +113,7 @@ class Receiver:
             options=[("grpc.max_receive_message_length", MAX_MESSAGE_BYTES), ("grpc.so_reuseport", 0)],
         )
         self._server.add_generic_rpc_handlers((_Generic(self._handlers),))
-        servicer = health.aio.HealthServicer()
+        servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]
         await servicer.set("", health_pb2.HealthCheckResponse.SERVING)
         health_pb2_grpc.add_HealthServicer_to_server(servicer, self._server)
         self.port = self._server.add_insecure_port(f"{self.host}:{self.port}")
@@ -168,7 +168,7 @@ class TestClient:
         return await self._receiver.handle(message) or Ack()
 
 
-class _Generic(grpc.GenericRpcHandler):  # type: ignore[misc]
+class _Generic(grpc.GenericRpcHandler):  # type: ignore[type-arg]
     """Finds the handler by method, with nothing between it and the bytes."""
 
     def __init__(self, handlers: dict[str, Handler]) -> None:
@@ -190,8 +190,10 @@ def _behaviour(handler: Handler) -> Any:
             verdict = handler(message)
             if inspect.isawaitable(verdict):
                 verdict = await verdict
-        except Exception as error:  # noqa: BLE001 - a handler may raise anything; its caller must know
-            await context.abort(grpc.StatusCode.UNKNOWN, f"{type(error).__name__}: {error}"[:MAX_REASON_CHARS])
+        except Exception as error:
+            await context.abort(
+                grpc.StatusCode.UNKNOWN, f"{type(error).__name__}: {error}"[:MAX_REASON_CHARS]
+            )
             raise
         if verdict is None or isinstance(verdict, Ack):
             return b""
