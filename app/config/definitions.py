@@ -7,13 +7,15 @@ where ignoring it is harmless, as an error where a user would rely on it.
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, Strict, WithJsonSchema
+from pydantic.json_schema import models_json_schema
 
 from app.config.problems import (
     Document,
@@ -25,7 +27,7 @@ from app.config.problems import (
     suggest,
     validate,
 )
-from app.config.units import Duration, Size
+from app.config.units import Duration, Size, parse_duration
 
 API_VERSION = "switchyard/v1"
 LATER_KINDS = ("Route", "AuditPlan", "Alert", "Failover")
@@ -55,7 +57,7 @@ NOT_YET: dict[Path_, str] = {
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 def _name(value: Any) -> Any:
@@ -65,8 +67,34 @@ def _name(value: Any) -> Any:
 
 
 def _address(value: Any) -> Any:
-    if not isinstance(value, str) or not _ADDRESS.fullmatch(value):
+    if not isinstance(value, str) or not _ADDRESS.fullmatch(value) or not _possible(value):
         raise ValueError("not a gRPC address; write host:port, dns:///host:port or unix:/path")
+    return value
+
+
+def _possible(address: str) -> bool:
+    """Whether the ports are ports and the IP addresses are IP addresses."""
+    scheme, _, rest = address.partition(":")
+    if scheme == "unix":
+        return True
+    for endpoint in rest.split(",") if scheme in {"ipv4", "ipv6"} else [address]:
+        host, _, port = endpoint.rpartition(":")
+        if not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+            return False
+        try:
+            if scheme in {"ipv4", "ipv6"} and ipaddress.ip_address(host.strip("[]")).version != int(
+                scheme[3]
+            ):
+                return False
+        except ValueError:
+            return False
+    return True
+
+
+def _inflight(value: Any) -> Any:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if value != "adaptive" and not (whole and 1 <= value <= 100_000):
+        raise ValueError("not a number of messages; write adaptive or a number from 1 to 100000")
     return value
 
 
@@ -77,6 +105,10 @@ def _method(value: Any) -> Any:
 
 
 Name = Annotated[str, BeforeValidator(_name)]
+Rate = Annotated[float, Strict(), Field(gt=0, allow_inf_nan=False)]
+_INFLIGHT_SCHEMA = WithJsonSchema(
+    {"anyOf": [{"const": "adaptive"}, {"type": "integer", "minimum": 1, "maximum": 100_000}]}
+)
 Delay = Annotated[Duration, Field(ge=0, le=30 * DAY_S)]
 
 
@@ -101,15 +133,17 @@ class Target(_Model):
 class Flow(_Model):
     """How much at once."""
 
-    max_inflight: Literal["adaptive"] | Annotated[int, Field(ge=1, le=100_000)] = "adaptive"
-    messages_per_second: Annotated[float, Field(gt=0)] | None = None
+    max_inflight: Annotated[Literal["adaptive"] | int, PlainValidator(_inflight), _INFLIGHT_SCHEMA] = (
+        "adaptive"
+    )
+    messages_per_second: Rate | None = None
     bytes_per_second: Size | None = None
 
 
 class TrackerSpec(_Model):
     """How many messages may wait between the commit and the newest fetched, a partition."""
 
-    capacity: int = Field(10_000, ge=1, le=1_000_000)
+    capacity: Annotated[int, Strict()] = Field(default=10_000, ge=1, le=1_000_000)
 
 
 class HeadOfLine(_Model):
@@ -123,7 +157,7 @@ class RetryTier(_Model):
     """A retry topic: how long a message waits in it, and how often it is tried from it."""
 
     delay: Delay
-    attempts: int = Field(3, ge=1, le=1000)
+    attempts: Annotated[int, Strict()] = Field(default=3, ge=1, le=1000)
 
 
 class Dlq(_Model):
@@ -155,8 +189,8 @@ class Payload(_Model):
 class CatchUp(_Model):
     """When to jump to the latest, and how fast the backlog is worked off beside it."""
 
-    lag: int = Field(ge=1)
-    rate: float = Field(gt=0)
+    lag: Annotated[int, Strict()] = Field(ge=1)
+    rate: Rate
 
 
 class Spec(_Model):
@@ -254,11 +288,13 @@ def _inner_model(annotation: Any) -> type[BaseModel] | None:
 
 def json_schema() -> dict[str, Any]:
     """The JSON Schema of all kinds there are."""
-    schema = Workload.model_json_schema(by_alias=True)
+    roots, schema = models_json_schema(
+        [(Workload, "validation")], by_alias=True, title="Switchyard definitions"
+    )
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "Switchyard definitions",
-        "oneOf": [schema],
+        "oneOf": list(roots.values()),
+        **schema,
     }
 
 
@@ -320,6 +356,13 @@ def _get(data: Any, path: Path_) -> Any:
     return data
 
 
+def _delays(value: Any) -> bool:
+    try:
+        return parse_duration(value) > 0
+    except ValueError:
+        return False  # told, or not there
+
+
 def _checks(
     document: Document, data: Mapping[str, Any], clusters: Collection[str] | None
 ) -> Iterable[Problem]:
@@ -333,9 +376,9 @@ def _checks(
             "the stream contract comes with a later release",
             "use unary",
         )
-    if _get(data, ("spec", "ordering")) in {"key", "partition"}:
+    if _get(data, ("spec", "ordering")) in ("key", "partition"):
         yield _at(document, ("spec", "ordering"), "ordered delivery comes with a later release", "use none")
-    if _get(data, ("spec", "delay")) not in {None, 0, "0s", "0"}:
+    if _delays(_get(data, ("spec", "delay"))):
         yield _at(
             document, ("spec", "delay"), "delay on the main topic comes with a later release", "leave it out"
         )
@@ -360,6 +403,7 @@ def load_definitions(
     """
     problems: list[Problem] = []
     documents: list[Document] = []
+    seen: set[Path] = set()
     for source in sources:
         path = Path(source)
         files = (
@@ -372,6 +416,9 @@ def load_definitions(
                 Problem("has no .yaml, .yml or .json file", "name another folder", file=str(path))
             )
         for file in files:
+            if file.resolve() in seen:
+                continue
+            seen.add(file.resolve())
             try:
                 documents += read_documents(read_text(file, "check the path"), str(file))
             except InvalidConfiguration as error:

@@ -57,10 +57,25 @@ def plan(current: Mapping[str, Workload], wanted: Sequence[Workload], *, prune: 
                 f"{workload.metadata.cluster}, whose offsets mean something else; delete it first"
             )
         changes.append(Change("update" if fields else "unchanged", workload.key, fields, workload))
+    wanted_keys = {workload.key for workload in wanted}
+    beside = [w for key, w in sorted(current.items()) if key not in wanted_keys and not prune]
+    conflicts += _shared_topics([*beside, *sorted(wanted, key=lambda w: w.key)])
     if prune:
         keys = {workload.key for workload in wanted}
         changes += [Change("delete", key) for key in sorted(current) if key not in keys]
     return Plan(tuple(changes), tuple(conflicts))
+
+
+def _shared_topics(workloads: Sequence[Workload]) -> list[str]:
+    """Workloads whose retry or dead letter topics would be the same: each would get the other's messages."""
+    owners: dict[tuple[str, str], str] = {}
+    found = []
+    for workload in workloads:
+        for topic in (*workload.retry_topics(), workload.dlq_topic()):
+            owner = owners.setdefault((workload.metadata.cluster, topic), workload.key)
+            if owner != workload.key:
+                found.append(f"{workload.key}: its topic {topic} is also that of {owner}; rename its group")
+    return found
 
 
 def _differences(path: str, old: Any, new: Any) -> list[FieldChange]:

@@ -7,6 +7,7 @@ together. Values of secrets are never shown.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,8 @@ MAX_FILE_BYTES = 4 * 1024 * 1024  # a configuration larger than this is a mistak
 MAX_DEPTH = 32
 MAX_NODES = 200_000  # aliases can blow a few bytes up to gigabytes
 MAX_SHOWN_CHARS = 80
-SECRET_FIELDS = {"password", "username", "secret", "token"}
+SECRET_FIELDS = {"password", "username", "secret", "token", "key"}
+_CREDENTIALS = re.compile(r"[^\s'\"/]+@")  # as in sasl://me:secret@host
 
 Path_ = tuple[str | int, ...]
 
@@ -107,8 +109,8 @@ def read_text(path: Path, remedy: str) -> str:
         problem = "does not exist"
     except UnicodeDecodeError as error:
         problem, remedy = f"is not UTF-8 (byte {error.start})", "save it as UTF-8"
-    except OSError as error:
-        problem = f"cannot be read: {error.strerror}"
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        problem = f"cannot be read: {getattr(error, 'strerror', error)}"
     raise InvalidConfiguration([Problem(problem, remedy, file=str(path))])
 
 
@@ -120,12 +122,15 @@ def read_documents(text: str, file: str) -> list[Document]:
     """
     yaml = YAML(typ="rt", pure=True)
     yaml.allow_duplicate_keys = False
+    yaml.composer.warn_double_anchors = False  # YAML allows it
     try:
         nodes = [node for node in yaml.load_all(text) if node is not None]
         return [Document(file, plain(node), node) for node in nodes]
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         message = (error.problem or error.context or "not YAML").split("\n")[0]
+        if message.startswith(("found duplicate key", "found undefined alias")):
+            message = " ".join(message.split()[:3])  # what follows may be a secret
         raise InvalidConfiguration([
             Problem(f"not YAML: {message}", "correct the syntax", file=file,
                     line=mark.line + 1 if mark else 0, column=mark.column + 1 if mark else 0)
@@ -178,11 +183,11 @@ def validate(model: type[BaseModel], document: Document, data: Any = None, at: P
 
 def _echo(entry: Any) -> bool:
     """pydantic counts a list as too short when its items are invalid; the items are told by themselves."""
-    return bool(entry["type"] == "too_short" and len(entry["input"]) >= entry["ctx"]["min_length"])
+    return bool(entry["type"] == "too_short") and len(entry["input"]) >= entry["ctx"]["min_length"]
 
 
 def _problem(model: type[BaseModel], document: Document, entry: Any, at: Path_) -> Problem:
-    path = tuple(part for part in entry["loc"] if not _is_branch(part, document, at))
+    path: Path_ = tuple(entry["loc"])  # no model has a union whose branches pydantic would name in it
     kind, message, remedy = entry["type"], entry["msg"], ""
     full = at + path
     value: Any = entry.get("input")
@@ -206,14 +211,10 @@ def _problem(model: type[BaseModel], document: Document, entry: Any, at: Path_) 
     line, column = document.position(full, key=kind in {"extra_forbidden"})
     field = ".".join(str(part) for part in full)
     shown = "" if value is None or isinstance(value, dict | list) else repr(value)[:MAX_SHOWN_CHARS]
-    if SECRET_FIELDS & {str(part) for part in full}:
+    shown = _CREDENTIALS.sub("***@", shown)
+    if name in SECRET_FIELDS | {"security"} or SECRET_FIELDS & {str(part) for part in full}:
         shown = ""
     return Problem(message, remedy, field, shown, document.file, line if document.file else 0, column)
-
-
-def _is_branch(part: str | int, document: Document, at: Path_) -> bool:
-    """pydantic names the branch of a union in the location; that is no part of the document."""
-    return isinstance(part, str) and (part in {"int", "str", "float"} or "[" in part or "(" in part)
 
 
 def _fields_at(model: type[BaseModel], path: Path_) -> list[str]:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -76,14 +78,14 @@ def _bootstrap(value: Any) -> Any:
     parts = value.split(",") if isinstance(value, str) else value
     if not isinstance(parts, list | tuple) or not parts:
         raise ValueError("no broker address; write host:port, or a list of them")
-    return tuple(_host_port(part) for part in parts)
+    return tuple(parts)
 
 
 def _host_port(value: Any) -> str:
-    text = str(value).strip()
+    text = value.strip() if isinstance(value, str) else ""
     found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(\d{1,5})", text)
     if found is None or not 0 < int(found[2]) < 65536:
-        raise ValueError(f"{text!r} is not an address; write host:port with a port from 1 to 65535")
+        raise ValueError("not an address; write host:port with a port from 1 to 65535")
     return text
 
 
@@ -115,15 +117,15 @@ class Cluster(_Model):
     name: Name
     region: Name
     tier: Literal["regional", "aggregate", "other"]
-    bootstrap: Annotated[tuple[str, ...], BeforeValidator(_bootstrap)]
+    bootstrap: Annotated[tuple[Annotated[str, BeforeValidator(_host_port)], ...], BeforeValidator(_bootstrap)]
     security: Security = Security()
 
 
 class Web(_Model):
-    """Where the console and the API listen; loopback until told otherwise."""
+    """Where the console and the API listen; loopback until told otherwise. Port 0: a free one."""
 
     host: str = "127.0.0.1"
-    port: int = Field(6066, ge=1, le=65535)
+    port: int = Field(default=6066, ge=0, le=65535)
 
 
 class Logging(_Model):
@@ -137,7 +139,7 @@ class Worker(_Model):
     """This worker: its name (host and port when left out), and its limits."""
 
     name: Name | None = None
-    grace_s: Duration = Field(30.0, alias="grace")
+    grace_s: Duration = Field(default=30.0, alias="grace")
     memory_budget: Size = 256 * 1024 * 1024
 
 
@@ -208,8 +210,47 @@ def load_settings(path: str | Path | None = None, env: Mapping[str, str] = os.en
         problems = list(error.problems)
     problems += _cross_checks(document, data)
     if problems:
-        raise InvalidConfiguration(problems)
+        raise InvalidConfiguration([_named_by_environment(problem, env) for problem in problems])
+    if settings.web.port == 0:
+        return settings.model_copy(update={"web": settings.web.model_copy(update={"port": _free_port()})})
     return settings
+
+
+def _free_port() -> int:
+    """A port nobody listens on; found here since Faust takes no 0."""
+    with socket.create_server(("", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def _named_by_environment(problem: Problem, env: Mapping[str, str]) -> Problem:
+    """The problem at its true place, which for what the environment overrides is not the file."""
+    variable = {"region": "SWITCHYARD_REGION", "web.port": "SWITCHYARD_WEB_PORT"}.get(problem.field)
+    if variable and env.get(variable):
+        return replace(problem, file=f"environment variable {variable}", line=0, column=0)
+    return problem
+
+
+def _security(security: Any) -> Iterator[tuple[str, str, str]]:
+    """Security that would not secure: parts that are missing, or that the protocol would pass over."""
+    protocol = security.get("protocol", "plaintext") if isinstance(security, dict) else None
+    if not isinstance(protocol, str):
+        return
+    given = {name for name, value in security.items() if value is not None}
+    if protocol.startswith("sasl_"):
+        for name in sorted({"username", "password"} - given):
+            yield name, f"missing, and {protocol} needs it", "add it"
+    else:
+        for name in sorted(given & {"username", "password", "mechanism"}):
+            yield name, f"has no meaning with protocol {protocol}", "set protocol: sasl_ssl, or remove this"
+    for name in sorted(given & {"ca", "cert", "key"}):
+        if not protocol.endswith("ssl"):
+            yield (
+                name,
+                f"has no meaning with protocol {protocol}",
+                "set protocol: ssl or sasl_ssl, or remove this",
+            )
+        elif not os.access(str(security[name]), os.R_OK):
+            yield name, "no such file, or it cannot be read", "check the path"
 
 
 def _cross_checks(document: Document, data: dict[str, Any]) -> list[Problem]:
@@ -222,7 +263,8 @@ def _cross_checks(document: Document, data: dict[str, Any]) -> list[Problem]:
     def tell(message: str, remedy: str, path: tuple[str | int, ...], value: Any) -> None:
         line, column = document.position(path)
         field = ".".join(map(str, path))
-        problems.append(Problem(message, remedy, field, repr(value), document.file, line, column))
+        shown = "" if value is None else repr(value)
+        problems.append(Problem(message, remedy, field, shown, document.file, line, column))
 
     seen: dict[Any, int] = {}
     for index, cluster in enumerate(clusters):
@@ -236,13 +278,18 @@ def _cross_checks(document: Document, data: dict[str, Any]) -> list[Problem]:
             )
         elif isinstance(name, str):
             seen[name] = index
+    for index, cluster in enumerate(clusters):
+        for name, message, remedy in _security(
+            cluster.get("security") if isinstance(cluster, dict) else None
+        ):
+            tell(message, remedy, ("clusters", index, "security", name), None)
     dicts = [cluster for cluster in clusters if isinstance(cluster, dict)]
     region = data.get("region")
     regions = sorted({str(cluster["region"]) for cluster in dicts if "region" in cluster})
     if isinstance(region, str) and regions and region not in regions:
         tell("no cluster is in this region", suggest(region, regions), ("region",), region)
     control = data.get("control_cluster")
-    if control is not None and control not in seen:
+    if isinstance(control, str) and control not in seen:
         tell("no such cluster", suggest(str(control), list(seen)), ("control_cluster",), control)
     elif control is None and isinstance(region, str) and region in regions and not any(
         cluster.get("region") == region and cluster.get("tier") == "regional" for cluster in dicts

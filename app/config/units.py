@@ -1,71 +1,112 @@
-"""Durations and sizes as people write them: "90s", "1h30m", "500ms", 2.5 (seconds); "4MiB", 1024 (bytes)."""
+"""Durations and sizes as people write them: "90s", "1h30m", "500ms", 2.5 (seconds); "4MiB", 1024 (bytes).
+
+A duration is a whole number of milliseconds, a size a whole number of bytes: what is finer is refused and not
+rounded, so that `parse(format(x)) == x` always holds.
+"""
 
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, PlainSerializer
+from pydantic import AfterValidator, BeforeValidator, PlainSerializer, WithJsonSchema
 
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
-_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|kB|MB|GB)?")
-_BYTES = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "kB": 10**3, "MB": 10**6, "GB": 10**9}
+MAX_DURATION_MS = 366 * 86_400_000  # nothing here waits longer than a year; keeps arithmetic exact
+MAX_SIZE_BYTES = 2**63 - 1  # what Kafka counts bytes in
+
+_UNIT_MS = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1000, "ms": 1}
+_UNIT_BYTES = {
+    "GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "GB": 10**9, "MB": 10**6, "kB": 10**3, "B": 1,
+}  # fmt: skip
+_NUMBER = r"[0-9]{1,19}(?:\.[0-9]{1,9})?"
+_DURATION = r"\s*".join(f"(?:({_NUMBER}){unit})?" for unit in _UNIT_MS)  # largest unit first, each once
+_SIZE = rf"({_NUMBER})\s*({'|'.join(_UNIT_BYTES)})?"
+_DURATION_HINT = "write one like 10s, 500ms or 1h30m"
+_SIZE_HINT = "write one like 4MiB or 500kB"
 
 
 def parse_duration(value: Any) -> float:
     """Seconds of "10s", "1m", "500ms", "1h30m" or a number of seconds.
 
     Raises:
-        ValueError: anything else, or below zero.
+        ValueError: anything else, below zero, finer than a millisecond, or longer than a year.
     """
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise ValueError("not a duration; write one like 10s, 500ms or 1h30m")
-    if isinstance(value, int | float):
-        seconds = float(value)
+    if isinstance(value, str):
+        found = re.fullmatch(_DURATION, value.strip())
+        if found is None or not any(found.groups()):
+            raise ValueError(f"not a duration; {_DURATION_HINT}")
+        numbers = zip(found.groups(), _UNIT_MS.values(), strict=True)
+        exact_ms = sum((Decimal(number) * unit for number, unit in numbers if number), Decimal(0))
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        exact_ms = Decimal(repr(value)) * 1000 if abs(value) <= MAX_DURATION_MS else Decimal("Infinity")
     else:
-        text = value.strip().replace(" ", "")
-        parts = _DURATION.findall(text)
-        if not parts or "".join(number + unit for number, unit in parts) != text:
-            raise ValueError(f"{value!r} is not a duration; write one like 10s, 500ms or 1h30m")
-        seconds = sum(float(number) * _SECONDS[unit] for number, unit in parts)
-    if not 0 <= seconds < float("inf"):
-        raise ValueError(f"{value!r} is not a duration from 0 on")
-    return seconds
+        raise ValueError(f"not a duration; {_DURATION_HINT}")
+    if not 0 <= exact_ms <= MAX_DURATION_MS:
+        raise ValueError(f"not a duration from 0 to 366 days; {_DURATION_HINT}")
+    if exact_ms != int(exact_ms):
+        raise ValueError("finer than a millisecond; write whole milliseconds, such as 5ms")
+    return int(exact_ms) / 1000
 
 
 def format_duration(seconds: float) -> str:
-    """The shortest writing that `parse_duration` reads back to the same number of milliseconds."""
-    milliseconds = round(seconds * 1000)
-    if milliseconds == 0:
-        return "0s"
-    parts = []
-    for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)):
-        count, milliseconds = divmod(milliseconds, size)
+    """The writing that `parse_duration` reads back to the same number of milliseconds: 5400.0 is "1h30m"."""
+    left_ms, parts = round(seconds * 1000), []
+    for unit, unit_ms in _UNIT_MS.items():
+        count, left_ms = divmod(left_ms, unit_ms)
         if count:
             parts.append(f"{count}{unit}")
-    return "".join(parts)
+    return "".join(parts) or "0s"
 
 
 def parse_size(value: Any) -> int:
-    """Bytes of "4MiB", "10kB" or a number of bytes.
+    """Bytes of "4MiB", "10kB", "1.5GiB" or a number of bytes.
 
     Raises:
-        ValueError: anything else.
+        ValueError: anything else, below zero, no whole number of bytes, or more than 2**63 - 1.
     """
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        raise ValueError("not a size; write one like 4MiB or 500kB")
-    if isinstance(value, int):
+    if isinstance(value, str):
+        found = re.fullmatch(_SIZE, value.strip())
+        if found is None:
+            raise ValueError(f"not a size; {_SIZE_HINT}")
+        exact = Decimal(found[1]) * _UNIT_BYTES[found[2] or "B"]
+        if exact != int(exact):
+            raise ValueError(f"not a whole number of bytes; {_SIZE_HINT}")
+        count = int(exact)
+    elif isinstance(value, int) and not isinstance(value, bool):
         count = value
     else:
-        found = _SIZE.fullmatch(value.strip())
-        if found is None:
-            raise ValueError(f"{value!r} is not a size; write one like 4MiB or 500kB")
-        count = int(float(found[1]) * _BYTES[found[2] or "B"])
-    if count < 0:
-        raise ValueError(f"{value!r} is not a size from 0 on")
+        raise ValueError(f"not a size; {_SIZE_HINT}")
+    if not 0 <= count <= MAX_SIZE_BYTES:
+        raise ValueError(f"not a size from 0 to 8 EiB; {_SIZE_HINT}")
     return count
 
 
-Duration = Annotated[float, BeforeValidator(parse_duration), PlainSerializer(format_duration)]
-Size = Annotated[int, BeforeValidator(parse_size)]
+def duration_within(low_s: float, high_s: float) -> AfterValidator:
+    """Bounds of a duration, both included."""
+    low, high = format_duration(low_s), format_duration(high_s)
+
+    def check(seconds: float) -> float:
+        if not low_s <= seconds <= high_s:
+            raise ValueError(f"must be from {low} to {high}; choose one within")
+        return seconds
+
+    return AfterValidator(check)
+
+
+def _schema(kind: str, pattern: str, examples: list[str]) -> WithJsonSchema:
+    text = {"type": "string", "pattern": f"^(?!$){pattern}$"}
+    return WithJsonSchema({"anyOf": [{"type": kind, "minimum": 0}, text], "examples": examples})
+
+
+Duration = Annotated[
+    float,
+    BeforeValidator(parse_duration),
+    PlainSerializer(format_duration, return_type=str),
+    _schema("number", _DURATION, ["10s", "500ms", "1h30m"]),
+]
+Size = Annotated[
+    int,
+    BeforeValidator(parse_size),
+    _schema("integer", _SIZE, ["4MiB", "500kB"]),
+]

@@ -19,7 +19,7 @@ from app.config.problems import InvalidConfiguration, Problem
 
 log = structlog.get_logger(__name__)
 
-MAX_BODY_BYTES = 1024 * 1024
+MAX_BODY_BYTES = 64 * 1024  # a definition has a few kilobytes
 MAX_LIMIT, DEFAULT_LIMIT = 1000, 100
 SECURITY_HEADERS = {
     "Content-Security-Policy": (

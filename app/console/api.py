@@ -14,6 +14,7 @@ import structlog
 from aiohttp import web
 
 from app.config.definitions import Workload, json_schema, parse_definition
+from app.config.plan import plan
 from app.config.problems import read_documents
 from app.console import dlq, overview
 from app.console.answers import ApiError, json_response, number, paged
@@ -196,9 +197,8 @@ class Api:
 
     async def put_workload(self, request: web.Request) -> web.Response:
         """Defines or changes a workload; 201, or 200 when it was there."""
-        workload, warnings = parse_definition(
-            await self._body(request), clusters=self.runtime.clusters.specs.keys()
-        )
+        names = self.runtime.clusters.specs.keys()
+        workload, warnings = parse_definition(await self._body(request), clusters=names)
         told = f"{request.match_info['group']}/{request.match_info['topic']}"
         if workload.key != told:
             raise ApiError(
@@ -207,12 +207,10 @@ class Api:
         current = self.runtime.control.view.workloads.get(workload.key)
         self._match(request, current)
         etag = workload.etag()
-        if current is not None:
-            before = Workload.from_wire(current.definition)
-            if before.metadata.cluster != workload.metadata.cluster:
-                raise ApiError(409, "Cluster cannot change",
-                               f"{workload.key} reads {before.metadata.cluster}, whose offsets mean nothing "
-                               f"in {workload.metadata.cluster}; delete the workload first")  # fmt: skip
+        catalog = self.runtime.catalog
+        known = {key: w for key in self.runtime.control.view.workloads if (w := catalog.workload(key))}
+        if conflicts := plan(known, [workload]).conflicts:
+            raise ApiError(409, "Conflict", "; ".join(conflicts))
         if current is None or current.etag != etag:
             await self.runtime.control.append(
                 WorkloadPut(
@@ -256,7 +254,8 @@ class Api:
             text = raw.decode("utf-8")
         except UnicodeDecodeError as error:
             raise ApiError(400, "Not UTF-8", f"the body is not UTF-8 (byte {error.start})") from error
-        documents = read_documents(text, "body")  # JSON is YAML
+        # JSON is YAML, read by a patient parser: away from the loop that pushes messages.
+        documents = await asyncio.to_thread(read_documents, text, "body")
         if len(documents) != 1:
             raise ApiError(400, "Bad body", f"the body must be one definition, it has {len(documents)}")
         return documents[0].data

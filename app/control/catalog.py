@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 
 import structlog
+from pydantic import ValidationError
 
 from app.config.definitions import Workload
 from app.control.data_clusters import DataClusters
@@ -53,7 +54,12 @@ class Catalog:
             return None
         cached = self._workloads.get(key)
         if cached is None or cached[0] != put.etag:
-            cached = (put.etag, Workload.from_wire(put.definition))
+            try:
+                cached = (put.etag, Workload.from_wire(put.definition))
+            except ValidationError as error:
+                # Written past the API, or by a version that means something else: it stays as it was.
+                self._tell(key, f"its definition cannot be read: {error}", "deploy it again")
+                return cached[1] if cached is not None else None
             self._workloads[key] = cached
         return cached[1]
 
@@ -70,6 +76,7 @@ class Catalog:
         for key in list(self._control.view.workloads):
             workload = self.workload(key)
             if workload is None:
+                wanted.update(job for job in self._control.view.assignments if JobId.parse(job).name == key)
                 continue
             await self._refresh(key, workload)
             cluster = workload.metadata.cluster

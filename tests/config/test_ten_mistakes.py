@@ -40,14 +40,14 @@ orders.yaml:10:14: error: spec.target.address: not a gRPC address (got 'http://b
     -> write host:port, dns:///host:port or unix:/path
 orders.yaml:11:15: error: spec.target.contract: must be one of unary, stream (got 'unery')
     -> did you mean unary?
-orders.yaml:12:14: error: spec.target.timeout: '10 seconds' is not a duration (got '10 seconds')
+orders.yaml:12:14: error: spec.target.timeout: not a duration (got '10 seconds')
     -> write one like 10s, 500ms or 1h30m
 orders.yaml:13:13: error: spec.ordering: ordered delivery comes with a later release (got 'key')
     -> use none
 orders.yaml:14:23: error: spec.tracker.capacity: Input should be greater than or equal to 1 (got 0)
 orders.yaml:16:7: error: spec.retry.0.delay: missing
     -> add it
-orders.yaml:17:15: error: spec.retry.1.delay: '5x' is not a duration (got '5x')
+orders.yaml:17:15: error: spec.retry.1.delay: not a duration (got '5x')
     -> write one like 10s, 500ms or 1h30m
 10 errors; nothing was changed"""
 

@@ -1,0 +1,133 @@
+"""One worker as an operator meets it: what it refuses, what it shows, how it stops and comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import orjson
+import pytest
+
+from app.application import AGENTS, TABLES
+from app.demo.stage import Stage, wait_until, workload
+from app.demo.stage import http as ask
+from app.demo.traffic import create_topic, messages, produce
+
+pytestmark = pytest.mark.system
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def faust(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Runs `faust -A app ...` to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "faust", "-A", "app", *arguments],
+        env={**os.environ, **env}, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def test_an_invalid_configuration_ends_with_3_and_tells_everything_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "switchyard.yaml"
+    file.write_text(
+        "region: east\nclusters:\n  - {name: a, region: west, tier: regionl, bootstrap: nowhere}\nwbe: {}\n"
+    )
+    ended = faust("worker", SWITCHYARD_CONFIG=str(file))
+    assert ended.returncode == 3, ended.stderr
+    for part in (f"{file}:3", "did you mean regional?", "host:port", f"{file}:4", "did you mean web?"):
+        assert part in ended.stderr
+
+
+def test_the_application_has_exactly_its_agents_and_tables(stage: Stage) -> None:
+    script = (
+        "from app import app; app.discover(); "
+        "print(sorted(n.rsplit('.', 1)[-1] for n in app.agents), sorted(app.tables))"
+    )
+    env = {**os.environ, "SWITCHYARD_CONFIG": str(stage.config())}
+    ended = subprocess.run(
+        [sys.executable, "-c", script], env=env, cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert ended.stdout.strip() == f"{sorted(AGENTS)} {sorted(TABLES)}"
+
+
+def test_faust_and_switchyard_commands_are_the_same(stage: Stage) -> None:
+    worker = stage.worker()
+    env = {"SWITCHYARD_CONFIG": str(stage.config()), "SWITCHYARD_URL": worker.url}
+    ended = faust("workload", "list", "-o", "json", **env)
+    assert ended.returncode == 0, ended.stderr
+    assert orjson.loads(ended.stdout) == []
+    assert faust("workload", "describe", "no/such", **env).returncode == 4
+    assert faust("tracker", "show", "nonsense", "0", **env).returncode == 2
+
+
+def test_the_server_is_safe_by_default(stage: Stage) -> None:
+    worker = stage.worker()
+    for path in ("/router/", "/table/", "/stats/", "/graph"):
+        assert ask("GET", worker.url + path)[0] == 404, path
+
+    def raw(method: str, path: str, **headers: str) -> tuple[int, dict[str, str]]:
+        connection = http.client.HTTPConnection("127.0.0.1", worker.port, timeout=10)
+        connection.request(
+            method, path, headers={name.replace("_", "-"): value for name, value in headers.items()}
+        )
+        answer = connection.getresponse()
+        answer.read()
+        return answer.status, dict(answer.getheaders())
+
+    assert raw("GET", "/api/v1/overview", Host="evil.example")[0] == 421
+    origin = "http://evil.example"
+    assert raw("DELETE", "/api/v1/workloads/a/b", Origin=origin)[0] == 403
+    status, headers = raw("GET", "/")
+    assert status == 200
+    assert "default-src 'self'" in headers["Content-Security-Policy"]
+    listening = subprocess.run(["ss", "-ltnH"], capture_output=True, text=True, check=False).stdout
+    if listening:
+        assert f"0.0.0.0:{worker.port}" not in listening
+
+
+def test_definitions_that_are_wrong_change_nothing_and_say_why(stage: Stage) -> None:
+    worker = stage.worker()
+    url = f"{worker.url}/api/v1/workloads/g/t"
+    good = workload("g", "t", "east-aggregate", "127.0.0.1:1")
+    wrong = workload("g", "t", "east-agregate", "127.0.0.1:1", orderin="key")
+    status, body = ask("PUT", url, wrong)
+    assert status == 422
+    assert {p["field"] for p in body["problems"]} == {"metadata.cluster", "spec.orderin"}
+    assert ask("GET", url)[0] == 404
+    assert ask("PUT", url, workload("g", "other", "east-aggregate", "127.0.0.1:1"))[0] == 422
+    assert ask("PUT", url, good)[0] == 201
+    assert ask("PUT", url, good)[1]["changed"] is False
+    moved = workload("g", "t", "east-regional", "127.0.0.1:1")
+    assert ask("PUT", url, moved)[0] == 409
+    activity = ask("GET", f"{worker.url}/api/v1/activity")[1]["items"]
+    assert sum(item["event"] == "workload-put" for item in activity) == 1
+
+
+def test_a_worker_comes_back_with_a_wiped_or_a_foreign_data_directory(stage: Stage, topic_name: str) -> None:
+    bootstrap = stage.yard.bootstrap("east-aggregate")
+    asyncio.run(create_topic(bootstrap, topic_name, 2))
+    receiver = stage.receiver("g", topic_name)
+    stage.settings["worker"] = {"name": "steady", "grace": "5s"}
+    worker = stage.worker()
+    stage.deploy(worker, workload("g", topic_name, "east-aggregate", receiver.address))
+    data = stage.home / "data" / "workers" / "steady"
+    total = 0
+    for number, hurt in enumerate(("wipe", "foreign", "kill")):
+        asyncio.run(produce(bootstrap, topic_name, messages(100, prefix=hurt)))
+        total += 100
+        wait_until(lambda wanted=total: len({d["id"] for d in stage.deliveries()}) >= wanted, 30, worker.tail)
+        if hurt == "kill":
+            worker.kill()
+        else:
+            assert worker.terminate() == 0
+        if hurt == "wipe":
+            shutil.rmtree(data)
+        elif hurt == "foreign":
+            (data / "owner.json").write_text('{"cluster_id": "another", "app_id": "another"}')
+        worker = stage.worker(f"again-{number}")
+    # What was acknowledged before stays acknowledged, wherever the local tables came from.
+    acknowledged = [d["id"] for d in stage.deliveries() if d["outcome"] == "ok"]
+    assert len(acknowledged) == len(set(acknowledged))
