@@ -41,12 +41,13 @@ def messages(count: int, prefix: str = "m") -> Iterator[Sent]:
         yield Sent(f"{prefix}-{number:07}", behaviour)
 
 
-async def create_topic(bootstrap: str, topic: str, partitions: int) -> None:
-    """Creates a topic and waits for its leaders."""
+async def create_topic(bootstrap: str, topic: str, partitions: int, **config: str) -> None:
+    """Creates a topic and waits for its leaders. Settings of the topic: `message_timestamp_type="..."`."""
     client = ClusterClient(ClusterSpec("demo", (bootstrap,)))
     await client.start()
     try:
-        await ensure_topics(client, [TopicSpec(topic, partitions)])
+        settings = {name.replace("_", "."): value for name, value in config.items()}
+        await ensure_topics(client, [TopicSpec(topic, partitions, config=settings)])
     finally:
         await client.stop()
 

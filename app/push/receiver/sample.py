@@ -67,6 +67,7 @@ class Behaviours:
             "retry_count": message.retry_count,
             "attempt": message.attempt,
             "outcome": outcome,
+            "timestamp_ms": message.timestamp_ms,
             "at_ms": time.time_ns() // 1_000_000,
         }
         os.write(self._file, orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
