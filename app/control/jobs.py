@@ -83,6 +83,7 @@ class Jobs(Service):
         self._changed = asyncio.Event()
         self._work: dict[str, asyncio.Task[None]] = {}
         self._troubles: dict[str, str] = {}
+        self._anew: dict[str, tuple[int, int]] = {}  # job -> lineage and next offset to begin with
         self._committed: dict[str, tuple[int, float]] = {}
 
     async def on_start(self) -> None:
@@ -106,6 +107,8 @@ class Jobs(Service):
                     pump.accept(item)
                     if not pump.closed and pump.trouble.startswith("fetch: "):
                         pump.trouble = ""
+                case Gap() if item.end < item.start:
+                    self._begin_anew(pump, item)
                 case Gap():
                     pump.skip(item)
                     self._on_trouble(
@@ -125,6 +128,21 @@ class Jobs(Service):
             if isinstance(item, Fetched):
                 item.release()
             self._changed.set()
+
+    def _begin_anew(self, pump: DispatchPump, gap: Gap) -> None:
+        """The log ends before the position: its offsets mean something else now. Delivering again what is
+        there is the lesser evil; the job starts over in a new lineage."""
+        job = str(pump.job)
+        self._on_trouble(
+            "log-begun-anew",
+            job,
+            f"{gap.topic}-{gap.partition}: {gap.reason}; delivery begins again at {gap.end}",
+            "expect duplicates if the log was truncated; look at why it was",
+        )  # fmt: skip
+        self._anew[job] = (pump.lineage + 1, gap.end)
+        pump.close()
+        self._drop(job)
+        self._changed.set()
 
     # -- reconciling -----------------------------------------------------------------------------
 
@@ -264,7 +282,11 @@ class Jobs(Service):
         snapshot = self._read_snapshot(job, answer.snapshot)
         group, at = workload.metadata.group, (identity.topic, identity.partition)
         committed = (await cluster.committer.committed(group, [at])).get(at)
-        if committed is not None and committed >= 0:
+        lineage, begin = self._anew.pop(job, (answer.lineage, None))
+        if begin is not None:
+            snapshot = Snapshot(begin)
+        elif committed is not None and committed >= 0 and not (snapshot and lineage):
+            # In a later lineage the commit may still be of the one before.
             snapshot = snapshot.merge(Snapshot(committed)) if snapshot else Snapshot(committed)
         if snapshot is None:
             # Retry topics are the workload's own: nothing in them may be skipped, ever.
@@ -289,7 +311,10 @@ class Jobs(Service):
             snapshot=snapshot,
             capacity=workload.spec.tracker.capacity,
             group=group,
+            lineage=lineage,
         )
+        if begin is not None:
+            pump.snapshot_version = -1  # the table learns of the new lineage at once
         self.pumps[job] = pump
         self._share_limits()
         log.info("job flows", job=job, epoch=held.epoch, next_offset=snapshot.base,
@@ -382,7 +407,8 @@ class Jobs(Service):
         for pump in pumps:
             version = pump.tracker.version
             if version != pump.snapshot_version and not pump.closed:
-                items.append(SnapshotItem(str(pump.job), pump.epoch, pump.tracker.snapshot().to_bytes()))
+                packed = pump.tracker.snapshot().to_bytes()
+                items.append(SnapshotItem(str(pump.job), pump.epoch, packed, pump.lineage))
                 sent.append((pump, version))
         if items:
             await self._trackers.send_snapshots(items)

@@ -9,8 +9,9 @@ Rules
    The same epoch by the same worker is granted again (the answer may have been lost).
 2. `snapshot(epoch)` counts only under exactly the record's epoch: an older owner is refused, and so
    is one that never took over.
-3. Snapshots join (union of finished offsets, highest base): nothing finished becomes unfinished.
-   A reset by an operator starts a new lineage, and only there may the base go back.
+3. Snapshots of one lineage join (union of finished offsets, highest base): nothing finished becomes
+   unfinished. A new lineage (the log was truncated or made anew) replaces what was known of the old one,
+   and only there may the base go back.
 
 Invariants: a record's epoch never decreases; within a lineage its base never decreases.
 """
@@ -32,6 +33,7 @@ class TrackerRecord(msgspec.Struct, frozen=True, kw_only=True):
         worker: who did.
         base: next offset to commit; everything below is finished (readable without decoding).
         snapshot: `Snapshot` bytes: base and the finished offsets above it; b"" before the first.
+        lineage: how often the offsets have begun to mean something else.
         at_ms: when it last changed, by the event's own time.
     """
 
@@ -39,15 +41,17 @@ class TrackerRecord(msgspec.Struct, frozen=True, kw_only=True):
     worker: str = ""
     base: int = -1
     snapshot: bytes = b""
+    lineage: int = 0
     at_ms: int = 0
 
 
 class SnapshotItem(msgspec.Struct, frozen=True, array_like=True):
-    """One job's snapshot on its way to the table: (job, epoch, bytes)."""
+    """One job's snapshot on its way to the table: (job, epoch, bytes, lineage)."""
 
     job: str
     epoch: int
     snapshot: bytes
+    lineage: int = 0
 
 
 class Snapshots(msgspec.Struct, frozen=True, tag="snapshots", tag_field="event", kw_only=True):
@@ -81,6 +85,7 @@ class TakeoverAnswer(msgspec.Struct, frozen=True, tag="takeover-answer", tag_fie
     granted: bool
     known_epoch: int
     snapshot: bytes = b""
+    lineage: int = 0
 
 
 def on_takeover(record: TrackerRecord | None, event: Takeover) -> tuple[TrackerRecord, TakeoverAnswer]:
@@ -99,6 +104,7 @@ def on_takeover(record: TrackerRecord | None, event: Takeover) -> tuple[TrackerR
         granted=granted,
         known_epoch=current.epoch,
         snapshot=current.snapshot if granted else b"",
+        lineage=current.lineage,
     )
     return current, answer
 
@@ -113,13 +119,17 @@ def on_snapshot(
     """
     if record is None or item.epoch != record.epoch or worker != record.worker:
         return None
+    if item.lineage < record.lineage:
+        return None
     new = Snapshot.from_bytes(item.snapshot)
-    if record.snapshot:
+    if record.snapshot and item.lineage == record.lineage:
         # A stored one that cannot be read any more gives way: the new one is the best truth there is, and a
         # lost acknowledgement costs a duplicate, never a message.
         with contextlib.suppress(CorruptSnapshot):
             new = Snapshot.from_bytes(record.snapshot).merge(new)
     packed = new.to_bytes()
-    if packed == record.snapshot:
+    if packed == record.snapshot and item.lineage == record.lineage:
         return None
-    return msgspec.structs.replace(record, base=new.base, snapshot=packed, at_ms=max(record.at_ms, at_ms))
+    return msgspec.structs.replace(
+        record, base=new.base, snapshot=packed, lineage=item.lineage, at_ms=max(record.at_ms, at_ms)
+    )

@@ -96,9 +96,11 @@ class DispatchPump:
         snapshot: Snapshot | None,
         capacity: int,
         group: str,
+        lineage: int,
     ) -> None:
         self.job = job
         self.epoch = epoch
+        self.lineage = lineage
         self.runtime = runtime
         self.tier = tier
         self.tracker = Tracker(next_offset, capacity, snapshot)

@@ -18,6 +18,7 @@ CHANNELS = 4  # connections to a receiver: one is limited by its flow control wi
 MAX_DETAIL_CHARS = 1_000
 ACTION = "kafka-action"
 TOO_LARGE = ("larger than max", "metadata size exceeds")  # C-core's words for messages and headers
+ANSWER_TOO_LARGE = "CLIENT: Received message larger"  # it took the message, and says more than we read
 RESOURCE_EXHAUSTED, CANCELLED, UNKNOWN, INTERNAL = 8, 1, 2, 13
 
 OPTIONS: list[tuple[str, Any]] = [
@@ -62,7 +63,11 @@ class CallResult:
         self.details = details[:MAX_DETAIL_CHARS]
         self.action = action
         self.latency_s = latency_s
-        self.too_large = code == RESOURCE_EXHAUSTED and any(mark in details for mark in TOO_LARGE)
+        self.too_large = (
+            code == RESOURCE_EXHAUSTED
+            and any(mark in details for mark in TOO_LARGE)
+            and ANSWER_TOO_LARGE not in details
+        )
         self.local_error = local_error
 
     @classmethod

@@ -11,6 +11,7 @@ from typing import Any
 
 import orjson
 import pytest
+from aiokafka.admin import AIOKafkaAdminClient
 
 from app.demo.report import Report, count
 from app.demo.stage import Process, Stage, http, wait_until, workload
@@ -255,3 +256,36 @@ def test_a_broker_killed_on_the_way_delays_messages_and_loses_none(
     report = play.settle()
     assert report.sound, report
     play.wait_committed()
+
+
+def test_a_topic_made_anew_is_delivered_from_its_start_and_told(scene: Callable[..., Scene]) -> None:
+    play = scene(300, partitions=1)
+    worker = play.stage.worker()
+    play.produce()
+    play.stage.deploy(worker, play.definition())
+    assert play.settle().sound
+    play.wait_committed()
+
+    async def make_anew() -> None:
+        admin = AIOKafkaAdminClient(bootstrap_servers=play.bootstrap)
+        await admin.start()
+        await admin.delete_topics([play.topic])
+        await admin.close()
+        await asyncio.sleep(2.0)
+        await create_topic(play.bootstrap, play.topic, 1)
+        await produce(play.bootstrap, play.topic, messages(40, prefix="anew"))
+
+    asyncio.run(make_anew())
+    wanted = {message.id for message in messages(40, prefix="anew")}
+    wait_until(lambda: wanted <= {d["id"] for d in play.stage.deliveries()}, 40, play._so_far)
+    _, incidents = http("GET", f"{worker.url}/api/v1/incidents")
+    assert any(item["kind"] == "log-begun-anew" for item in incidents["items"])
+    # A worker that takes over afterwards knows the new lineage, not the old commit.
+    play.wait_committed()
+    assert worker.terminate() == 0
+    play.stage.worker()
+    asyncio.run(produce(play.bootstrap, play.topic, messages(20, prefix="after")))
+    more = {message.id for message in messages(20, prefix="after")}
+    wait_until(lambda: more <= {d["id"] for d in play.stage.deliveries()}, 40, play._so_far)
+    again = [d["id"] for d in play.stage.deliveries() if d["outcome"] == "ok"]
+    assert len(again) == len(set(again))

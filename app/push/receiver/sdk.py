@@ -17,6 +17,17 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 HEADER_PREFIX = "kafka-header-"
 MAX_REASON_CHARS = 500
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024  # Kafka's usual limits are below; gRPC's own 4 MB is not
+MAX_METADATA_BYTES = 2 * 1024 * 1024  # key and headers; gRPC's own 8 kB refuses larger ones at random
+MAX_PENDING_CALLS = 1 << 20  # gRPC's own 1,000 cancels calls of larger bursts at random
+
+OPTIONS: list[tuple[str, int]] = [
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+    ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
+    ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
+    ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +84,8 @@ class Receiver:
         self.host = host
         self.port = port
         self._max_concurrent = max_concurrent
-        self._handlers: dict[str, Handler] = {}
+        self._handlers: dict[str, Handler] = {}  # by gRPC method
+        self._methods: dict[tuple[str, str], str] = {}  # by group and topic
         self._server: aio.Server | None = None
 
     def on(self, *, topic: str, group: str, method: str | None = None) -> Callable[[Handler], Handler]:
@@ -89,15 +101,16 @@ class Receiver:
                 parameter
                 for parameter in inspect.signature(handler).parameters.values()
                 if parameter.default is parameter.empty
-                and parameter.kind in {parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD}
+                and parameter.kind not in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}
             ]
             name = getattr(handler, "__name__", repr(handler))
-            if len(required) != 1:
+            if len(required) != 1 or required[0].kind is inspect.Parameter.KEYWORD_ONLY:
                 raise TypeError(f"handler {name} must take exactly one argument, the message")
             path = method or f"/kafka.consumerproxy.{group}/{topic}"
-            if path in self._handlers:
-                raise ValueError(f"{path} has a handler already; {name} would replace it")
+            if path in self._handlers or (group, topic) in self._methods:
+                raise ValueError(f"{group}/{topic} ({path}) has a handler already; {name} would replace it")
             self._handlers[path] = handler
+            self._methods[group, topic] = path
             return handler
 
         return register
@@ -108,10 +121,7 @@ class Receiver:
         Raises:
             RuntimeError: the address cannot be bound.
         """
-        self._server = aio.server(
-            maximum_concurrent_rpcs=self._max_concurrent,
-            options=[("grpc.max_receive_message_length", MAX_MESSAGE_BYTES), ("grpc.so_reuseport", 0)],
-        )
+        self._server = aio.server(maximum_concurrent_rpcs=self._max_concurrent, options=OPTIONS)
         self._server.add_generic_rpc_handlers((_Generic(self._handlers),))
         servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]
         await servicer.set("", health_pb2.HealthCheckResponse.SERVING)
@@ -143,11 +153,15 @@ class Receiver:
         """Runs the handler of the message's group and topic, without a network (see `TestClient`).
 
         Raises:
-            KeyError: there is no handler. Whatever the handler raises.
+            KeyError: there is no handler.
+            TypeError: it returned what is no verdict. Whatever the handler raises.
         """
-        handler = self._handlers[f"/kafka.consumerproxy.{message.group}/{message.topic}"]
-        verdict = handler(message)
-        return await verdict if inspect.isawaitable(verdict) else verdict
+        verdict = self._handlers[self._methods[message.group, message.topic]](message)
+        if inspect.isawaitable(verdict):
+            verdict = await verdict
+        if not isinstance(verdict, Verdict):
+            raise TypeError(f"the handler returned {type(verdict).__name__}, which is no verdict")
+        return verdict
 
     def test_client(self) -> TestClient:
         """Delivers to the handlers in memory."""
@@ -244,4 +258,4 @@ def read_message(value: bytes, metadata: Sequence[tuple[str, str | bytes]]) -> M
 
 
 def _number(text: str | None, default: int = 0) -> int:
-    return int(text) if text and text.isdigit() and len(text) < 20 else default
+    return int(text) if text and text.isascii() and text.isdigit() and len(text) < 20 else default
