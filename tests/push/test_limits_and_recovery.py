@@ -1,0 +1,161 @@
+"""Sizes beyond a limit are told as such; a receiver that goes away is found again."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from app.push.receiver import Message, Receiver, Skip
+from app.push.receiver.sdk import MAX_MESSAGE_BYTES, MAX_METADATA_BYTES
+from app.push.unary import CallResult, UnaryTarget
+from tests.push.servers import ENOUGH_S, METHOD, Caller, accept, serving, start_server
+
+RESOURCE_EXHAUSTED, UNAVAILABLE, CANCELLED = 8, 14, 1
+
+
+@pytest.fixture
+async def sdk() -> Any:
+    """A receiver of the SDK's that takes everything, and a caller of it."""
+    receiver = Receiver()
+    receiver.on(topic="orders", group="billing")(lambda message: None)
+    target = UnaryTarget(f"127.0.0.1:{await receiver.start()}", METHOD)
+    yield Caller(target)
+    await target.close()
+    await receiver.stop(0)
+
+
+async def test_a_body_beyond_the_receivers_limit_is_too_large_and_the_next_one_is_fine(sdk: Caller) -> None:
+    sizes = (MAX_MESSAGE_BYTES, MAX_MESSAGE_BYTES + 1, 20 * 1024 * 1024)
+    largest, larger, huge = [await sdk(bytes(size)) for size in sizes]
+
+    assert (largest.code, largest.too_large) == (0, False)
+    for result in (larger, huge):
+        assert (result.code, result.too_large, result.local_error) == (RESOURCE_EXHAUSTED, True, None)
+    assert (await sdk(b"small")).code == 0
+
+
+@pytest.mark.parametrize("size", [9_000, 15_000, 60_000, 1024 * 1024])
+async def test_headers_as_large_as_kafka_takes_them_arrive_every_time(sdk: Caller, size: int) -> None:
+    codes = [(await sdk(b"", [("kafka-header-x-bin", b"\xff" * size)])).code for _ in range(5)]
+
+    assert codes == [0] * 5
+
+
+async def test_headers_beyond_the_receivers_limit_are_too_large(sdk: Caller) -> None:
+    result = await sdk(b"", [("kafka-header-x-bin", bytes(MAX_METADATA_BYTES))])
+
+    assert (result.code, result.too_large) == (RESOURCE_EXHAUSTED, True)
+
+
+async def test_an_answer_that_is_too_large_is_not_the_messages_fault() -> None:
+    async def talk(_: bytes, __: Any) -> bytes:
+        return bytes(2 * 1024 * 1024)
+
+    async with serving(talk) as call:
+        result = await call()
+
+    assert (result.code, result.too_large) == (RESOURCE_EXHAUSTED, False)
+
+
+async def test_a_burst_of_calls_is_not_turned_away(sdk: Caller) -> None:
+    calls = [sdk.begin(b"", timeout_s=60)[1] for _ in range(3000)]
+
+    assert {(await call).code for call in calls} == {0}
+    assert sdk.answers == 3000
+
+
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1:1", "dns:///does-not-exist.invalid:443", "unix:/does/not/exist"]
+)
+async def test_nobody_at_the_address_is_unavailable(address: str) -> None:
+    caller = Caller(UnaryTarget(address, METHOD))
+
+    assert (await caller(timeout_s=ENOUGH_S)).code == UNAVAILABLE
+    await caller.target.close()
+
+
+async def test_a_receiver_that_stops_and_comes_back_is_found_again_by_all_channels() -> None:
+    server, port = await start_server(accept)
+    call = Caller(UnaryTarget(f"127.0.0.1:{port}", METHOD))
+    assert [(await call()).code for _ in range(4)] == [0] * 4
+
+    await server.stop(None)
+    assert (await call()).code == UNAVAILABLE
+    await asyncio.sleep(3)  # long enough for gRPC's default backoff to grow beyond what is waited for below
+    server, _ = await start_server(accept, port)
+
+    async with asyncio.timeout(ENOUGH_S / 4):
+        answered = 0
+        while answered < 4:  # one after the other on each channel
+            answered = answered + 1 if (await call()).code == 0 else 0
+    await call.target.close()
+    await server.stop(None)
+
+
+async def test_a_receiver_that_dies_answers_what_is_in_flight_once_as_unavailable() -> None:
+    waiting = asyncio.Semaphore(0)
+
+    async def wait(_: bytes, __: Any) -> bytes:
+        waiting.release()
+        await asyncio.sleep(ENOUGH_S)
+        return b""
+
+    server, port = await start_server(wait)
+    call = Caller(UnaryTarget(f"127.0.0.1:{port}", METHOD))
+    calls = [call.begin()[1] for _ in range(50)]
+    for _ in calls:
+        await waiting.acquire()
+    await server.stop(None)
+
+    results: list[CallResult] = await asyncio.gather(*calls)
+    assert {result.code for result in results} <= {UNAVAILABLE, CANCELLED}
+    assert call.answers == 50
+    await call.target.close()
+
+
+async def test_closing_answers_what_is_in_flight_once_as_canceled() -> None:
+    waiting = asyncio.Semaphore(0)
+
+    async def wait(_: bytes, __: Any) -> bytes:
+        waiting.release()
+        await asyncio.sleep(ENOUGH_S)
+        return b""
+
+    async with serving(wait) as call, asyncio.timeout(ENOUGH_S):
+        calls = [call.begin()[1] for _ in range(20)]
+        for _ in calls:
+            await waiting.acquire()
+        await call.target.close()
+        assert [(await result).code for result in calls] == [CANCELLED] * 20
+        assert call.answers == 20
+
+
+async def test_a_call_on_a_closed_target_is_a_local_error() -> None:
+    async with serving(accept) as call:
+        assert (await call()).code == 0
+        await call.target.close()
+        assert (await call()).local_error is not None
+
+
+async def test_a_receiver_that_stops_lets_what_it_has_begun_come_to_its_end() -> None:
+    receiver, began, go = Receiver(), asyncio.Event(), asyncio.Event()
+
+    @receiver.on(topic="orders", group="billing")
+    async def wait(_: Message) -> Skip:
+        began.set()
+        await go.wait()
+        return Skip()
+
+    call = Caller(UnaryTarget(f"127.0.0.1:{await receiver.start()}", METHOD))
+    _, result = call.begin()
+    async with asyncio.timeout(ENOUGH_S):
+        await began.wait()
+        stopping = asyncio.create_task(receiver.stop(ENOUGH_S))
+        await asyncio.sleep(0.1)
+        assert not result.done()
+        go.set()
+        assert (await result).action == "Skip"
+        await stopping
+    await call.target.close()
