@@ -7,6 +7,7 @@ must not be able to use it: a foreign Host (DNS rebinding) and a foreign Origin 
 from __future__ import annotations
 
 import ipaddress
+import socket
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,8 +15,10 @@ from urllib.parse import urlsplit
 import orjson
 import structlog
 from aiohttp import web
+from aiokafka.errors import KafkaError
 
 from app.config.problems import InvalidConfiguration, Problem
+from app.kafka.clusters import ClusterUnreachable
 
 log = structlog.get_logger(__name__)
 
@@ -29,6 +32,7 @@ SECURITY_HEADERS = {
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer",
 }
+EVERYWHERE = {"0.0.0.0", "::", ""}  # noqa: S104 - compared, not bound
 SAFE_METHODS = {"GET", "HEAD", "OPTIONS"}
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -72,6 +76,7 @@ def problem_response(error: ApiError, path: str) -> web.Response:
                 "message": p.message,
                 "remedy": p.remedy,
                 "severity": p.severity,
+                "line": p.line or None,
             }
             for p in error.problems
         ]
@@ -110,23 +115,41 @@ def number(request: web.Request, name: str, default: int, least: int, most: int)
     return int(text)
 
 
-def _is_local(host: str, allowed: set[str]) -> bool:
-    name = urlsplit(f"//{host}").hostname or ""
-    if name in allowed or name == "localhost":
-        return True
+def _may_ask(told: str, host: str) -> bool:
+    """Whether the Host `told` is this server's own, which listens on `host`.
+
+    A page of somebody else can make a name of its own point here, but never an address: addresses are
+    taken as they are where the server listens on every one of its machine's.
+    """
     try:
-        return ipaddress.ip_address(name).is_loopback
+        name = urlsplit(f"//{told}").hostname or ""
     except ValueError:
         return False
+    if name in {host.strip("[]"), "localhost"}:
+        return True
+    try:
+        address = ipaddress.ip_address(name)
+    except ValueError:
+        return host in EVERYWHERE and name == socket.gethostname().lower()
+    return address.is_loopback or host in EVERYWHERE
 
 
-def guard(allowed_hosts: set[str]) -> Any:
-    """The middleware around every handler: Host and Origin, problems, security headers."""
+async def add_security_headers(_: web.Request, answer: web.StreamResponse) -> None:
+    """On every answer just before it is sent: streams, redirects and refusals too."""
+    for name, value in SECURITY_HEADERS.items():
+        answer.headers.setdefault(name, value)
+
+
+def guard(host: str) -> Any:
+    """The middleware around every handler: Host and Origin, and errors as problems.
+
+    `host` is where the server listens as configured.
+    """
 
     @web.middleware
     async def around(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
-            if not _is_local(request.host, allowed_hosts):
+            if not _may_ask(request.host, host):
                 raise ApiError(
                     421, "Unknown host", "this server does not answer for that Host; use its own address"
                 )
@@ -144,13 +167,15 @@ def guard(allowed_hosts: set[str]) -> Any:
             answer = problem_response(
                 ApiError(error.status, error.reason, error.text or error.reason), request.path
             )
+        except (KafkaError, ClusterUnreachable, TimeoutError) as error:
+            # Somebody else's trouble, and told as such: the same request may do well in a moment.
+            log.warning("a request failed at Kafka", path=request.path, error=repr(error))
+            detail = f"Kafka did not answer as it should: {error or type(error).__name__}; ask again"
+            answer = problem_response(ApiError(503, "Kafka away", detail), request.path)
         except Exception:
             log.exception("a request failed", path=request.path, method=request.method)
             detail = "something failed here; the worker's log says what"
             answer = problem_response(ApiError(500, "Internal error", detail), request.path)
-        if not answer.prepared:
-            for name, value in SECURITY_HEADERS.items():
-                answer.headers.setdefault(name, value)
         return answer
 
     return around

@@ -4,6 +4,8 @@ control log, so that it does not matter which worker is asked."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import time
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +17,7 @@ from aiohttp import web
 
 from app.config.definitions import Workload, json_schema, parse_definition
 from app.config.plan import plan
-from app.config.problems import read_documents
+from app.config.problems import Document, read_documents
 from app.console import dlq, overview
 from app.console.answers import ApiError, json_response, number, paged
 from app.console.metrics import exposition
@@ -29,6 +31,7 @@ log = structlog.get_logger(__name__)
 MAX_RANGES = 2_000
 PROXY_S = 5.0
 EVENTS_S = 1.0
+PATIENCE_S = 10.0
 MAX_STREAMS = 64
 
 
@@ -39,12 +42,14 @@ class Api:
         self._runtime = runtime
         self.region = region
         self._streams = 0
+        self._snapshot: tuple[float, bytes] = (float("-inf"), b"")
 
     @property
     def runtime(self) -> Runtime:
-        """Raises ApiError while the worker is starting."""
+        """Raises ApiError while the worker is starting: before it has read the control log, "there is no such
+        workload" would be a lie."""
         runtime = self._runtime()
-        if runtime is None:
+        if runtime is None or not runtime.control.caught_up:
             raise ApiError(503, "Starting", "the worker is starting; ask again in a moment")
         return runtime
 
@@ -83,9 +88,9 @@ class Api:
         """It has read the control log and holds its lease."""
         runtime = self.runtime
         holds = runtime.lease.holds(time.monotonic())
-        ok = runtime.control.caught_up and holds and not runtime.draining
+        ok = holds and not runtime.draining
         detail = {
-            "control_log_read": runtime.control.caught_up,
+            "control_log_read": True,
             "lease_holds": holds,
             "draining": runtime.draining,
         }
@@ -106,6 +111,13 @@ class Api:
             now_ms(), now_s,
         )  # fmt: skip
 
+    def _shared_overview(self) -> bytes:
+        """The overview as JSON, made about once a second however many pages are open."""
+        now_s = time.monotonic()
+        if now_s - self._snapshot[0] > EVENTS_S / 2:
+            self._snapshot = (now_s, orjson.dumps(self._overview()))
+        return self._snapshot[1]
+
     async def get_overview(self, _: web.Request) -> web.Response:
         return json_response(self._overview())
 
@@ -120,10 +132,11 @@ class Api:
         try:
             await answer.prepare(request)
             while not self.runtime.should_stop:
-                await answer.write(b"data: " + orjson.dumps(self._overview()) + b"\n\n")
+                async with asyncio.timeout(PATIENCE_S):  # a page that no longer reads must not be kept
+                    await answer.write(b"data: " + self._shared_overview() + b"\n\n")
                 await asyncio.sleep(EVENTS_S)
-        except (ConnectionResetError, asyncio.CancelledError):
-            pass
+        except (ConnectionResetError, TimeoutError):
+            pass  # the page is gone
         finally:
             self._streams -= 1
         return answer
@@ -160,11 +173,12 @@ class Api:
 
     async def get_workload(self, request: web.Request) -> web.Response:
         put = self._put_of(request)
-        state, live = self.runtime.control.view, self.runtime.members.live(time.monotonic())
+        live = self.runtime.members.live(time.monotonic())
+        jobs = overview.Jobs(self.runtime.control.view, live, now_ms())
         body = {
             "definition": put.definition,
-            "status": overview.workload(put, state, live, now_ms()),
-            "partitions": overview.partitions(put.key, state, live, now_ms()),
+            "status": jobs.workload(put),
+            "partitions": jobs.partitions(put.key),
             "deployed": {"at_ms": put.at_ms, "by": put.actor},
         }
         return json_response(body, headers={"ETag": f'"{put.etag}"'})
@@ -196,9 +210,10 @@ class Api:
     # -- changing --------------------------------------------------------------------------------
 
     async def put_workload(self, request: web.Request) -> web.Response:
-        """Defines or changes a workload; 201, or 200 when it was there."""
+        """Defines or changes a workload; 201, or 200 when it was there. `?dry_run=true` only checks."""
         names = self.runtime.clusters.specs.keys()
-        workload, warnings = parse_definition(await self._body(request), clusters=names)
+        body = await self._body(request)
+        workload, warnings = parse_definition(body.data, clusters=names, file=body.file, node=body.node)
         told = f"{request.match_info['group']}/{request.match_info['topic']}"
         if workload.key != told:
             raise ApiError(
@@ -211,7 +226,9 @@ class Api:
         known = {key: w for key in self.runtime.control.view.workloads if (w := catalog.workload(key))}
         if conflicts := plan(known, [workload]).conflicts:
             raise ApiError(409, "Conflict", "; ".join(conflicts))
-        if current is None or current.etag != etag:
+        changed = current is None or current.etag != etag
+        dry_run = request.query.get("dry_run", "false") == "true"
+        if changed and not dry_run:
             await self.runtime.control.append(
                 WorkloadPut(
                     at_ms=now_ms(),
@@ -221,9 +238,10 @@ class Api:
                     actor=_actor(request),
                 )
             )
-        body = {"key": workload.key, "etag": etag, "changed": current is None or current.etag != etag,
+        told_back = {"key": workload.key, "etag": etag, "changed": changed, "dry_run": dry_run,
                 "warnings": [str(warning) for warning in warnings]}  # fmt: skip
-        return json_response(body, 201 if current is None else 200, {"ETag": f'"{etag}"'})
+        created = current is None and not dry_run
+        return json_response(told_back, 201 if created else 200, {"ETag": f'"{etag}"'})
 
     async def delete_workload(self, request: web.Request) -> web.Response:
         """Deletes a workload; it stops once what is in flight has ended."""
@@ -234,6 +252,8 @@ class Api:
 
     @staticmethod
     def _match(request: web.Request, current: WorkloadPut | None) -> None:
+        if request.headers.get("If-None-Match") == "*" and current is not None:
+            raise ApiError(412, "There already", f"{current.key} was defined meanwhile; read it, then decide")
         wanted = request.headers.get("If-Match")
         if wanted is None:
             return
@@ -248,17 +268,22 @@ class Api:
             raise ApiError(412, "Not there", "If-Match: * needs a workload that exists")
 
     @staticmethod
-    async def _body(request: web.Request) -> Any:
+    async def _body(request: web.Request) -> Document:
         raw = await request.read()
         try:
             text = raw.decode("utf-8")
         except UnicodeDecodeError as error:
             raise ApiError(400, "Not UTF-8", f"the body is not UTF-8 (byte {error.start})") from error
-        # JSON is YAML, read by a patient parser: away from the loop that pushes messages.
+        if text.lstrip().startswith("{"):
+            # Most JSON is YAML too, but not all of it: an emoji that JSON escapes is two characters there.
+            with contextlib.suppress(orjson.JSONDecodeError):
+                orjson.loads(text)  # stricter than json: no NaN, no half characters, not too deep
+                return Document("", json.loads(text, object_pairs_hook=_no_name_twice), None)
+        # YAML is read by a patient parser: away from the loop that pushes messages.
         documents = await asyncio.to_thread(read_documents, text, "body")
         if len(documents) != 1:
             raise ApiError(400, "Bad body", f"the body must be one definition, it has {len(documents)}")
-        return documents[0].data
+        return documents[0]
 
     # -- one partition ---------------------------------------------------------------------------
 
@@ -276,7 +301,7 @@ class Api:
                 404, "No such partition", f"nobody owns {job}; GET the workload to see its partitions"
             )
         pump = self.runtime.jobs.pumps.get(job)
-        if pump is not None:
+        if pump is not None and held.worker == self.runtime.worker:
             tracker = pump.tracker
             finished = tracker.snapshot().finished
             return json_response({
@@ -285,6 +310,7 @@ class Api:
                 "capacity": tracker.capacity, "room": tracker.room, "in_flight": len(pump.calls),
                 "unfinished": tracker.unfinished, "acked": tracker.acked, "nacked": tracker.nacked,
                 "canceled": tracker.canceled, "utilisation": round(tracker.utilisation, 4),
+                "unfinished_ranges": tracker.unfinished_ranges(MAX_RANGES),
                 "finished_ranges": finished[:MAX_RANGES], "more_ranges": max(0, len(finished) - MAX_RANGES),
                 "in_flight_offsets": sorted(pump.calls)[:MAX_RANGES], "trouble": pump.trouble,
             })  # fmt: skip
@@ -331,6 +357,16 @@ class Api:
             return await self.runtime.clusters.get(workload.metadata.cluster)
         except Exception as error:
             raise ApiError(502, "Cluster unreachable", f"{workload.metadata.cluster}: {error}") from error
+
+
+def _no_name_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object. Raises ApiError when a name stands twice: which one was meant?"""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ApiError(400, "Bad body", f"the name {twice[:80]!r} stands twice in one object; remove one")
+    return found
 
 
 def _actor(request: web.Request) -> str:

@@ -6,7 +6,10 @@ What is shown is untrusted and bounded: keys and values as text when they are UT
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import codecs
+from itertools import accumulate
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -17,7 +20,10 @@ from app.core import retry_headers as names
 from app.kafka.clusters import EARLIEST, LATEST
 
 MAX_SHOWN_BYTES = 4096
-READ_MS = 3_000
+MAX_SHOWN_HEADERS = 50
+READ_MS = 1_000  # without a record: there is none
+READ_S = 10.0  # all of it
+FETCH_BYTES = 1024 * 1024  # a response; Kafka still sends a record that is larger, alone
 
 
 async def sizes(cluster: Any, workload: Workload) -> dict[str, Any]:
@@ -45,38 +51,82 @@ async def newest(cluster: Any, workload: Workload, limit: int, cursor: str) -> d
 
     Raises:
         ApiError: the cursor is none of ours.
+        KafkaError, TimeoutError: the cluster does not answer.
     """
     state = await sizes(cluster, workload)
     begins = {p["partition"]: p["start"] or 0 for p in state["partitions"]}
     ends = {p["partition"]: p["end"] or 0 for p in state["partitions"]} | _read_cursor(cursor, begins)
-    wanted = {p: max(begins[p], ends[p] - limit) for p in begins if ends[p] > begins[p]}
-    records: list[Any] = []
+    wanted = {p: (max(begins[p], ends[p] - limit), ends[p]) for p in begins if ends[p] > begins[p]}
+    found: dict[int, list[dict[str, Any]]] = {}
     if wanted:
-        topic = state["topic"]
-        consumer = AIOKafkaConsumer(enable_auto_commit=False, **cluster.client.spec.aiokafka_options())
-        await consumer.start()
-        try:
-            parts = {TopicPartition(topic, p): start for p, start in wanted.items()}
-            consumer.assign(list(parts))
-            for part, start in parts.items():
-                consumer.seek(part, start)
-            while parts:
-                batches = await consumer.getmany(*parts, timeout_ms=READ_MS)
-                if not batches:
-                    break
-                for part, batch in batches.items():
-                    records += [record for record in batch if record.offset < ends[part.partition]]
-                    if batch[-1].offset >= ends[part.partition] - 1:
-                        del parts[part]
-        finally:
-            await consumer.stop()
-    records.sort(key=lambda record: (record.timestamp, record.partition, record.offset), reverse=True)
-    shown = records[:limit]
-    for record in shown:
-        ends[record.partition] = min(ends[record.partition], record.offset)
-    more = any(ends[p] > begins[p] for p in ends) and bool(shown)
+        async with asyncio.timeout(READ_S):
+            found = await _read(cluster.client.spec.aiokafka_options(), state["topic"], wanted)
+    shown, ends = newest_first(found, {p: start for p, (start, _) in wanted.items()}, ends, limit)
+    more = any(ends[p] > begins[p] for p in ends)
     following = ",".join(f"{p}:{end}" for p, end in sorted(ends.items())) if more else None
-    return {"topic": state["topic"], "items": [_shown(record) for record in shown], "next": following}
+    return {"topic": state["topic"], "items": shown, "next": following}
+
+
+async def _read(
+    options: dict[str, Any], topic: str, wanted: dict[int, tuple[int, int]]
+) -> dict[int, list[dict[str, Any]]]:
+    """The records of each partition's [start, end), as they are shown: the rest of their bytes, of which a
+    dead letter may have millions, is let go at once."""
+    found: dict[int, list[dict[str, Any]]] = {}
+    consumer = AIOKafkaConsumer(
+        enable_auto_commit=False,
+        fetch_max_bytes=FETCH_BYTES,
+        max_partition_fetch_bytes=FETCH_BYTES,
+        **options,
+    )
+    await consumer.start()
+    try:
+        # One partition after the other: what is in memory at once is one response.
+        for number, (start, end) in wanted.items():
+            part = TopicPartition(topic, number)
+            consumer.assign([part])
+            consumer.seek(part, start)
+            at = start
+            while at < end:
+                batch = (await consumer.getmany(part, timeout_ms=READ_MS)).get(part)
+                if not batch:
+                    break  # the end of it is no records: compacted, or markers of transactions
+                found.setdefault(number, []).extend(_shown(record) for record in batch if record.offset < end)
+                at = batch[-1].offset + 1
+    finally:
+        await consumer.stop()
+    return found
+
+
+def newest_first(
+    found: dict[int, list[dict[str, Any]]], starts: dict[int, int], ends: dict[int, int], limit: int
+) -> tuple[list[dict[str, Any]], dict[int, int]]:
+    """At most `limit` messages of all partitions, the newest first, and where the next page ends.
+
+    Args:
+        found: what was read of each partition, in order of offset.
+        starts, ends: the offsets [start, end) that were read; a partition without start was not read.
+
+    A partition's messages are shown from its end backwards whatever their timestamps, which do not always
+    grow with the offsets: a page then never leaves one out.
+    """
+    order = [
+        # The least timestamp from here to the partition's end: never greater further back.
+        (-least, message["partition"], -message["offset"], message)
+        for messages in found.values()
+        for least, message in zip(
+            accumulate((m["at_ms"] for m in reversed(messages)), min), reversed(messages), strict=True
+        )
+    ]
+    order.sort(key=lambda entry: entry[:3])
+    shown = [message for *_, message in order[:limit]]
+    following = dict(ends)
+    for partition, start in starts.items():
+        left = [m["offset"] for m in found.get(partition, [])]
+        taken = {m["offset"] for m in shown if m["partition"] == partition}
+        kept = [offset for offset in left if offset not in taken]
+        following[partition] = max(kept) + 1 if kept else start
+    return shown, following
 
 
 def _read_cursor(cursor: str, known: dict[int, int]) -> dict[int, int]:
@@ -111,7 +161,11 @@ def _shown(record: Any) -> dict[str, Any]:
         },
         "key": readable(record.key),
         "value": readable(record.value),
-        "headers": [[n[:200], readable(v)] for n, v in record.headers if not n.startswith(names.PREFIX)],
+        "headers": [
+            [name[:200], readable(value)]
+            for name, value in record.headers[:MAX_SHOWN_HEADERS]
+            if not name.startswith(names.PREFIX)
+        ],
     }
 
 
@@ -121,10 +175,8 @@ def readable(data: bytes | None) -> dict[str, Any] | None:
         return None
     piece = data[:MAX_SHOWN_BYTES]
     try:
-        # A cut may fall into a character: up to three bytes of it may be missing.
-        shown = piece.decode("utf-8") if piece is data else piece.decode("utf-8", "ignore")
-        if piece is not data:
-            data.decode("utf-8")
+        # The cut may fall into a character: what is missing of it then is no fault of the data.
+        shown, _ = codecs.utf_8_decode(piece, "strict", len(piece) == len(data))
         return {"text": shown, "bytes": len(data)}
     except UnicodeDecodeError:
         return {"base64": base64.b64encode(piece).decode(), "bytes": len(data)}

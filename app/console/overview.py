@@ -1,6 +1,10 @@
 """What the console shows, from what workers say of themselves: pure.
 
-Unknown stays unknown (None), it never becomes 0: a lag that nobody has measured is not a lag of none.
+Rules
+1. Unknown stays unknown (None), it never becomes 0: a lag that nobody has measured is not a lag of none.
+2. Everything is read once, into `Jobs`: what it costs grows with the jobs, not with workloads times jobs,
+   because it is computed in the loop that also pushes messages and renews the lease.
+3. A status counts only from the worker that the control log names as the owner, under its epoch.
 """
 
 from __future__ import annotations
@@ -8,11 +12,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from pydantic import ValidationError
+
+from app.config.definitions import Workload
 from app.core.control import Assignment, ControlState, WorkloadPut
 from app.core.job import JobId
 from app.wire import Heartbeat, Incident, JobStatus, WorkloadStatus
 
 BREAKER_ORDER = {"closed": 0, "half-open": 1, "open": 2}
+MAX_TROUBLES = 5  # of a workload, in one line of a table
 
 
 def lag_messages(status: JobStatus) -> int | None:
@@ -68,49 +76,109 @@ def _sum(values: Iterable[float | int | None]) -> Any:
     )
 
 
-def partitions(
-    key: str, state: ControlState, live: Mapping[str, Heartbeat], now_ms: int
-) -> list[dict[str, Any]]:
-    """Every job of a workload, those without a live owner too."""
-    found: dict[str, dict[str, Any]] = {}
-    for worker, beat in live.items():
-        for status in beat.jobs:
-            held = state.assignments.get(status.job)
-            if JobId.parse(status.job).name == key and held is not None and held.worker == worker:
-                found[status.job] = partition(status, worker, held, now_ms)
-    for job, held in state.assignments.items():
-        if JobId.parse(job).name == key and job not in found:
-            lost = JobStatus(job=job, epoch=held.epoch, state="waiting", trouble="no live worker runs it")
-            found[job] = partition(lost, held.worker, held, now_ms)
-    return [found[job] for job in sorted(found, key=JobId.parse)]
+class Jobs:
+    """Every job's owner and status, by workload; see rule 2.
+
+    Attributes: `live` (worker -> its heartbeat), `state` (the control log's fold), `now_ms`.
+    """
+
+    __slots__ = ("_held", "_receivers", "_told", "live", "now_ms", "state")
+
+    def __init__(self, state: ControlState, live: Mapping[str, Heartbeat], now_ms: int) -> None:
+        self.state = state
+        self.live = live
+        self.now_ms = now_ms
+        self._told: dict[str, JobStatus] = {}
+        self._held: dict[str, list[str]] = {}
+        self._receivers: dict[str, list[WorkloadStatus]] = {}
+        for job in state.assignments:
+            self._held.setdefault(_workload_of(job), []).append(job)
+        for worker, beat in live.items():
+            for status in beat.jobs:
+                held = state.assignments.get(status.job)
+                if held is not None and held.worker == worker and held.epoch == status.epoch:
+                    self._told[status.job] = status
+            for receiver in beat.workloads:
+                self._receivers.setdefault(receiver.key, []).append(receiver)
+
+    def statuses(self, key: str) -> list[JobStatus]:
+        """Every job of a workload; one without a live owner is waiting, and nothing of it is known."""
+        return [self._told.get(job) or self._waiting(job) for job in self._jobs_of(key)]
+
+    def _jobs_of(self, key: str) -> list[str]:
+        """Owned jobs, and those that wait for an owner. What was let go for good, with a retry tier that is
+        no longer defined, stays in the log for its epoch only."""
+        jobs, put = self._held.get(key, []), self.state.workloads.get(key)
+        if put is None or all(self.state.assignments[job].worker for job in jobs):
+            return jobs
+        try:
+            workload = Workload.from_wire(put.definition)
+        except ValidationError:
+            return jobs
+        topics = {workload.metadata.topic, *workload.retry_topics()}
+        return [job for job in jobs if self.state.assignments[job].worker or job.split(":")[2] in topics]
+
+    def _waiting(self, job: str) -> JobStatus:
+        held = self.state.assignments[job]
+        if not held.worker:
+            trouble = f"nobody owns it: {held.reason}" if held.reason else "nobody owns it"
+        elif held.worker in self.live:
+            trouble = "its worker has not taken it over yet"
+        else:
+            trouble = "its worker is not heard; it moves within seconds"
+        return JobStatus(job=job, epoch=held.epoch, state="waiting", trouble=trouble)
+
+    def partitions(self, key: str) -> list[dict[str, Any]]:
+        """Every job of a workload as the console shows it, in order of topic and partition."""
+        shown = []
+        for status in sorted(self.statuses(key), key=lambda status: JobId.parse(status.job)):
+            held = self.state.assignments[status.job]
+            shown.append(partition(status, held.worker, held, self.now_ms))
+        return shown
+
+    def workload(self, put: WorkloadPut) -> dict[str, Any]:
+        """One workload as the console shows it; sums over its partitions and retry tiers."""
+        jobs = self.statuses(put.key)
+        receivers = self._receivers.get(put.key, [])
+        metadata = put.definition.get("metadata", {})
+        ages = [lag_s(job, self.now_ms) for job in jobs]
+        return {
+            "key": put.key,
+            "group": metadata.get("group"),
+            "topic": metadata.get("topic"),
+            "cluster": metadata.get("cluster"),
+            "owner": metadata.get("owner", ""),
+            "etag": put.etag,
+            "partitions": len(jobs),
+            "waiting": sum(job.state == "waiting" for job in jobs),
+            "lag_messages": _sum(lag_messages(job) for job in jobs),
+            "lag_s": _greatest(ages),
+            "in_flight": sum(job.in_flight for job in jobs),
+            "unfinished": sum(job.unfinished for job in jobs),
+            "delivered": sum(job.delivered for job in jobs),
+            "retried": sum(job.retried for job in jobs),
+            "dead_lettered": sum(job.dead_lettered for job in jobs),
+            "breaker": _worst(receivers),
+            "held": sum(receiver.held for receiver in receivers),
+            "troubles": _troubles(jobs),
+        }
 
 
-def workload(
-    put: WorkloadPut, state: ControlState, live: Mapping[str, Heartbeat], now_ms: int
-) -> dict[str, Any]:
-    """One workload as the console shows it; sums over its partitions and retry tiers."""
-    jobs = partitions(put.key, state, live, now_ms)
-    receivers = [r for beat in live.values() for r in beat.workloads if r.key == put.key]
-    metadata = put.definition.get("metadata", {})
-    ages = [job["lag_s"] for job in jobs]
-    return {
-        "key": put.key,
-        "group": metadata.get("group"),
-        "topic": metadata.get("topic"),
-        "cluster": metadata.get("cluster"),
-        "owner": metadata.get("owner", ""),
-        "etag": put.etag,
-        "partitions": len(jobs),
-        "lag_messages": _sum(job["lag_messages"] for job in jobs),
-        "lag_s": None if not ages or any(age is None for age in ages) else max(ages),
-        "in_flight": sum(job["in_flight"] for job in jobs),
-        "delivered": sum(job["delivered"] for job in jobs),
-        "retried": sum(job["retried"] for job in jobs),
-        "dead_lettered": sum(job["dead_lettered"] for job in jobs),
-        "breaker": _worst(receivers),
-        "held": sum(receiver.held for receiver in receivers),
-        "troubles": sorted({job["trouble"] for job in jobs if job["trouble"]}),
-    }
+def _workload_of(job: str) -> str:
+    # Not JobId.parse: it checks every character, and this runs for every job of the region.
+    return job.split(":", 2)[1]
+
+
+def _troubles(jobs: Iterable[JobStatus]) -> list[str]:
+    """Each trouble once, and only the first few: a thousand partitions of one dead broker are one trouble."""
+    found = sorted({job.trouble for job in jobs if job.trouble})
+    more = len(found) - MAX_TROUBLES
+    return found[:MAX_TROUBLES] + ([f"and {more} more"] if more > 0 else [])
+
+
+def _greatest(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return max(known) if known and len(known) == len(values) else None
 
 
 def _worst(receivers: Sequence[WorkloadStatus]) -> str:
@@ -146,7 +214,8 @@ def overview(
     now_s: float,
 ) -> dict[str, Any]:
     """Everything the first page shows."""
-    listed = [workload(put, state, live, now_ms) for _, put in sorted(state.workloads.items())]
+    jobs = Jobs(state, live, now_ms)
+    listed = [jobs.workload(put) for _, put in sorted(state.workloads.items())]
     return {
         "region": region,
         "at_ms": now_ms,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from app.console.answers import MAX_BODY_BYTES, guard
+from app.console.answers import MAX_BODY_BYTES, add_security_headers, guard
 from app.console.api import Api
 from app.console.pages import Pages
 from app.control.runtime import Runtime
@@ -13,10 +13,11 @@ from app.control.runtime import Runtime
 
 def options(host: str) -> dict[str, Any]:
     """What Faust's aiohttp application is made with."""
-    return {"middlewares": [guard({host})], "client_max_size": MAX_BODY_BYTES}
+    return {"middlewares": [guard(host)], "client_max_size": MAX_BODY_BYTES}
 
 
 def install(web_app: Any, runtime: Callable[[], Runtime | None], region: str) -> None:
     """Adds the routes; `runtime` gives the worker's runtime once it has been made."""
+    web_app.on_response_prepare.append(add_security_headers)
     web_app.add_routes(Api(runtime, region).routes())
     web_app.add_routes(Pages().routes())

@@ -7,6 +7,7 @@ size: not knowing is never a reason to stop a job.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 
@@ -22,6 +23,7 @@ from app.kafka.topics import TopicSpec, ensure_topics
 log = structlog.get_logger(__name__)
 
 REFRESH_S = 2.0
+PATIENCE_S = 1.0
 MAX_RETRY_PARTITIONS = 8  # retry traffic is a small share of the topic's
 RETRY_RETENTION_MS = 7 * 24 * 3_600_000
 DLQ_RETENTION_MS = 30 * 24 * 3_600_000
@@ -44,6 +46,7 @@ class Catalog:
         self._read_at_s: dict[str, float] = {}
         self._prepared: dict[str, str] = {}
         self._workloads: dict[str, tuple[str, Workload]] = {}
+        self._reading: dict[str, asyncio.Task[None]] = {}
         self._told: set[tuple[str, str]] = set()
 
     def workload(self, key: str) -> Workload | None:
@@ -73,12 +76,12 @@ class Catalog:
         held: dict[str, list[str]] = {}
         for job in self._control.view.assignments:
             held.setdefault(job.rsplit(":", 1)[0], []).append(job)
+        await self._refresh_all()
         for key in list(self._control.view.workloads):
             workload = self.workload(key)
             if workload is None:
                 wanted.update(job for job in self._control.view.assignments if JobId.parse(job).name == key)
                 continue
-            await self._refresh(key, workload)
             cluster = workload.metadata.cluster
             for topic in (workload.metadata.topic, *workload.retry_topics()):
                 count = self._partitions.get((cluster, topic))
@@ -89,6 +92,16 @@ class Catalog:
                     continue
                 wanted.update(str(JobId(Kind.DISPATCH, key, topic, p)) for p in range(count))
         return wanted
+
+    async def _refresh_all(self) -> None:
+        """Reads what is old, side by side and not for long: a cluster that is away holds up nobody else."""
+        for key in list(self._control.view.workloads):
+            workload = self.workload(key)
+            if workload is not None and key not in self._reading:
+                self._reading[key] = asyncio.create_task(self._refresh(key, workload))
+        if self._reading:
+            await asyncio.wait(self._reading.values(), timeout=PATIENCE_S)
+        self._reading = {key: task for key, task in self._reading.items() if not task.done()}
 
     async def _refresh(self, key: str, workload: Workload) -> None:
         now_s = time.monotonic()

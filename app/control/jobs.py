@@ -45,6 +45,7 @@ log = structlog.get_logger(__name__)
 SNAPSHOT_S = 0.1  # at most this often a job, when something changed
 SNAPSHOTS_PER_S = 1_000  # of all jobs together: what the table's writers take without falling behind
 COMMIT_S = 0.5
+COMMIT_PATIENCE_S = 5.0
 RECOMMIT_S = 30.0  # also when nothing changed: heals what a zombie may have set back
 START_RETRY_S = 1.0
 EARLIEST, LATEST = -2, -1
@@ -391,13 +392,14 @@ class Jobs(Service):
     async def _snapshots(self) -> None:
         while not self.should_stop:
             pumps = [p for p in self.pumps.values() if p.tracker.version != p.snapshot_version]
-            await self.sleep(max(SNAPSHOT_S, len(pumps) / SNAPSHOTS_PER_S))
+            interval_s = max(SNAPSHOT_S, len(pumps) / SNAPSHOTS_PER_S)
+            await self.sleep(interval_s)
             began_s = time.monotonic()
             if not self._lease.holds(began_s):
                 continue
             try:
                 await self._snapshot(self.pumps.values())
-                self._lease.saved(began_s)
+                self._lease.saved(began_s, interval_s)
             except Exception as error:  # noqa: BLE001 - the next round sends the same facts and more
                 log.warning("snapshots were not taken and are sent again", error=repr(error))
 
@@ -426,7 +428,7 @@ class Jobs(Service):
             except Exception as error:  # noqa: BLE001 - the next round commits the same and more
                 log.warning("offsets were not committed and are committed again", error=repr(error))
 
-    async def _commit(self, pumps: Iterable[DispatchPump]) -> None:
+    async def _commit(self, pumps: list[DispatchPump]) -> None:
         now_s = time.monotonic()
         rounds: dict[tuple[str, str], dict[tuple[str, int], int]] = defaultdict(dict)
         for pump in pumps:
@@ -435,21 +437,44 @@ class Jobs(Service):
             if base != last or now_s - at_s > RECOMMIT_S:
                 metadata = pump.runtime.workload.metadata
                 rounds[metadata.cluster, metadata.group][pump.job.topic, pump.job.partition] = base
-        for (cluster_name, group), offsets in rounds.items():
-            cluster = await self._clusters.get(cluster_name)
-            errors = await cluster.committer.commit(group, offsets)
-            for pump in pumps:
-                at = (pump.job.topic, pump.job.partition)
-                if pump.runtime.workload.metadata.group != group or at not in offsets:
-                    continue
-                if error := errors.get(at):
-                    pump.trouble = f"commit: {error}"
-                    self._on_trouble("commit-refused", str(pump.job), str(error), "see the message")
-                else:
-                    self._committed[str(pump.job)] = (offsets[at], now_s)
-                    if pump.trouble.startswith("commit: "):
-                        pump.trouble = ""
+        # Side by side: a cluster that is away holds up its own groups only.
+        await asyncio.gather(
+            *(self._commit_group(*at, offsets, pumps, now_s) for at, offsets in rounds.items())
+        )
         self.committed_at_s = time.monotonic()
+
+    async def _commit_group(
+        self,
+        cluster_name: str,
+        group: str,
+        offsets: dict[tuple[str, int], int],
+        pumps: list[DispatchPump],
+        now_s: float,
+    ) -> None:
+        try:
+            async with asyncio.timeout(COMMIT_PATIENCE_S):
+                cluster = await self._clusters.get(cluster_name)
+                errors = await cluster.committer.commit(group, offsets)
+        except Exception as error:  # noqa: BLE001 - the next round commits the same and more
+            log.warning("a group's offsets were not committed and are committed again", group=group,
+                        cluster=cluster_name, error=repr(error))  # fmt: skip
+            errors = dict.fromkeys(offsets, f"cluster {cluster_name} takes no commit now")
+        for pump in pumps:
+            at = (pump.job.topic, pump.job.partition)
+            metadata = pump.runtime.workload.metadata
+            if (metadata.cluster, metadata.group) != (cluster_name, group) or at not in offsets:
+                continue
+            if refused := errors.get(at):
+                trouble = f"commit: {refused}"
+                if pump.trouble != trouble:
+                    pump.trouble = trouble
+                    self._on_trouble(
+                        "commit-refused", str(pump.job), refused, "it is tried again every second"
+                    )
+            else:
+                self._committed[str(pump.job)] = (offsets[at], now_s)
+                if pump.trouble.startswith("commit: "):
+                    pump.trouble = ""
 
     # -- state -----------------------------------------------------------------------------------
 

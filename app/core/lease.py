@@ -8,23 +8,24 @@ was paused (SIGSTOP, a long GC of its host) finds its lease expired when it wake
 
 A second promise is kept here too: after kill -9 only what was in flight and one snapshot interval of
 acknowledgements is delivered again. While the control cluster is slow to take snapshots, no new call is
-started, so that what is acknowledged but not saved stays bounded in time (`MAX_UNSAVED_S`).
+started, so that what is acknowledged but not saved stays bounded in time: a snapshot interval and
+`MAX_LATE_S`.
 """
 
 from __future__ import annotations
 
-MAX_UNSAVED_S = 0.5  # a snapshot takes milliseconds to write; this long only when the cluster is in trouble
+MAX_LATE_S = 0.4  # a snapshot takes milliseconds to write; this long only when the cluster is in trouble
 
 
 class Lease:
     """Holds until `duration_s` after the last acknowledged heartbeat was sent."""
 
-    __slots__ = ("duration_s", "expires_at_s", "saved_at_s")
+    __slots__ = ("duration_s", "expires_at_s", "save_by_s")
 
     def __init__(self, duration_s: float) -> None:
         self.duration_s = duration_s
         self.expires_at_s = float("-inf")
-        self.saved_at_s = float("-inf")
+        self.save_by_s = float("-inf")
 
     def renewed(self, sent_at_s: float) -> None:
         """A heartbeat sent at `sent_at_s` (monotonic seconds) was acknowledged."""
@@ -34,10 +35,11 @@ class Lease:
         """Whether the worker may act at `now_s` (monotonic seconds)."""
         return now_s < self.expires_at_s
 
-    def saved(self, at_s: float) -> None:
-        """All that was acknowledged before `at_s` (monotonic seconds) is in snapshots that were taken."""
-        self.saved_at_s = max(self.saved_at_s, at_s)
+    def saved(self, at_s: float, interval_s: float) -> None:
+        """What was acknowledged before `at_s` (monotonic seconds) is in snapshots that were taken; the next
+        ones are due `interval_s` later."""
+        self.save_by_s = max(self.save_by_s, at_s + interval_s + MAX_LATE_S)
 
     def may_push(self, now_s: float) -> bool:
         """Whether a call may be started at `now_s`."""
-        return now_s < self.expires_at_s and now_s < self.saved_at_s + MAX_UNSAVED_S
+        return now_s < self.expires_at_s and now_s < self.save_by_s

@@ -176,6 +176,16 @@ class ClusterClient:
             raise for_code(entry[0])(topic)
         return len(entry[3])
 
+    def known_leader(self, topic: str, partition: int) -> int | None:
+        """The partition's leader as far as is known, at once; when it is not, it is being asked for."""
+        client = self.client
+        node = client.cluster.leader_for_partition(TopicPartition(topic, partition))
+        if node is None or node < 0:
+            client.add_topic(topic)
+            client.force_metadata_update()
+            return None
+        return int(node)
+
     async def leader(self, topic: str, partition: int) -> int | None:
         """The broker that leads the partition as far as is known; None when nobody does."""
         client, at = self.client, TopicPartition(topic, partition)

@@ -227,8 +227,9 @@ class FetchService(Service):
                 if part.retry_at_s > now_s:
                     wait_s = min(wait_s, part.retry_at_s - now_s)
                     continue
-                node = await self._leader(part)
-                if node is None:
+                if part.node is None:
+                    part.node = self.client.known_leader(part.topic, part.partition)
+                if (node := part.node) is None:
                     await self._failed(part, 5, "the partition has no leader")
                 elif not part.removed:
                     ready.setdefault(node, []).append(part)
@@ -246,14 +247,6 @@ class FetchService(Service):
             self._polls.add(poll)
             poll.add_done_callback(self._polls.discard)
         return max(wait_s, 0.001)
-
-    async def _leader(self, part: _Partition) -> int | None:
-        if part.node is None:
-            try:
-                part.node = await self.client.leader(part.topic, part.partition)
-            except (KafkaError, OSError, TimeoutError):
-                return None
-        return part.node
 
     async def _poll(self, node: int, connection: int, parts: list[_Partition]) -> None:
         try:

@@ -284,6 +284,11 @@ class Yard:
             alive = running(self.home)
             died = [broker for broker in waiting if broker.cluster not in alive]
             if died:
+                # A process that is just becoming Java has no command line for a moment: look twice.
+                time.sleep(4 * POLL_INTERVAL_S)
+                alive = running(self.home)
+                died = [broker for broker in died if broker.cluster not in alive]
+            if died:
                 return died
             if waiting and time.monotonic() > deadline:
                 names = ", ".join(broker.cluster for broker in waiting)

@@ -5,14 +5,16 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.core.lease import MAX_UNSAVED_S, Lease
+from app.core.lease import MAX_LATE_S, Lease
 
+INTERVAL_S = 0.1
+MAX_UNSAVED_S = INTERVAL_S + MAX_LATE_S
 seconds = st.floats(0, 1e6, allow_nan=False)
 
 
 def test_without_a_heartbeat_a_worker_may_do_nothing() -> None:
     lease = Lease(2.0)
-    lease.saved(0.0)
+    lease.saved(0.0, INTERVAL_S)
 
     assert not lease.holds(0.0)
     assert not lease.may_push(0.0)
@@ -55,12 +57,12 @@ def test_a_worker_stops_before_a_leader_that_waits_longer_counts_it_dead(
 def test_pushing_waits_for_snapshots_and_goes_on_with_them() -> None:
     lease = Lease(10.0)
     lease.renewed(0.0)
-    lease.saved(0.0)
+    lease.saved(0.0, INTERVAL_S)
 
     assert lease.may_push(MAX_UNSAVED_S - 0.001)
     assert not lease.may_push(MAX_UNSAVED_S)
     assert lease.holds(MAX_UNSAVED_S)  # what is under way may still be finished and saved
-    lease.saved(MAX_UNSAVED_S)
+    lease.saved(MAX_UNSAVED_S, INTERVAL_S)
     assert lease.may_push(MAX_UNSAVED_S)
 
 
@@ -69,14 +71,14 @@ def test_snapshots_taken_late_never_take_a_right_away(taken: list[float], now_s:
     lease = Lease(1e9)
     lease.renewed(0.0)
     for at_s in taken:
-        lease.saved(at_s)
+        lease.saved(at_s, INTERVAL_S)
 
-    assert lease.may_push(now_s) == (now_s < max(taken) + MAX_UNSAVED_S)
+    assert lease.may_push(now_s) == (now_s < max(taken) + INTERVAL_S + MAX_LATE_S)
 
 
 def test_no_snapshot_makes_up_for_a_lease_that_ran_out() -> None:
     lease = Lease(1.0)
     lease.renewed(0.0)
-    lease.saved(5.0)
+    lease.saved(5.0, INTERVAL_S)
 
     assert not lease.may_push(5.0)

@@ -197,7 +197,7 @@ async def test_the_test_client_raises_what_the_handler_raises(receiver: Receiver
 
 async def test_the_health_service_says_serving(receiver: Receiver) -> None:
     async with aio.insecure_channel(f"127.0.0.1:{await receiver.start()}") as channel:
-        stub: Any = health_pb2_grpc.HealthStub(channel)  # type: ignore[no-untyped-call]
+        stub: Any = health_pb2_grpc.HealthStub(channel)
         answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=ENOUGH_S)
 
     assert answer.status == health_pb2.HealthCheckResponse.SERVING

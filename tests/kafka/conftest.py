@@ -1,0 +1,135 @@
+"""A client, a fetch service whose deliveries are kept, and producers: all on real brokers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+from aiokafka import AIOKafkaProducer
+
+from app.kafka.clusters import ClusterClient, ClusterSpec
+from app.kafka.decode import Record, RecordReader
+from app.kafka.fetch import ByteBudget, Fetched, FetchService
+from app.kafka.topics import TopicSpec, ensure_topics
+
+ENOUGH_S = 40.0  # ends a test that would hang; nothing is measured with it
+BUDGET_BYTES = 64 * 1024 * 1024
+
+
+class Pump:
+    """A fetch service and all it delivered; releases what it has read unless `holding` names its key."""
+
+    def __init__(self, client: ClusterClient, budget_bytes: int = BUDGET_BYTES) -> None:
+        self.budget = ByteBudget(budget_bytes)
+        self.service = FetchService(client, self._deliver, self.budget)
+        self.told: list[Any] = []  # gaps and troubles
+        self.records: dict[Any, list[Record]] = {}
+        self.position: dict[Any, int] = {}
+        self.holding: set[Any] = set()
+        self.held: list[Fetched] = []
+        self.most_used_bytes = 0
+        self._news = asyncio.Condition()
+
+    async def _deliver(self, item: Any) -> None:
+        self.most_used_bytes = max(self.most_used_bytes, self.budget.used_bytes)
+        if isinstance(item, Fetched):
+            reader = RecordReader(item)
+            while not reader.exhausted:
+                self.records.setdefault(item.key, []).extend(reader.read(1000))
+            self.position[item.key] = item.next_offset
+            if item.key in self.holding:
+                self.held.append(item)
+            else:
+                item.release()
+        else:
+            self.told.append(item)
+        async with self._news:
+            self._news.notify_all()
+
+    async def until(self, condition: Callable[[], Any]) -> None:
+        """Waits for deliveries until `condition` holds."""
+        async with asyncio.timeout(ENOUGH_S), self._news:
+            await self._news.wait_for(condition)
+
+    def count(self, key: Any) -> int:
+        return len(self.records.get(key, ()))
+
+    def offsets(self, key: Any) -> list[int]:
+        return [record.offset for record in self.records.get(key, ())]
+
+    def values(self, key: Any) -> list[bytes | None]:
+        return [record.value for record in self.records.get(key, ())]
+
+
+Start = Callable[..., Awaitable[Pump]]
+
+
+@pytest.fixture
+async def client(bootstrap: str) -> AsyncIterator[ClusterClient]:
+    """A started client of the broker that all tests share."""
+    async with connected(bootstrap) as made:
+        yield made
+
+
+@asynccontextmanager
+async def connected(bootstrap: str) -> AsyncIterator[ClusterClient]:
+    """A started client."""
+    made = ClusterClient(ClusterSpec("east-regional", (bootstrap,)))
+    await made.start()
+    try:
+        yield made
+    finally:
+        await made.stop()
+
+
+@asynccontextmanager
+async def pumping(client: ClusterClient, budget_bytes: int = BUDGET_BYTES) -> AsyncIterator[Pump]:
+    """A started pump."""
+    pump = Pump(client, budget_bytes)
+    await pump.service.start()
+    try:
+        yield pump
+    finally:
+        async with asyncio.timeout(ENOUGH_S):
+            await pump.service.stop()
+
+
+@pytest.fixture
+async def start(client: ClusterClient) -> AsyncIterator[Start]:
+    """Starts pumps; they are stopped after the test."""
+    async with AsyncExitStack() as stack:
+
+        async def begin(budget_bytes: int = BUDGET_BYTES) -> Pump:
+            return await stack.enter_async_context(pumping(client, budget_bytes))
+
+        yield begin
+
+
+@asynccontextmanager
+async def producing(bootstrap: str, **options: Any) -> AsyncIterator[AIOKafkaProducer]:
+    """A started producer."""
+    producer = AIOKafkaProducer(bootstrap_servers=bootstrap, **{"acks": "all", **options})
+    await producer.start()
+    try:
+        yield producer
+    finally:
+        await producer.stop()
+
+
+async def create(client: ClusterClient, name: str, partitions: int = 1, **config: str) -> str:
+    """A new topic of one replica."""
+    named = {key.replace("_", "."): value for key, value in config.items()}
+    assert await ensure_topics(client, [TopicSpec(name, partitions, 1, named)]) == [name]
+    return name
+
+
+async def write(
+    bootstrap: str, topic: str, values: Iterable[bytes], partition: int = 0, **options: Any
+) -> None:
+    """Writes values in order, in as few batches as the producer makes of them."""
+    async with producing(bootstrap, **options) as producer:
+        sent = [await producer.send(topic, value, partition=partition) for value in values]
+        await asyncio.gather(*sent)
