@@ -11,7 +11,7 @@ import click
 import orjson
 
 EXIT_FAILURE, EXIT_USAGE, EXIT_INVALID, EXIT_NOT_FOUND, EXIT_PRECONDITION = 1, 2, 3, 4, 5
-EXIT_UNREACHABLE, EXIT_CHANGES = 7, 10
+EXIT_PARTIAL, EXIT_UNREACHABLE, EXIT_CHANGES = 6, 7, 10
 TIMEOUT_S = 15.0
 BY_STATUS = {404: EXIT_NOT_FOUND, 409: EXIT_PRECONDITION, 412: EXIT_PRECONDITION, 422: EXIT_INVALID,
              502: EXIT_UNREACHABLE, 503: EXIT_UNREACHABLE}  # fmt: skip
@@ -36,7 +36,12 @@ def worker_url(given: str | None) -> str:
         with contextlib.suppress(InvalidConfiguration):  # only the address is needed, not the whole file
             port = str(load_settings().web.port)
         url = f"http://127.0.0.1:{port}"
-    if urlsplit(url).scheme not in {"http", "https"}:
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in {"http", "https"} and bool(parts.hostname) and (parts.port or 80) > 0
+    except ValueError:
+        good = False
+    if not good or not url.isascii() or not url.isprintable() or " " in url:
         raise Failure(f"--url {url!r} is not an address; write http://host:port", EXIT_USAGE)
     return url.rstrip("/")
 
@@ -53,6 +58,7 @@ class Client:
         Raises:
             Failure: the worker does not answer, or answers with a problem.
         """
+        import http.client
         import urllib.error
         import urllib.request
 
@@ -61,12 +67,14 @@ class Client:
         request = urllib.request.Request(  # noqa: S310 - scheme checked above
             f"{self.url}/api/v1{path}", data=data, method=method, headers=all_headers
         )
+        # A proxy for the world outside, which the environment may name, does not know this worker.
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:  # noqa: S310
+            with opener.open(request, timeout=TIMEOUT_S) as answer:
                 return orjson.loads(answer.read())
         except urllib.error.HTTPError as error:
             raise _failure(error.code, error.read()) from error
-        except (OSError, orjson.JSONDecodeError) as error:
+        except (OSError, http.client.HTTPException, orjson.JSONDecodeError) as error:
             reason = getattr(error, "reason", error)
             raise Failure(
                 f"no worker answers at {self.url} ({reason}); start one with 'faust -A app worker', "
@@ -104,7 +112,7 @@ def workload_path(name: str) -> str:
 def actor() -> str:
     """Who asks, for the activity log."""
     user = os.environ.get("USER") or os.environ.get("LOGNAME") or "unknown"
-    return f"{user} (command line)"
+    return f"{user.encode('ascii', 'replace').decode()} (command line)"  # a header bears no more
 
 
 def guarded(command: Any) -> Any:

@@ -6,11 +6,20 @@ import sys
 from typing import Any
 
 import click
+import orjson
 
-from app.cli.client import EXIT_CHANGES, EXIT_PRECONDITION, Client, Failure, guarded, workload_path
+from app.cli.client import (
+    EXIT_CHANGES,
+    EXIT_PARTIAL,
+    EXIT_PRECONDITION,
+    Client,
+    Failure,
+    guarded,
+    workload_path,
+)
 from app.cli.output import emit, output_option, url_option
 from app.config.definitions import Workload, json_schema, load_definitions
-from app.config.plan import Plan, plan
+from app.config.plan import Change, Plan, plan
 
 FILES = click.option("-f", "--file", "files", multiple=True, required=True, metavar="PATH",
                      help="A file or folder of definitions; may be given several times.")  # fmt: skip
@@ -72,7 +81,12 @@ def _plan(files: tuple[str, ...], url: str | None, prune: bool) -> tuple[Client,
     client = Client(url)
     wanted = _load(files)
     current = _current(client)
-    return client, plan(current, wanted, prune=prune), current
+    planned = plan(current, wanted, prune=prune)
+    if not planned.conflicts:
+        for change in planned.changes:  # the worker knows what files cannot: which clusters there are
+            if change.workload is not None and change.action in {"create", "update"}:
+                client.ask("PUT", f"{workload_path(change.key)}?dry_run=true", change.workload.to_wire())
+    return client, planned, current
 
 
 def _show(planned: Plan, output: str) -> None:
@@ -139,16 +153,31 @@ def deploy(
         if not sys.stdin.isatty():
             raise Failure("nobody is there to ask; add --yes", EXIT_PRECONDITION)
         click.confirm("Deploy this?", abort=True, err=True)
+    done: list[str] = []
     for change in planned.changes:
-        before = current.get(change.key)
-        match = {"If-Match": f'"{before.etag()}"'} if before else {}
-        if change.workload is not None and change.action in {"create", "update"}:
-            client.ask("PUT", workload_path(change.key), change.workload.to_wire(), match)
-        elif change.action == "delete":
-            client.ask("DELETE", workload_path(change.key), headers=match)
-        else:
+        if change.action == "unchanged":
             continue
+        try:
+            _apply(client, change, current.get(change.key))
+        except Failure as failure:
+            if not done:
+                raise
+            raise Failure(
+                f"{change.key}: {failure}; before it, {len(done)} changed: {', '.join(done)}. "
+                "Deploy again: what is done is not done twice", EXIT_PARTIAL,
+            ) from failure  # fmt: skip
+        done.append(change.key)
         click.echo(f"{change.action}d {change.key}", err=True)
+
+
+def _apply(client: Client, change: Change, before: Workload | None) -> None:
+    """One change, if it is still the one that was planned."""
+    path = workload_path(change.key)
+    headers = {"If-Match": f'"{before.etag()}"'} if before else {"If-None-Match": "*"}
+    if change.workload is None:
+        client.ask("DELETE", path, headers=headers)
+    else:
+        client.ask("PUT", path, change.workload.to_wire(), headers)
 
 
 @config.command()
@@ -163,11 +192,17 @@ def diff(files: tuple[str, ...], prune: bool, url: str | None) -> None:
     switchyard config diff -f billing.yaml
     """
     _, planned, _ = _plan(files, url, prune)
+    for conflict in planned.conflicts:
+        click.echo(f"conflict: {conflict}", err=True)
     for change in planned.changes:
         if change.action != "unchanged":
             click.echo(f"{change.action} {change.key}")
         for field in change.fields:
-            click.echo(f"- {field.field}: {field.old}\n+ {field.field}: {field.new}")
+            for sign, value in (("-", field.old), ("+", field.new)):
+                if value is not None:
+                    click.echo(f"{sign} {field.field}: {orjson.dumps(value).decode()}")
+    if planned.conflicts:
+        raise SystemExit(EXIT_PRECONDITION)
     raise SystemExit(0 if planned.empty else EXIT_CHANGES)
 
 

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 FORMATS = ("table", "json", "yaml", "csv")
-PLAIN_WIDTH = 200  # when stdout is no terminal, lines must not be cut at 80
+PLAIN_WIDTH = 100_000  # when stdout is no terminal: one row is one line, for grep and awk
 
 
 def output_option(command: Any) -> Any:
@@ -49,8 +49,11 @@ def emit(
         writer.writerows([cell(row.get(column)) for column in columns] for row in rows)
         click.echo(text.getvalue(), nl=False)
     else:
-        console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
-        table = Table(*columns, box=None, pad_edge=False, header_style="bold")
+        terminal = sys.stdout.isatty()
+        console = Console(width=None if terminal else PLAIN_WIDTH)
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for column in columns:
+            table.add_column(column, overflow="fold", no_wrap=not terminal)
         for row in rows:
             # Text, not markup: what stands in records must not style the operator's terminal.
             table.add_row(*[Text(printable(cell(row.get(column)))) for column in columns])

@@ -9,6 +9,8 @@ import click
 from app.cli.client import Client, guarded, workload_path
 from app.cli.output import emit, output_option, url_option
 
+MAX_RANGES = 20  # in a table; -o json has all that the worker tells
+
 
 @click.group()
 def workload() -> None:
@@ -79,14 +81,15 @@ def show(name: str, partition: int, topic: str | None, url: str | None, output: 
     query = f"?topic={quote(topic, safe='')}" if topic else ""
     body = Client(url).ask("GET", f"{workload_path(name)}/partitions/{partition}/tracker{query}")
     rows = [{"what": key, "value": value} for key, value in body.items()
-            if key not in {"finished_ranges", "in_flight_offsets", "more_ranges"}]  # fmt: skip
-    rows.append(
-        {
-            "what": "finished above base",
-            "value": " ".join(f"[{a},{b})" for a, b in body["finished_ranges"][:20]),
-        }
-    )
+            if not isinstance(value, list) and key != "more_ranges"]  # fmt: skip
+    rows += [{"what": name.replace("_", " "), "value": _ranges(body[name])}
+             for name in ("finished_ranges", "unfinished_ranges")]  # fmt: skip
     emit(rows, ["what", "value"], output, whole=body)
+
+
+def _ranges(ranges: list[list[int]]) -> str:
+    shown = " ".join(f"[{start},{end})" for start, end in ranges[:MAX_RANGES])
+    return shown + (f" and {len(ranges) - MAX_RANGES} more" if len(ranges) > MAX_RANGES else "")
 
 
 @click.group()

@@ -105,12 +105,17 @@ def paged(items: Sequence[Any], request: web.Request) -> dict[str, Any]:
     return {"items": list(items[start:end]), "next": str(end) if end < len(items) else None}
 
 
+def is_number(text: str) -> bool:
+    """Whether `text` is a number that every system can count: ASCII digits, at most 18."""
+    return text.isascii() and text.isdigit() and len(text) <= 18
+
+
 def number(request: web.Request, name: str, default: int, least: int, most: int) -> int:
     """A number of the query string. Raises ApiError."""
     text = request.query.get(name)
     if text is None:
         return default
-    if not text.isdigit() or len(text) > 18 or not least <= int(text) <= most:
+    if not is_number(text) or not least <= int(text) <= most:
         raise ApiError(400, "Bad query", f"{name}={text[:40]!r} must be a number from {least} to {most}")
     return int(text)
 

@@ -19,7 +19,7 @@ from app.config.definitions import Workload, json_schema, parse_definition
 from app.config.plan import plan
 from app.config.problems import Document, read_documents
 from app.console import dlq, overview
-from app.console.answers import ApiError, json_response, number, paged
+from app.console.answers import ApiError, is_number, json_response, number, paged
 from app.console.metrics import exposition
 from app.control.leader import now_ms
 from app.control.runtime import Runtime
@@ -125,13 +125,14 @@ class Api:
         """The overview every second, as server-sent events."""
         if self._streams >= MAX_STREAMS:
             raise ApiError(503, "Too many streams", f"{MAX_STREAMS} pages are live already; close some")
+        runtime = self.runtime
         answer = web.StreamResponse(
             headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
         )
         self._streams += 1
         try:
             await answer.prepare(request)
-            while not self.runtime.should_stop:
+            while not runtime.should_stop:
                 async with asyncio.timeout(PATIENCE_S):  # a page that no longer reads must not be kept
                     await answer.write(b"data: " + self._shared_overview() + b"\n\n")
                 await asyncio.sleep(EVENTS_S)
@@ -291,10 +292,13 @@ class Api:
         """One partition's tracker, by the worker that owns it (`?topic=` for a retry topic)."""
         put = self._put_of(request)
         text = request.match_info["partition"]
-        if not text.isdigit() or len(text) > 9:
-            raise ApiError(400, "Bad partition", f"{text[:40]!r} is not a partition's number")
         topic = request.query.get("topic") or request.match_info["topic"]
-        job = str(JobId(Kind.DISPATCH, put.key, topic, int(text)))
+        try:
+            job = str(JobId(Kind.DISPATCH, put.key, topic, int(text) if is_number(text) else -1))
+        except ValueError as error:
+            raise ApiError(
+                400, "No partition", f"{text[:40]!r} of {topic[:80]!r} is none: {error}"
+            ) from error
         held = self.runtime.control.view.owner(job)
         if held is None:
             raise ApiError(

@@ -15,7 +15,7 @@ from typing import Any
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from app.config.definitions import Workload
-from app.console.answers import ApiError
+from app.console.answers import ApiError, is_number
 from app.core import retry_headers as names
 from app.kafka.clusters import EARLIEST, LATEST
 
@@ -90,7 +90,10 @@ async def _read(
             while at < end:
                 batch = (await consumer.getmany(part, timeout_ms=READ_MS)).get(part)
                 if not batch:
-                    break  # the end of it is no records: compacted, or markers of transactions
+                    # No record: compacted, markers of transactions, or the broker is slow. Not to be told
+                    # as an empty queue: it is asked again until all time is up.
+                    at = await consumer.position(part)
+                    continue
                 found.setdefault(number, []).extend(_shown(record) for record in batch if record.offset < end)
                 at = batch[-1].offset + 1
     finally:
@@ -133,7 +136,7 @@ def _read_cursor(cursor: str, known: dict[int, int]) -> dict[int, int]:
     found: dict[int, int] = {}
     for part in cursor.split(",") if cursor else []:
         partition, _, end = part.partition(":")
-        if not (partition.isdigit() and end.isdigit() and len(end) < 19 and int(partition) in known):
+        if not (is_number(partition) and is_number(end) and int(partition) in known):
             raise ApiError(400, "Bad cursor", "take the cursor from `next` of the page before")
         found[int(partition)] = int(end)
     return found

@@ -153,6 +153,7 @@ class Jobs:
             "waiting": sum(job.state == "waiting" for job in jobs),
             "lag_messages": _sum(lag_messages(job) for job in jobs),
             "lag_s": _greatest(ages),
+            "lag_s_at_least": max((age for age in ages if age is not None), default=None),
             "in_flight": sum(job.in_flight for job in jobs),
             "unfinished": sum(job.unfinished for job in jobs),
             "delivered": sum(job.delivered for job in jobs),

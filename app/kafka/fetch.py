@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,11 +42,12 @@ TELL_AFTER_S = 3.0  # trouble that heals by itself within this (a leader's elect
 WATERMARKS_S = 1.0
 
 OFFSET_OUT_OF_RANGE = 1
+CORRUPT = 2
 LEADER_TROUBLE = {3, 5, 6, 9, 74, 75, 76, 100, 103}  # heals with fresh metadata
 REMEDIES = {
     3: "create the topic, or correct its name in the workload",
     29: "grant Switchyard's principal Read on the topic",
-    2: "the broker found a corrupt record; check its disk, or skip the offsets",
+    CORRUPT: "there is a corrupt record; check its disk, or skip the offsets",
 }
 
 
@@ -165,6 +167,7 @@ class FetchService(Service):
 
     async def on_stop(self) -> None:
         self.budget.waiters.remove(self._wake.set)
+        self._wake.set()
         for poll in list(self._polls):
             poll.cancel()
         await asyncio.gather(*self._polls, return_exceptions=True)
@@ -172,7 +175,8 @@ class FetchService(Service):
     # -- what is fetched -------------------------------------------------------------------------
 
     def add(self, key: Any, topic: str, partition: int, next_offset: int) -> None:
-        """Fetches the partition from `next_offset` on, under `key`."""
+        """Fetches the partition from `next_offset` on, under `key`; ends what was fetched under it before."""
+        self.remove(key)
         self._partitions[key] = _Partition(self, key, topic, partition, next_offset)
         self._wake.set()
 
@@ -219,7 +223,8 @@ class FetchService(Service):
         """Starts a poll for every broker that has ready partitions; seconds until it must look again."""
         now_s = time.monotonic()
         wait_s = WATERMARKS_S
-        ready: dict[int, list[_Partition]] = {}
+        ready: dict[tuple[int, int], list[_Partition]] = {}
+        asked: Counter[tuple[str, int]] = Counter()
         if self.budget.free_bytes > 0:
             for part in list(self._partitions.values()):
                 if part.polling or part.unreleased_bytes >= PARTITION_BUFFER_BYTES:
@@ -230,10 +235,13 @@ class FetchService(Service):
                 if part.node is None:
                     part.node = self.client.known_leader(part.topic, part.partition)
                 if (node := part.node) is None:
-                    await self._failed(part, 5, "the partition has no leader")
+                    await self._failed(part, *self._why_no_leader(part))
                 elif not part.removed:
-                    ready.setdefault(node, []).append(part)
-        for node, found in ready.items():
+                    # A request names a partition once: for a second group it is asked for in another.
+                    turn = asked[part.topic, part.partition]
+                    asked[part.topic, part.partition] += 1
+                    ready.setdefault((node, turn), []).append(part)
+        for (node, _), found in ready.items():
             parts = [part for part in found if not part.removed]  # while a leader was asked for
             free = self._idle.setdefault(node, list(range(CONNECTIONS)))
             if not free or not parts:
@@ -248,10 +256,18 @@ class FetchService(Service):
             poll.add_done_callback(self._polls.discard)
         return max(wait_s, 0.001)
 
+    def _why_no_leader(self, part: _Partition) -> tuple[int, str]:
+        known = self.client.client.cluster.partitions_for_topic(part.topic)
+        if known is None:
+            return 3, f"topic {part.topic} is not known in {self.client.name}"
+        if part.partition not in known:
+            return 3, f"topic {part.topic} in {self.client.name} has no partition {part.partition}"
+        return 5, f"{part.topic}-{part.partition} in {self.client.name} has no leader"
+
     async def _poll(self, node: int, connection: int, parts: list[_Partition]) -> None:
         try:
             await self._fetch(node, connection, parts)
-        except (KafkaError, OSError, TimeoutError, CorruptBatch) as error:
+        except (KafkaError, OSError, TimeoutError) as error:
             self.client.client.force_metadata_update()
             for part in parts:
                 await self._failed(part, 5, f"broker {node} of {self.client.name}: {error!r}")
@@ -299,9 +315,16 @@ class FetchService(Service):
                     await self._failed(part, code, f"{for_code(code).__name__} for {topic}-{partition}")
 
     async def _deliver_data(self, part: _Partition, data: bytes, aborted: list[tuple[int, int]]) -> None:
-        next_offset = part.next_offset
-        for batch in iter_batches(data):
-            next_offset = max(next_offset, batch.header.next_offset)
+        next_offset, sound_bytes = part.next_offset, 0
+        try:
+            for batch in iter_batches(data):
+                next_offset = max(next_offset, batch.header.next_offset)
+                sound_bytes += len(batch.data)
+        except CorruptBatch as error:  # in trouble alone; the others of the response come through
+            if next_offset == part.next_offset:
+                await self._failed(part, CORRUPT, f"{part.topic}-{part.partition}: {error}")
+                return
+            data = data[:sound_bytes]
         if next_offset == part.next_offset:
             # Not one whole batch: brokers send a first batch whole, so this is an old one's limit.
             part.max_bytes = min(part.max_bytes * 2, 1 << 30)

@@ -89,7 +89,7 @@ def test_the_workload_page_shows_partitions_and_dead_letters_as_text_never_as_ma
 ) -> None:
     _, _, topic = console
     page = browse(f"/workloads/billing/{topic}")
-    page.wait_for_function("document.querySelector('main').innerText.includes('onerror')", timeout=15_000)
+    page.get_by_text("onerror").first.wait_for(timeout=15_000)
     assert page.query_selector("main img") is None
     assert "owned" not in page.title()
     assert "FAILED_PRECONDITION" in page.inner_text("main")
@@ -111,4 +111,6 @@ def test_no_page_is_wider_than_a_phone(browse: Any, path: str, tmp_path: Path) -
 
 def test_an_unknown_workload_is_told_in_words(browse: Any) -> None:
     page = browse("/workloads/no/such")
-    assert "there is no workload no/such" in page.inner_text("main")
+    page.wait_for_function(
+        "document.querySelector('main').innerText.includes('there is no workload no/such')"
+    )

@@ -95,6 +95,7 @@ async def pumping(client: ClusterClient, budget_bytes: int = BUDGET_BYTES) -> As
     finally:
         async with asyncio.timeout(ENOUGH_S):
             await pump.service.stop()
+        assert not pump.service._polls
 
 
 @pytest.fixture

@@ -5,6 +5,10 @@ const main = document.getElementById("main");
 const live = document.getElementById("live");
 const path = location.pathname.split("/").filter(Boolean).map(decodeURIComponent);
 const SVG = "http://www.w3.org/2000/svg";
+const banner = document.getElementById("banner");
+const SILENT_MS = 4000; // the worker speaks every second
+const PATIENCE_MS = 8000;
+let heard = 0; // when what is shown was true; 0: nothing is shown yet
 let before = null; // the overview a moment ago, for rates
 
 function el(name, attributes = {}, ...children) {
@@ -31,11 +35,20 @@ const state = (text) => pill(text, stateKind[text] ?? "");
 const link = (href, text) => el("a", { href }, text);
 const workloadPath = (w) => `/workloads/${encodeURIComponent(w.group)}/${encodeURIComponent(w.topic)}`;
 
-function table(columns, rows, empty) {
+const where = (...places) => el("p", { class: "where" }, places.flatMap((place, i) => (i ? [" / ", place] : [place])));
+
+// Unknown is said. Where only a part is (messages that were not fetched yet tell no age), so is what is known.
+function lagTime(x) {
+  if (x.lag_s !== null && x.lag_s !== undefined) return duration(x.lag_s);
+  if (x.lag_messages === null) return "unknown";
+  return x.lag_s_at_least ? `${duration(x.lag_s_at_least)} or more` : "fetching";
+}
+
+function table(caption, columns, rows, empty) {
   if (!rows.length) return el("p", { class: "quiet" }, empty);
   const head = columns.map(([title, kind]) => el("th", { class: kind ?? "", scope: "col" }, title));
-  const body = rows.map((row) => el("tr", {}, row.map((cell, i) => el("td", { class: columns[i][1] ?? "" }, cell))));
-  return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "table" },
+  const body = rows.map((row) => el("tr", {}, row.map((cell, i) => el("td", { class: columns[i][1] ?? "", ...(columns[i][1] === "cut" ? { title: cell } : {}) }, cell))));
+  return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
     el("table", {}, el("thead", {}, el("tr", {}, head)), el("tbody", {}, body)));
 }
 
@@ -52,8 +65,8 @@ function rate(now, key) {
 
 function workloadTable(o) {
   const columns = [["Workload"], ["Breaker"], ["Lag", "n"], ["Lag in time", "n"], ["Delivered", "n"], ["Rate", "n"], ["In flight", "n"], ["Retried", "n"], ["Dead letters", "n"], ["Trouble", "wrap"]];
-  return table(columns, o.workloads.map((w) => [
-    link(workloadPath(w), w.key), state(w.breaker), number(w.lag_messages), duration(w.lag_s), number(w.delivered),
+  return table("Workloads", columns, o.workloads.map((w) => [
+    link(workloadPath(w), w.key), state(w.breaker), number(w.lag_messages), lagTime(w), number(w.delivered),
     rate(o, w.key), number(w.in_flight), number(w.retried), number(w.dead_lettered), w.troubles.join("; "),
   ]), "No workload yet. Deploy one: switchyard config deploy -f workload.yaml --execute");
 }
@@ -64,33 +77,53 @@ function incidents(list) {
     el("small", {}, `${clock(i.at_ms)} · ${i.worker} · ${i.remedy}`))));
 }
 
+// The first thing to read: what needs somebody, or that nothing does.
+function verdict(o) {
+  const wrong = [];
+  if (!o.leader) wrong.push([link("/activity", "no leader"), "no worker leads; jobs that lose their worker wait"]);
+  for (const w of o.workers) if (w.state === "dead") wrong.push([w.worker, `not heard for ${duration(w.silent_s)}`]);
+  for (const w of o.workloads) {
+    const words = [];
+    if (w.breaker === "open" || w.breaker === "half-open") words.push(`its receiver is away (breaker ${w.breaker})`);
+    if (w.waiting) words.push(`${w.waiting} of ${w.partitions} partitions wait for a worker`);
+    else if (!w.partitions) words.push("no partition is assigned yet");
+    words.push(...w.troubles.filter((trouble) => !w.waiting || !trouble.includes("worker")));
+    if (words.length) wrong.push([link(workloadPath(w), w.key), words.join("; ")]);
+  }
+  if (!wrong.length) return el("p", { class: "verdict good" }, o.workloads.length ? "All workloads flow." : "Nothing runs yet.");
+  return el("div", { class: "verdict bad" }, el("b", {}, wrong.length === 1 ? "One thing needs attention" : `${wrong.length} things need attention`),
+    el("ul", {}, wrong.map(([who, what]) => el("li", {}, who, `: ${what}`))));
+}
+
 function overviewPage(o) {
   const columns = [["Worker"], ["State"], ["Jobs", "n"], ["Heard", "n"], ["Since"], [""]];
   return [
-    el("h1", {}, `Region ${o.region}`),
+    el("h1", {}, `Region ${o.region}`), verdict(o),
     tiles([["workloads", number(o.totals.workloads)], ["live workers", number(o.totals.workers)], ["lag, messages", number(o.totals.lag_messages)], ["in flight", number(o.totals.in_flight)], ["leader's term", number(o.term)]]),
     el("h2", {}, "Workloads"), workloadTable(o),
     el("h2", {}, "Workers"),
-    table(columns, o.workers.map((w) => [link(`${w.url}/`, w.worker), state(w.state), number(w.jobs), `${w.silent_s.toFixed(1)} s ago`, clock(w.started_ms), w.leader ? pill("leader", "good") : ""]), "No worker is heard."),
+    table("Workers", columns, o.workers.map((w) => [link(`${w.url}/`, w.worker), state(w.state), number(w.jobs), `${w.silent_s.toFixed(1)} s ago`, clock(w.started_ms), w.leader ? pill("leader", "good") : ""]), "No worker is heard."),
     el("h2", {}, "Incidents"), incidents(o.incidents),
   ];
 }
 
 function workloadPage(w, dlq) {
   const s = w.status;
-  const columns = [["Topic"], ["Partition", "n"], ["State"], ["Lag", "n"], ["Lag in time", "n"], ["Committed", "n"], ["High watermark", "n"], ["In flight", "n"], ["Delivered", "n"], ["Epoch", "n"], ["Worker"], ["Why here", "wrap"], ["Trouble", "wrap"]];
+  const columns = [["Topic"], ["Partition", "n"], ["State"], ["Lag", "n"], ["Lag in time", "n"], ["Committed", "n"], ["High watermark", "n"], ["In flight", "n"], ["Delivered", "n"], ["Epoch", "n"], ["Trouble", "wrap"], ["Worker"], ["Why there", "cut"]];
   const rows = w.partitions.map((p) => {
     const query = p.topic === s.topic ? "" : `?topic=${encodeURIComponent(p.topic)}`;
-    return [link(`${workloadPath(s)}/partitions/${p.partition}${query}`, p.topic), String(p.partition), state(p.state), number(p.lag_messages), duration(p.lag_s),
-      number(p.committed), number(p.high_watermark), number(p.in_flight), number(p.delivered), number(p.epoch), p.worker, p.reason, p.trouble];
+    return [link(`${workloadPath(s)}/partitions/${p.partition}${query}`, p.topic), String(p.partition), state(p.state), number(p.lag_messages), lagTime(p),
+      number(p.committed), number(p.high_watermark), number(p.in_flight), number(p.delivered), number(p.epoch), p.trouble, p.worker || "nobody", p.reason];
   });
   const dead = dlq.items.map((m) => [clock(m.at_ms), `${m.origin.topic}-${m.origin.partition} @ ${m.origin.offset}`, m.code, m.reason, m.attempt, m.key?.text ?? m.key?.base64 ?? "null", (m.value?.text ?? m.value?.base64 ?? "null").slice(0, 300)]);
   return [
-    el("h1", {}, s.key),
-    tiles([["breaker", s.breaker], ["lag, messages", number(s.lag_messages)], ["lag in time", duration(s.lag_s)], ["in flight", number(s.in_flight)], ["delivered", number(s.delivered)], ["dead letters", number(s.dead_lettered)]]),
-    el("h2", {}, "Partitions"), table(columns, rows, "Nobody runs it yet."),
+    where(link("/workloads", "Workloads")), el("h1", {}, s.key),
+    tiles([["breaker", s.breaker], ["lag, messages", number(s.lag_messages)], ["lag in time", lagTime(s)], ["in flight", number(s.in_flight)], ["delivered", number(s.delivered)], ["dead letters", number(s.dead_lettered)]]),
+    s.breaker === "closed" || s.breaker === "unknown" ? "" : el("div", { class: "note" }, `The receiver at ${w.definition.spec.target.address} is away or overloaded. Nothing is burnt: messages wait here, and flow again once it answers.`),
+    el("h2", {}, "Partitions"), table("Partitions", columns, rows, "Nobody runs it yet."),
     el("h2", {}, "Dead letters, newest first"),
-    table([["When"], ["Origin"], ["Code"], ["Reason", "wrap"], ["Attempt", "n"], ["Key"], ["Value", "wrap"]], dead, "The dead letter queue is empty."),
+    el("p", { class: "quiet" }, dlq.queue ? `${number(dlq.queue.messages)} in ${dlq.queue.topic}` : ""),
+    table("Dead letters", [["When"], ["Origin"], ["Code"], ["Reason", "wrap"], ["Attempt", "n"], ["Key"], ["Value", "wrap"]], dead, "The dead letter queue is empty."),
     el("h2", {}, "Definition"), el("p", { class: "quiet" }, `deployed ${clock(w.deployed.at_ms)} by ${w.deployed.by}`),
     el("pre", { tabindex: "0" }, JSON.stringify(w.definition, null, 2)),
   ];
@@ -112,20 +145,30 @@ function strip(t) {
     rect.setAttribute("class", kind);
     svg.append(rect);
   };
-  if (t.end > t.base) bar(t.base, t.end, "k-open");
-  for (const [start, end] of t.finished_ranges) bar(start, end, "k-finished");
+  if (t.end > t.base) bar(t.base, t.end, "k-finished");
+  for (const [start, end] of t.unfinished_ranges) bar(start, end, "k-open");
   for (const offset of t.in_flight_offsets) bar(offset, offset + 1, "k-flight");
   return svg;
 }
 
+function room(t) {
+  const used = Math.max(0, t.capacity - t.room);
+  const meter = el("meter", { min: 0, max: t.capacity, high: t.capacity * 0.8, value: used, "aria-label": "room used" });
+  return el("p", { class: "room" }, meter, ` ${number(used)} of ${number(t.capacity)} places taken, ${number(t.room)} free`);
+}
+
 function trackerPage(t) {
-  const legend = [["k-finished", "finished, waits for those before it"], ["k-flight", "in flight"], ["k-open", "waiting"], ["k-free", "empty"]];
+  const [, key, topic, partition] = t.job.split(":");
+  const [group, of] = key.split("/");
+  const legend = [["k-finished", "finished, waits for those before it"], ["k-flight", "in flight"], ["k-open", "waiting for its turn or its next try"]];
   return [
-    el("h1", {}, t.job),
-    tiles([["committed (base)", number(t.base)], ["fetched (end)", number(t.end)], ["high watermark", t.high_watermark < 0 ? "unknown" : number(t.high_watermark)], ["in flight", number(t.in_flight)], ["unfinished", number(t.unfinished)], [`room of ${number(t.capacity)}`, number(t.room)], ["epoch", number(t.epoch)]]),
+    where(link("/workloads", "Workloads"), link(workloadPath({ group, topic: of }), key)),
+    el("h1", {}, `${topic}, partition ${partition}`),
+    tiles([["committed (base)", number(t.base)], ["fetched (end)", number(t.end)], ["high watermark", t.high_watermark < 0 ? "unknown" : number(t.high_watermark)], ["in flight", number(t.in_flight)], ["unfinished", number(t.unfinished)], ["epoch", number(t.epoch)]]),
     el("h2", {}, `The window from ${number(t.base)} to ${number(t.end)}`), strip(t),
     el("p", { class: "legend" }, legend.map(([kind, text]) => el("span", {}, el("i", { class: kind }), text))),
-    el("p", { class: "quiet" }, t.end === t.base ? "Everything fetched is finished and may be committed." : `The commit stands at ${number(t.base)}: that offset is not finished. ${number(t.acked)} acknowledged and ${number(t.nacked)} moved elsewhere wait behind it.`),
+    room(t),
+    el("p", { class: "quiet" }, t.end === t.base ? "Everything fetched is finished; nothing holds back the commit." : `The commit stands at ${number(t.base)}: that offset is not finished. ${number(t.acked)} acknowledged and ${number(t.nacked)} moved elsewhere wait behind it.`),
     t.trouble ? el("div", { class: "note" }, t.trouble) : "",
     el("p", { class: "quiet" }, `owned by ${t.worker}`),
   ];
@@ -139,35 +182,65 @@ function activityPage(list) {
     assignment: () => (a.release ? `${a.worker} is asked to release ${a.job}: ${a.reason}` : `${a.job} goes to ${a.worker || "nobody"} under epoch ${a.epoch}: ${a.reason}`),
     released: () => `${a.worker} released ${a.job}: ${a.reason}`,
   })[a.event]?.() ?? a.event;
-  return [el("h1", {}, "Activity"), table([["When"], ["What", "wrap"], ["Counted"]], list.items.map((a) => [clock(a.at_ms), what(a), a.counted ? "" : pill("refused", "warn")]), "Nothing yet.")];
+  return [el("h1", {}, "Activity"), table("Activity", [["When"], ["What", "wrap"], ["Counted"]], list.items.map((a) => [clock(a.at_ms), what(a), a.counted ? "" : pill("refused", "warn")]), "Nothing yet.")];
 }
 
-async function get(url) {
-  const answer = await fetch(url, { headers: { Accept: "application/json" } });
-  const body = await answer.json();
-  if (!answer.ok) throw new Error(body.detail ?? answer.statusText);
-  return body;
+// Changes `old` into `next` where they differ, and nothing else: a link keeps its focus and the click that
+// is under way, marked text stays marked, a table stays where it was scrolled to.
+function patch(old, next) {
+  if (old.nodeType !== next.nodeType || old.nodeName !== next.nodeName) return old.replaceWith(next);
+  if (old.nodeType === Node.TEXT_NODE) {
+    if (old.data !== next.data) old.data = next.data;
+    return;
+  }
+  for (const { name } of [...old.attributes]) if (!next.hasAttribute(name)) old.removeAttribute(name);
+  for (const { name, value } of next.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+  patchChildren(old, [...next.childNodes]);
+}
+
+function patchChildren(parent, nexts) {
+  const olds = [...parent.childNodes];
+  nexts.forEach((next, i) => (i < olds.length ? patch(olds[i], next) : parent.append(next)));
+  for (const old of olds.slice(nexts.length)) old.remove();
 }
 
 function show(nodes) {
-  const scrolled = [...main.querySelectorAll(".scroll")].map((box) => box.scrollLeft);
-  if (document.activeElement && main.contains(document.activeElement) && document.activeElement.matches("a")) return; // do not take a link from under the keyboard
-  main.replaceChildren(...nodes.flat().map((n) => (n instanceof Node ? n : document.createTextNode(n))));
-  main.querySelectorAll(".scroll").forEach((box, i) => { box.scrollLeft = scrolled[i] ?? 0; });
+  heard = Date.now();
+  patchChildren(main, nodes.flat().map((n) => (n instanceof Node ? n : document.createTextNode(n))));
+  tell("on", "live");
+  banner.hidden = true;
 }
 
+function tell(kind, words) {
+  if (live.textContent === words) return; // said again, a screen reader would repeat it
+  live.className = `live ${kind}`;
+  live.textContent = words;
+}
+
+// What is on the page may be old: that is said above it, with its age, and never left to be guessed.
 function failed(error) {
-  live.className = "live off";
-  live.textContent = "not live";
-  if (main.querySelector("h1") === null) show([el("h1", {}, "Not to be had"), el("div", { class: "note" }, error.message)]);
+  tell("off", "not live");
+  banner.hidden = !heard;
+  if (heard) banner.textContent = `${error.message}. What you see is ${duration((Date.now() - heard) / 1000)} old.`;
+  else patchChildren(main, [el("h1", {}, "Nothing to show"), el("div", { class: "note" }, error.message)]);
+}
+
+async function get(url) {
+  let answer;
+  try {
+    answer = await fetch(url, { headers: { Accept: "application/json" }, signal: AbortSignal.timeout(PATIENCE_MS) });
+  } catch {
+    throw new Error("The worker does not answer; it is asked again every second");
+  }
+  const body = await answer.json();
+  if (!answer.ok) throw new Error(`${body.title}: ${body.detail ?? answer.statusText}`);
+  return body;
 }
 
 async function poll(load) {
   for (;;) {
     try {
       show(await load());
-      live.className = "live on";
-      live.textContent = "live";
     } catch (error) {
       failed(error);
     }
@@ -176,15 +249,28 @@ async function poll(load) {
 }
 
 function follow(render) {
-  const source = new EventSource("/api/v1/events");
-  source.onmessage = (event) => {
-    const overview = JSON.parse(event.data);
-    show(render(overview));
-    before = overview;
-    live.className = "live on";
-    live.textContent = "live";
+  let source;
+  let said = Date.now();
+  const open = () => {
+    source?.close();
+    said = Date.now();
+    source = new EventSource("/api/v1/events");
+    source.onmessage = (event) => {
+      said = Date.now();
+      const overview = JSON.parse(event.data);
+      show(render(overview));
+      if (!before || overview.at_ms > before.at_ms) before = overview;
+    };
   };
-  source.onerror = () => failed(new Error("the worker does not answer; it is tried again"));
+  // By the clock, not by `onerror`: a worker that hangs raises none, and one that answers 503 while it starts
+  // ends the stream for good.
+  setInterval(() => {
+    if (Date.now() - said > SILENT_MS || source.readyState === EventSource.CLOSED) {
+      failed(new Error("The worker does not answer; it is asked again every few seconds"));
+      if (Date.now() - said > SILENT_MS) open();
+    }
+  }, 1000);
+  open();
 }
 
 const page = path[0] ?? "";
@@ -201,7 +287,9 @@ else if (page === "workloads" && path.length === 3) {
   poll(async () => {
     if (Date.now() - asked > 10000) { // reading a queue costs more than reading a status
       asked = Date.now();
-      dead = await get(`/api/v1/dlq/${path.slice(1, 3).map(encodeURIComponent).join("/")}/messages?limit=10`).catch(() => dead);
+      const queue = api.replace("/workloads/", "/dlq/");
+      dead = await get(`${queue}/messages?limit=10`).catch(() => dead);
+      dead.queue = await get(queue).catch(() => dead.queue);
     }
     return workloadPage(await get(api), dead);
   });

@@ -1,0 +1,353 @@
+"""The command line against a real server over a runtime fed by hand; each command a process of its own."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from app.cli.main import switchyard
+from app.core.control import WorkloadDeleted
+from tests.console.hand_fed import (
+    HandFed,
+    Pump,
+    assigned,
+    beat,
+    definition,
+    flowing,
+    job,
+    put,
+    serving,
+)
+from tests.console.test_api import a_pump
+
+SCRIPT = "from app.cli.main import main; main()"
+
+
+class Shell:
+    """Runs `switchyard ...` in a folder, told of a worker."""
+
+    def __init__(self, url: str, fed: HandFed, home: Path) -> None:
+        self.url = url
+        self.fed = fed
+        self.home = home
+
+    def __call__(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+        own = {"SWITCHYARD_URL": self.url, "SWITCHYARD_CONFIG": str(self.home / "none.yaml"), **env}
+        return subprocess.run(
+            [sys.executable, "-c", SCRIPT, *arguments], cwd=self.home, env={**os.environ, **own},
+            capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def file(self, *definitions: dict[str, Any], name: str = "workloads.yaml") -> str:
+        """A file of definitions."""
+        path = self.home / name
+        path.write_text("---\n".join(json.dumps(data) + "\n" for data in definitions))
+        return str(path)
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Shell]:
+    fed = HandFed()
+    with serving(fed) as url:
+        yield Shell(url, fed, tmp_path)
+
+
+def flowing_orders(fed: HandFed) -> None:
+    fed.apply(put(definition()), assigned(job(0)), assigned(job(1)))
+    fed.hear(beat(flowing(job(0)), flowing(job(1), committed=-1), url=fed.url))
+
+
+# -- config ----------------------------------------------------------------------------------------
+
+
+def test_valid_definitions_need_no_worker(shell: Shell) -> None:
+    ended = shell("config", "validate", "-f", shell.file(definition()), SWITCHYARD_URL="http://127.0.0.1:1")
+    assert ended.returncode == 0, ended.stderr
+    assert "all valid" in ended.stderr
+    assert ended.stdout == ""
+
+
+def test_invalid_definitions_end_with_3_and_everything_is_told_with_its_line(shell: Shell) -> None:
+    file = shell.home / "wrong.yaml"
+    file.write_text("apiVersion: switchyard/v1\nkind: Workload\nmetadata: {group: g, topic: t, cluster: c}\n"
+                    "spec:\n  target: {address: nowhere}\n  orderin: key\n")  # fmt: skip
+    ended = shell("config", "validate", "-f", str(file))
+    assert ended.returncode == 3
+    for part in (f"{file}:5", f"{file}:6", "did you mean ordering?"):
+        assert part in ended.stderr
+
+
+def test_the_schema_is_json_on_stdout(shell: Shell) -> None:
+    ended = shell("config", "schema", SWITCHYARD_URL="http://127.0.0.1:1")
+    assert ended.returncode == 0
+    assert "Workload" in json.loads(ended.stdout)["$defs"]
+
+
+def test_a_plan_with_changes_ends_with_10_and_changes_nothing(shell: Shell) -> None:
+    shell.fed.apply(put(definition(tracker={"capacity": 5})))
+    file = shell.file(definition(), definition("new", "orders"))
+    ended = shell("config", "plan", "-f", file, "-o", "json")
+    assert ended.returncode == 10, ended.stderr
+    rows = json.loads(ended.stdout)
+    assert {(r["action"], r["workload"], r["field"]) for r in rows} == {
+        ("update", "billing/orders", "spec.tracker.capacity"), ("create", "new/orders", ""),
+    }  # fmt: skip
+    assert not shell.fed.control.appended
+
+
+def test_a_plan_without_changes_ends_with_0(shell: Shell) -> None:
+    shell.fed.apply(put(definition()))
+    assert shell("config", "plan", "-f", shell.file(definition())).returncode == 0
+
+
+def test_a_plan_knows_what_the_worker_will_refuse(shell: Shell) -> None:
+    """A plan that says yes and a deployment that then says no, half way, would be worth nothing."""
+    wrong = definition("new", "orders")
+    wrong["metadata"]["cluster"] = "eats"
+    for verb in (["plan"], ["deploy", "--execute", "--yes"]):
+        ended = shell("config", *verb, "-f", shell.file(definition(), wrong))
+        assert ended.returncode == 3, ended.stderr
+        assert "did you mean east?" in ended.stderr
+        assert not shell.fed.control.appended
+
+
+def test_a_move_to_another_cluster_is_a_conflict(shell: Shell) -> None:
+    shell.fed.apply(put(definition()))
+    shell.fed.clusters.specs["west"] = None
+    moved = definition()
+    moved["metadata"]["cluster"] = "west"
+    for verb in ("plan", "deploy", "diff"):
+        ended = shell("config", verb, "-f", shell.file(moved))
+        assert ended.returncode == 5, verb
+        assert "delete it first" in ended.stderr
+
+
+def test_deploying_is_a_dry_run_until_told_and_asks_until_told(shell: Shell) -> None:
+    file = shell.file(definition())
+    assert "dry run" in shell("config", "deploy", "-f", file).stderr
+    asks = shell("config", "deploy", "-f", file, "--execute")
+    assert (asks.returncode, "--yes" in asks.stderr) == (5, True)  # nobody is there to answer
+    assert not shell.fed.control.appended
+    done = shell("config", "deploy", "-f", file, "--execute", "--yes", USER="jö")
+    assert done.returncode == 0, done.stderr
+    assert "created billing/orders" in done.stderr
+    (event,) = shell.fed.control.appended
+    assert event.actor == "j? (command line)"  # type: ignore[union-attr]
+    again = shell("config", "deploy", "-f", file, "--execute", "--yes")
+    assert "nothing to change" in again.stderr
+    assert len(shell.fed.control.appended) == 1
+
+
+def test_what_the_files_leave_out_is_deleted_only_with_prune(shell: Shell) -> None:
+    shell.fed.apply(put(definition()), put(definition("old", "orders")))
+    file = shell.file(definition())
+    assert shell("config", "plan", "-f", file).returncode == 0
+    assert shell("config", "deploy", "-f", file, "--prune", "--execute", "--yes").returncode == 0
+    assert [type(event) for event in shell.fed.control.appended] == [WorkloadDeleted]
+    assert set(shell.fed.control.view.workloads) == {"billing/orders"}
+
+
+def test_a_deployment_that_fails_half_way_ends_with_6_and_says_what_is_done(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append = shell.fed.control.append
+
+    async def once(*events: Any) -> int:
+        if shell.fed.control.appended:
+            raise TimeoutError
+        return await append(*events)
+
+    monkeypatch.setattr(shell.fed.control, "append", once)
+    file = shell.file(definition("a", "orders"), definition("b", "orders"))
+    ended = shell("config", "deploy", "-f", file, "--execute", "--yes")
+    assert ended.returncode == 6
+    assert "b/orders" in ended.stderr
+    assert "1 changed: a/orders" in ended.stderr
+
+
+def test_diff_shows_lines_before_and_after(shell: Shell) -> None:
+    shell.fed.apply(put(definition(tracker={"capacity": 5})))
+    ended = shell("config", "diff", "-f", shell.file(definition()))
+    assert ended.returncode == 10
+    assert ended.stdout.splitlines() == [
+        "update billing/orders", "- spec.tracker.capacity: 5", "+ spec.tracker.capacity: 10000",
+    ]  # fmt: skip
+
+
+def test_an_export_deploys_again_without_a_change(shell: Shell) -> None:
+    shell.fed.apply(put(definition(retry=[{"delay": "90s", "attempts": 2}])), put(definition("b", "t")))
+    exported = shell("config", "export")
+    assert exported.returncode == 0
+    file = shell.home / "exported.yaml"
+    file.write_text(exported.stdout)
+    assert shell("config", "plan", "-f", str(file), "--prune").returncode == 0
+
+
+# -- looking ---------------------------------------------------------------------------------------
+
+
+def test_workloads_in_every_format_and_unknown_is_said(shell: Shell) -> None:
+    flowing_orders(shell.fed)
+    (whole,) = json.loads(shell("workload", "list", "-o", "json").stdout)
+    assert (whole["key"], whole["lag_messages"]) == ("billing/orders", None)
+    (row,) = csv.DictReader(io.StringIO(shell("workload", "list", "-o", "csv").stdout))
+    assert (row["key"], row["lag_messages"]) == ("billing/orders", "unknown")
+    assert YAML(typ="safe").load(shell("workload", "list", "-o", "yaml").stdout)[0]["key"] == "billing/orders"
+    table = shell("workload", "list").stdout.splitlines()
+    assert "lag_messages" in table[0]
+    assert "unknown" in table[1]
+
+
+def test_a_row_of_a_piped_table_is_one_line_however_long(shell: Shell) -> None:
+    trouble = "x " * 500
+    shell.fed.apply(put(definition()), assigned(job(0)))
+    shell.fed.hear(beat(flowing(job(0), trouble=trouble)))
+    assert len(shell("workload", "list").stdout.splitlines()) == 2
+
+
+def test_what_stands_in_records_cannot_drive_the_terminal(shell: Shell) -> None:
+    shell.fed.apply(put(definition()), assigned(job(0)))
+    shell.fed.hear(beat(flowing(job(0), trouble="\x1b]0;owned\x07[bold red]x")))
+    shown = shell("workload", "list").stdout
+    assert "\x1b" not in shown
+    assert "\\x1b]0;owned\\x07[bold red]x" in shown
+
+
+def test_one_workload_with_its_partitions(shell: Shell) -> None:
+    flowing_orders(shell.fed)
+    body = json.loads(shell("workload", "describe", "billing/orders", "-o", "json").stdout)
+    assert body["definition"]["metadata"]["topic"] == "orders"
+    assert [p["partition"] for p in body["partitions"]] == [0, 1]
+    assert "worker-a" in shell("workload", "describe", "billing/orders").stdout
+
+
+def test_a_tracker_with_its_ranges(shell: Shell) -> None:
+    flowing_orders(shell.fed)
+    pump: Pump = a_pump()
+    shell.fed.jobs.pumps[job(0)] = pump
+    shown = shell("tracker", "show", "billing/orders", "0").stdout
+    assert "[110,112)" in shown
+    assert "[105,110) [112,120)" in shown
+    body = json.loads(shell("tracker", "show", "billing/orders", "0", "-o", "json").stdout)
+    assert body["in_flight_offsets"] == [105]
+
+
+def test_workers(shell: Shell) -> None:
+    flowing_orders(shell.fed)
+    (row,) = csv.DictReader(io.StringIO(shell("worker", "list", "-o", "csv").stdout))
+    assert (row["worker"], row["state"], row["jobs"]) == ("worker-a", "running", "2")
+
+
+# -- exit codes ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["workload", "describe", "no/such"], 4),
+        (["tracker", "show", "billing/orders", "99"], 4),
+        (["dlq", "show", "no/such"], 4),
+        (["dlq", "show", "billing/orders"], 7),  # its cluster is away
+        (["workload", "describe", "nonsense"], 2),
+        (["workload", "describe", "a/b/c"], 2),
+        (["tracker", "show", "billing/orders", "x"], 2),
+        (["workload", "nonsense"], 2),
+        (["config", "plan"], 2),
+        (["config", "validate", "-f", "no/such/file.yaml"], 3),
+        (["workload", "list", "-o", "xml"], 2),
+    ],
+)
+def test_exit_codes_say_what_went_wrong(shell: Shell, arguments: list[str], code: int) -> None:
+    flowing_orders(shell.fed)
+    ended = shell(*arguments)
+    assert ended.returncode == code, ended.stderr
+    assert ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_an_unreachable_worker_ends_with_7_and_what_to_do(shell: Shell) -> None:
+    for env in ({}, {"http_proxy": shell.url, "HTTP_PROXY": shell.url}):
+        ended = shell("workload", "list", "--url", "http://127.0.0.1:1", **env)
+        assert ended.returncode == 7
+        assert "faust -A app worker" in ended.stderr
+        assert "SWITCHYARD_URL" in ended.stderr
+
+
+def test_somebody_else_at_the_address_ends_with_7(shell: Shell) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        pid = os.fork()
+        if pid == 0:  # a server of another protocol: one answer, then the end
+            peer, _ = server.accept()
+            peer.sendall(b"\x00\x00\x00\x10 this is no HTTP\r\n")
+            os._exit(0)
+        ended = shell("workload", "list", "--url", f"http://127.0.0.1:{server.getsockname()[1]}")
+        os.waitpid(pid, 0)
+    assert ended.returncode == 7, ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    "url", ["", "localhost:6066", "http://", "ftp://a", "http://a:x", "http://a b", "http://ü"]
+)
+def test_an_address_that_is_none_is_a_usage_error(shell: Shell, url: str) -> None:
+    ended = shell("workload", "list", "--url", url, SWITCHYARD_URL="nonsense")
+    assert ended.returncode == 2, ended.stderr
+    assert "http://host:port" in ended.stderr
+
+
+def test_a_worker_that_is_starting_ends_with_7(shell: Shell) -> None:
+    shell.fed.control.caught_up = False
+    ended = shell("workload", "list")
+    assert ended.returncode == 7
+    assert "starting" in ended.stderr
+
+
+def test_the_port_of_this_places_configuration_is_asked_by_default(shell: Shell) -> None:
+    file = shell.home / "switchyard.yaml"
+    port = shell.url.rpartition(":")[2]
+    file.write_text("region: east\nclusters: [{name: a, region: east, tier: regional, bootstrap: 'h:9092'}]\n"
+                    f"web: {{port: {port}}}\n")  # fmt: skip
+    ended = shell("workload", "list", "-o", "json", SWITCHYARD_URL="", SWITCHYARD_CONFIG=str(file))
+    assert (ended.returncode, ended.stdout.strip()) == (0, "[]"), ended.stderr
+
+
+# -- help ------------------------------------------------------------------------------------------
+
+
+def every_command() -> list[tuple[str, Any]]:
+    found = []
+    for noun, group in switchyard.commands.items():
+        found.append((noun, group))
+        found += [(f"{noun} {verb}", command) for verb, command in group.commands.items()]  # type: ignore[attr-defined]
+    return found
+
+
+@pytest.mark.parametrize(("name", "command"), every_command(), ids=[name for name, _ in every_command()])
+def test_every_command_helps_with_an_example(name: str, command: Any) -> None:
+    assert f"switchyard {name.split(' ', maxsplit=1)[0]}" in command.help, f"{name} has no example"
+
+
+def test_the_nouns_and_verbs_are_those_of_the_interface() -> None:
+    names = {name for name, _ in every_command() if " " in name}
+    assert names >= {
+        "config validate", "config plan", "config deploy", "config diff", "config export", "config schema",
+        "workload list", "workload describe", "tracker show", "dlq list", "dlq show", "worker list",
+    }  # fmt: skip
+
+
+def test_no_option_begins_as_fausts_own_does() -> None:
+    """Faust looks through all arguments for one that begins with --app, and takes it for its own."""
+    for name, command in every_command():
+        for parameter in command.params:
+            assert not any(option.startswith(("--app", "-A")) for option in parameter.opts), name

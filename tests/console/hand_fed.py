@@ -1,0 +1,203 @@
+"""A console over a runtime fed by hand: the real state, members, lease, handlers and server, without Kafka.
+
+Only the way into Kafka is missing: what would be appended to the control log is applied to the state at once,
+and kept in `appended`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+from aiohttp import web
+
+from app.config.definitions import Workload
+from app.console import server
+from app.control.leader import now_ms
+from app.control.membership import Members
+from app.control.runtime import Runtime
+from app.core.control import AnyControlEvent, Assignment, ControlState, WorkloadPut
+from app.core.job import JobId, Kind
+from app.core.lease import Lease
+from app.core.tracker import Tracker
+from app.wire import Heartbeat, Incident, JobStatus, WorkloadStatus
+
+ME = "worker-a"
+
+
+def definition(group: str = "billing", topic: str = "orders", **spec: Any) -> dict[str, Any]:
+    """A workload's definition that is valid where the cluster "east" is known."""
+    target = {"address": "127.0.0.1:50051"}
+    return {
+        "apiVersion": "switchyard/v1",
+        "kind": "Workload",
+        "metadata": {"group": group, "topic": topic, "cluster": "east"},
+        "spec": {"target": target, **spec},
+    }
+
+
+def put(data: dict[str, Any]) -> WorkloadPut:
+    """The event that defines it."""
+    workload = Workload.model_validate(data)
+    return WorkloadPut(
+        at_ms=1, key=workload.key, definition=workload.to_wire(), etag=workload.etag(), actor="test"
+    )
+
+
+def job(partition: int, topic: str = "orders", key: str = "billing/orders") -> str:
+    """A dispatch job's name."""
+    return str(JobId(Kind.DISPATCH, key, topic, partition))
+
+
+def assigned(name: str, worker: str = ME, epoch: int = 1, reason: str = "") -> Assignment:
+    """`name` belongs to `worker`."""
+    return Assignment(at_ms=1, job=name, worker=worker, epoch=epoch, term=0, reason=reason)
+
+
+def flowing(name: str, epoch: int = 1, **fields: Any) -> JobStatus:
+    """A job whose offsets are known."""
+    known = {"committed": 10, "fetched": 30, "high_watermark": 40, "oldest_ms": -1} | fields
+    return JobStatus(job=name, epoch=epoch, state="flowing", **known)
+
+
+def beat(
+    *jobs: JobStatus, worker: str = ME, url: str = "http://127.0.0.1:1", breaker: str = "closed"
+) -> Heartbeat:
+    """A heartbeat of a worker that runs `jobs`."""
+    keys = sorted({JobId.parse(status.job).name for status in jobs})
+    receivers = [WorkloadStatus(key=key, breaker=breaker, in_flight=0, limit=100) for key in keys]
+    return Heartbeat(worker=worker, at_ms=1, started_ms=1, url=url, state="running", term=0, jobs=list(jobs),
+                     workloads=receivers)  # fmt: skip
+
+
+def incident(message: str = "offsets are gone") -> Incident:
+    """Something a person must know."""
+    return Incident(at_ms=now_ms(), worker=ME, kind="offsets-lost", subject=job(0), message=message)
+
+
+class Log:
+    """The control log: what is appended counts at once."""
+
+    def __init__(self) -> None:
+        self.view = ControlState()
+        self.caught_up = True
+        self.recent: deque[dict[str, Any]] = deque()
+        self.appended: list[AnyControlEvent] = []
+        self.failure: Exception | None = None
+
+    async def append(self, *events: AnyControlEvent) -> int:
+        if self.failure is not None:
+            raise self.failure
+        for event in events:
+            counted = self.view.apply(event)
+            self.appended.append(event)
+            self.recent.append({"counted": counted, **msgspec.to_builtins(event)})
+        return len(self.appended) - 1
+
+
+class Catalog:
+    """Definitions as they stand in the log."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+
+    def workload(self, key: str) -> Workload | None:
+        found = self._log.view.workloads.get(key)
+        return Workload.from_wire(found.definition) if found else None
+
+
+class Clusters:
+    """One cluster that is known and cannot be reached."""
+
+    def __init__(self) -> None:
+        self.specs = {"east": None}
+        self.budget = SimpleNamespace(used_bytes=4096)
+
+    async def get(self, name: str) -> Any:
+        raise ConnectionError(f"{name} does not answer")
+
+
+class Pump:
+    """What the tracker's handler reads of a pump."""
+
+    def __init__(self, tracker: Tracker, calls: dict[int, None], epoch: int = 1) -> None:
+        self.tracker = tracker
+        self.calls = calls
+        self.epoch = epoch
+        self.high_watermark = tracker.end
+        self.trouble = ""
+
+    def status(self) -> JobStatus:
+        return flowing(job(0), self.epoch)
+
+
+class HandFed:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self.worker = ME
+        self.url = ""
+        self.control = Log()
+        self.catalog = Catalog(self.control)
+        self.clusters = Clusters()
+        self.members = Members(dead_after_s=3.0)
+        self.incidents: deque[Incident] = deque()
+        self.lease = Lease(3600.0)
+        self.lease.renewed(time.monotonic())
+        self.draining = False
+        self.should_stop = False
+        self.leader = SimpleNamespace(leads=True)
+        self.beat: Heartbeat | None = None
+        self.jobs = SimpleNamespace(
+            pumps={}, statuses=lambda: self.beat.jobs if self.beat else [],
+            workload_statuses=lambda: self.beat.workloads if self.beat else [],
+        )  # fmt: skip
+
+    def hear(self, heartbeat: Heartbeat, ago_s: float = 0.0) -> None:
+        """Takes a heartbeat in."""
+        self.members.hear(heartbeat, time.monotonic() - ago_s)
+        if heartbeat.worker == self.worker:
+            self.beat = heartbeat
+
+    def apply(self, *events: AnyControlEvent) -> None:
+        """Puts events into the state."""
+        for event in events:
+            assert self.control.view.apply(event)
+
+
+@contextmanager
+def serving(fed: HandFed | None, host: str = "127.0.0.1") -> Iterator[str]:
+    """The console's address; it listens in a thread with a loop of its own until the end."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+
+    async def start() -> tuple[web.AppRunner, int]:
+        application = web.Application(**server.options(host))
+        server.install(application, lambda: cast("Runtime | None", fed), "east")
+        runner = web.AppRunner(application, shutdown_timeout=1.0)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        return runner, runner.addresses[0][1]
+
+    runner, port = asyncio.run_coroutine_threadsafe(start(), loop).result(10)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        if fed is not None:
+            fed.url = url
+        yield url
+    finally:
+        if fed is not None:
+            fed.should_stop = True
+        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(10)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
+        loop.close()
