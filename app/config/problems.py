@@ -20,6 +20,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 MAX_FILE_BYTES = 4 * 1024 * 1024  # a configuration larger than this is a mistake
 MAX_DEPTH = 32
+MAX_OPEN_BRACKETS = 200  # far above MAX_DEPTH: brackets in strings are counted, too
 MAX_NODES = 200_000  # aliases can blow a few bytes up to gigabytes
 MAX_SHOWN_CHARS = 80
 SECRET_FIELDS = {"password", "username", "secret", "token", "key"}
@@ -114,12 +115,22 @@ def read_text(path: Path, remedy: str) -> str:
     raise InvalidConfiguration([Problem(problem, remedy, file=str(path))])
 
 
+_BRACKETS = re.compile(r"[\[\]{}]")
+
+
 def read_documents(text: str, file: str) -> list[Document]:
     """The YAML documents of `text`; empty ones are left out.
 
     Raises:
         InvalidConfiguration: not YAML, a key twice, nested or aliased beyond all measure.
     """
+    depth = 0
+    for bracket in _BRACKETS.finditer(text):
+        depth += 1 if bracket[0] in "[{" else -1
+        if depth > MAX_OPEN_BRACKETS:  # the parser would take minutes to say the same
+            raise InvalidConfiguration(
+                [Problem("not YAML: nested too deeply", f"at most {MAX_DEPTH} levels are read", file=file)]
+            )
     yaml = YAML(typ="rt", pure=True)
     yaml.allow_duplicate_keys = False
     yaml.composer.warn_double_anchors = False  # YAML allows it
