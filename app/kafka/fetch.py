@@ -236,6 +236,7 @@ class FetchService(Service):
                     part.node = self.client.known_leader(part.topic, part.partition)
                 if (node := part.node) is None:
                     await self._failed(part, *self._why_no_leader(part))
+                    wait_s = min(wait_s, part.retry_at_s - now_s)
                 elif not part.removed:
                     # A request names a partition once: for a second group it is asked for in another.
                     turn = asked[part.topic, part.partition]
@@ -360,7 +361,7 @@ class FetchService(Service):
             part.failing_since_s = now_s
         part.failures += 1
         part.node = None
-        part.retry_at_s = now_s + min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2 ** min(part.failures, 10))
+        part.retry_at_s = now_s + min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2 ** min(part.failures - 1, 10))
         if now_s - part.failing_since_s > TELL_AFTER_S and part.told != message and not part.removed:
             part.told = message
             remedy = REMEDIES.get(code, "see whether the broker runs; it is tried again by itself")

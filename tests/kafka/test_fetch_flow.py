@@ -10,6 +10,7 @@ from app.kafka.fetch import (
     PARTITION_BUFFER_BYTES,
     PARTITION_MAX_BYTES,
     RESPONSE_MAX_BYTES,
+    WATERMARKS_S,
     ByteBudget,
 )
 from tests.kafka.conftest import Start, create, producing, write
@@ -97,6 +98,22 @@ async def test_a_partition_added_while_others_are_polled_for_need_not_wait_for_t
     await pump.until(lambda: pump.count(7))
 
     assert pump.values(7) == [b"here"]
+
+
+async def test_a_new_partition_flows_at_once_also_of_a_topic_not_asked_for_before(
+    client: ClusterClient, start: Start, bootstrap: str, topic_name: str
+) -> None:
+    pump, clock = await start(), asyncio.get_running_loop().time
+    took_s = []
+    for number in range(5):
+        topic = await create(client, f"{topic_name}-{number}")
+        await write(bootstrap, topic, [b"v"])
+        added_s = clock()
+        pump.service.add(number, topic, 0, 0)
+        await pump.until(lambda: pump.count(number))  # noqa: B023 - asked at once
+        took_s.append(clock() - added_s)
+
+    assert min(took_s) < WATERMARKS_S / 2  # the quickest one: nothing waits for a timer
 
 
 async def test_many_groups_read_the_same_partition_each_from_its_own_position(
