@@ -9,6 +9,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from app.cli.main import switchyard
 from app.core.control import WorkloadDeleted
 from tests.console.hand_fed import (
     HandFed,
-    Pump,
+    a_pump,
     assigned,
     beat,
     definition,
@@ -29,7 +30,6 @@ from tests.console.hand_fed import (
     put,
     serving,
 )
-from tests.console.test_api import a_pump
 
 SCRIPT = "from app.cli.main import main; main()"
 
@@ -234,8 +234,7 @@ def test_one_workload_with_its_partitions(shell: Shell) -> None:
 
 def test_a_tracker_with_its_ranges(shell: Shell) -> None:
     flowing_orders(shell.fed)
-    pump: Pump = a_pump()
-    shell.fed.jobs.pumps[job(0)] = pump
+    shell.fed.jobs.pumps[job(0)] = a_pump()
     shown = shell("tracker", "show", "billing/orders", "0").stdout
     assert "[110,112)" in shown
     assert "[105,110) [112,120)" in shown
@@ -286,13 +285,16 @@ def test_an_unreachable_worker_ends_with_7_and_what_to_do(shell: Shell) -> None:
 
 def test_somebody_else_at_the_address_ends_with_7(shell: Shell) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        pid = os.fork()
-        if pid == 0:  # a server of another protocol: one answer, then the end
+
+        def answer() -> None:
             peer, _ = server.accept()
-            peer.sendall(b"\x00\x00\x00\x10 this is no HTTP\r\n")
-            os._exit(0)
+            with peer:
+                peer.sendall(b"\x00\x00\x00\x10 this is no HTTP\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
         ended = shell("workload", "list", "--url", f"http://127.0.0.1:{server.getsockname()[1]}")
-        os.waitpid(pid, 0)
+        thread.join(10)
     assert ended.returncode == 7, ended.stderr
     assert "Traceback" not in ended.stderr
 

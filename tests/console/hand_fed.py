@@ -138,6 +138,15 @@ class Pump:
         return flowing(job(0), self.epoch)
 
 
+def a_pump() -> Pump:
+    """[100, 120) fetched, [100, 105) and [110, 112) acknowledged, 105 in flight."""
+    tracker = Tracker(100, 50)
+    tracker.fetched(100, 120)
+    tracker.ack_range(100, 105)
+    tracker.ack_range(110, 112)
+    return Pump(tracker, {105: None})
+
+
 class HandFed:
     """See the module."""
 

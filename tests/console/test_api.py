@@ -5,8 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import socket
-from collections.abc import Iterator
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -14,10 +12,10 @@ from aiokafka.errors import NotLeaderForPartitionError
 
 from app.console.answers import MAX_BODY_BYTES
 from app.core.control import WorkloadDeleted, WorkloadPut
-from app.core.tracker import Tracker
+from tests.console.client import Console
 from tests.console.hand_fed import (
     HandFed,
-    Pump,
+    a_pump,
     assigned,
     beat,
     definition,
@@ -29,43 +27,6 @@ from tests.console.hand_fed import (
 )
 
 PATH = "/api/v1/workloads/billing/orders"
-
-
-class Answer:
-    def __init__(self, response: http.client.HTTPResponse) -> None:
-        self.status = response.status
-        self.headers = dict(response.getheaders())
-        self.text = response.read().decode()
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.text)
-
-
-class Console:
-    """The server, and what stands behind it."""
-
-    def __init__(self, url: str, fed: HandFed) -> None:
-        self.url = url
-        self.fed = fed
-
-    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
-        place = urlsplit(self.url)
-        connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=10)
-        data = body if isinstance(body, bytes | str | None) else json.dumps(body)
-        try:
-            told = {name.replace("_", "-"): value for name, value in headers.items()}
-            connection.request(method, path, data, told)
-            return Answer(connection.getresponse())
-        finally:
-            connection.close()
-
-
-@pytest.fixture
-def console() -> Iterator[Console]:
-    fed = HandFed()
-    with serving(fed) as url:
-        yield Console(url, fed)
 
 
 # -- definitions -----------------------------------------------------------------------------------
@@ -268,15 +229,6 @@ def test_streams_are_bounded_in_number_and_a_closed_one_makes_room(
 # -- one partition ---------------------------------------------------------------------------------
 
 
-def a_pump() -> Pump:
-    """[100, 120) fetched, [100, 105) and [110, 112) acknowledged, 105 in flight."""
-    tracker = Tracker(100, 50)
-    tracker.fetched(100, 120)
-    tracker.ack_range(100, 105)
-    tracker.ack_range(110, 112)
-    return Pump(tracker, {105: None})
-
-
 def owning(fed: HandFed) -> None:
     fed.apply(put(definition()), assigned(job(0)))
     fed.hear(beat(flowing(job(0)), url=fed.url))
@@ -407,61 +359,3 @@ def test_the_openapi_document_names_every_route_with_a_summary(console: Console)
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
             assert " " in operation["summary"], (path, method)
-
-
-# -- safe by default -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "path", ["/", "/assets/console.js", "/api/v1/overview", "/health/ready", "/metrics", "/no/such", PATH]
-)
-def test_every_answer_carries_the_security_headers(console: Console, path: str) -> None:
-    headers = console.ask("GET", path).headers
-    policy = headers["Content-Security-Policy"]
-    assert "default-src 'self'" in policy
-    assert "frame-ancestors 'none'" in policy
-    assert "unsafe" not in policy
-    assert headers["X-Content-Type-Options"] == "nosniff"
-    if path.startswith("/api/"):
-        assert headers["Cache-Control"] == "no-store"
-
-
-@pytest.mark.parametrize(
-    "host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil", "10.0.0.1", "[::1", ""]
-)
-def test_a_name_that_is_not_this_servers_is_refused(console: Console, host: str) -> None:
-    assert console.ask("GET", "/api/v1/overview", Host=host).status == 421
-
-
-@pytest.mark.parametrize("host", ["localhost", "localhost:6066", "127.0.0.1:1", "[::1]:6066", "127.9.9.9"])
-def test_loopback_is_answered_by_any_of_its_names(console: Console, host: str) -> None:
-    assert console.ask("GET", "/api/v1/overview", Host=host).status == 200
-
-
-def test_a_server_on_every_address_answers_for_addresses_and_its_own_name_only() -> None:
-    fed = HandFed()
-    with serving(fed, host="0.0.0.0") as url:  # noqa: S104 - told to the guard, not bound
-        console = Console(url, fed)
-        for host in ("192.168.1.7:6066", "[fe80::1]", socket.gethostname(), "localhost"):
-            assert console.ask("GET", "/api/v1/overview", Host=host).status == 200, host
-        assert console.ask("GET", "/api/v1/overview", Host="evil.example").status == 421
-
-
-@pytest.mark.parametrize("origin", ["http://evil.example", "null", "https://localhost:1"])
-@pytest.mark.parametrize("method", ["PUT", "DELETE"])
-def test_a_foreign_page_can_change_nothing(console: Console, method: str, origin: str) -> None:
-    console.fed.apply(put(definition()))
-    answer = console.ask(method, PATH, definition(dlq={"enabled": False}), Origin=origin)
-    assert answer.status == 403
-    assert not console.fed.control.appended
-
-
-def test_the_consoles_own_page_may_change_things(console: Console) -> None:
-    assert console.ask("PUT", PATH, definition(), Origin=console.url).status == 201
-
-
-def test_an_unknown_address_is_a_problem_too(console: Console) -> None:
-    answer = console.ask("GET", "/api/v1/nonsense")
-    assert answer.status == 404
-    assert answer.json["status"] == 404
-    assert console.ask("POST", PATH).status == 405

@@ -6,6 +6,7 @@ const live = document.getElementById("live");
 const path = location.pathname.split("/").filter(Boolean).map(decodeURIComponent);
 const SVG = "http://www.w3.org/2000/svg";
 const banner = document.getElementById("banner");
+const NEWS_S = 300; // a dead worker's jobs have moved by then; the table of workers goes on showing it
 const SILENT_MS = 4000; // the worker speaks every second
 const PATIENCE_MS = 8000;
 let heard = 0; // when what is shown was true; 0: nothing is shown yet
@@ -81,7 +82,7 @@ function incidents(list) {
 function verdict(o) {
   const wrong = [];
   if (!o.leader) wrong.push([link("/activity", "no leader"), "no worker leads; jobs that lose their worker wait"]);
-  for (const w of o.workers) if (w.state === "dead") wrong.push([w.worker, `not heard for ${duration(w.silent_s)}`]);
+  for (const w of o.workers) if (w.state === "dead" && w.silent_s < NEWS_S) wrong.push([w.worker, `not heard for ${duration(w.silent_s)}`]);
   for (const w of o.workloads) {
     const words = [];
     if (w.breaker === "open" || w.breaker === "half-open") words.push(`its receiver is away (breaker ${w.breaker})`);

@@ -1,0 +1,17 @@
+"""A console over a runtime fed by hand, for every test that asks for one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.console.client import Console
+from tests.console.hand_fed import HandFed, serving
+
+
+@pytest.fixture
+def console() -> Iterator[Console]:
+    fed = HandFed()
+    with serving(fed) as url:
+        yield Console(url, fed)
