@@ -11,7 +11,8 @@ import structlog
 from app.control.tail import bounded
 from app.kafka.clusters import ClusterClient, ClusterSpec
 from app.kafka.commit import OffsetCommitter
-from app.kafka.fetch import ByteBudget, FetchService
+from app.kafka.fetch import FetchService
+from app.kafka.fetched import ByteBudget
 from app.kafka.produce import Producer
 
 log = structlog.get_logger(__name__)

@@ -34,7 +34,7 @@ from app.core.fencing import SnapshotItem
 from app.core.job import JobId
 from app.core.lease import Lease
 from app.core.tracker import CorruptSnapshot, Snapshot
-from app.kafka.fetch import Fetched, FetchTrouble, Gap
+from app.kafka.fetched import Fetched, FetchTrouble, Gap
 from app.pump.dispatch import DispatchPump
 from app.pump.workload import WorkloadRuntime
 from app.push.unary import UnaryTarget

@@ -30,7 +30,7 @@ from app.control.takeover import TrackerClient
 from app.core.lease import Lease
 from app.kafka.clusters import ClusterClient, ClusterSpec
 from app.kafka.commit import OffsetCommitter
-from app.kafka.fetch import ByteBudget
+from app.kafka.fetched import ByteBudget
 from app.topics import ControlTopics
 from app.wire import Heartbeat, Incident
 

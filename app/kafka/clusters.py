@@ -6,6 +6,7 @@ The fetch service, the committer and the topic tools share one `ClusterClient` a
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Any
 import structlog
 from aiokafka.client import AIOKafkaClient
 from aiokafka.cluster import ClusterMetadata
-from aiokafka.errors import KafkaError, for_code
+from aiokafka.errors import KafkaError, StaleMetadata, for_code
 from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.protocol.offset import OffsetRequest
 from aiokafka.structs import TopicPartition
@@ -68,6 +69,30 @@ class ClusterSpec:
         return options
 
 
+class _Client(AIOKafkaClient):
+    """aiokafka's client, which creates no topic.
+
+    Its own asks for metadata so that a broker creates what it does not know (Kafka's default), with one
+    partition, and a topic that was deleted comes back while somebody still fetches it.
+    """
+
+    async def _metadata_update(self, cluster_metadata: ClusterMetadata, topics: set[str]) -> bool:
+        request = MetadataRequest(list(topics) or None, allow_auto_topic_creation=False)
+        nodes = [broker.nodeId for broker in self.cluster.brokers()]
+        random.shuffle(nodes)
+        for node in nodes:
+            try:
+                found = await self.send(node, request)  # type: ignore[no-untyped-call]  # the same
+            except (KafkaError, OSError, TimeoutError) as error:
+                log.debug("a broker gave no metadata", node=node, error=repr(error))
+                continue
+            if found.brokers:
+                cluster_metadata.update_metadata(found)
+                return True
+        cluster_metadata.failed_update(None)
+        return False
+
+
 class ClusterClient:
     """See the module."""
 
@@ -90,13 +115,15 @@ class ClusterClient:
         """
         deadline_s = time.monotonic() + timeout_s
         while True:
-            client = AIOKafkaClient(
+            client: AIOKafkaClient = _Client(  # type: ignore[no-untyped-call]  # aiokafka has no types
                 request_timeout_ms=REQUEST_MS,
                 metadata_max_age_ms=METADATA_MAX_AGE_MS,
                 **self.spec.aiokafka_options(),
             )
             try:
                 await client.bootstrap()
+                if client.get_random_node() is None:
+                    raise StaleMetadata("the broker that answered knows of none, not even itself, yet")
             except (KafkaError, OSError, TimeoutError) as error:
                 await client.close()
                 if time.monotonic() > deadline_s:

@@ -15,9 +15,10 @@ from aiokafka.errors import CorruptRecordException
 from aiokafka.record.default_records import DefaultRecordBatch
 
 from app.core.record_batch import Batch, Committed, CorruptBatch, iter_batches
+from app.kafka.decompress import BOUNDED, decompressed
 
 if TYPE_CHECKING:
-    from app.kafka.fetch import Fetched
+    from app.kafka.fetched import Fetched
 
 
 class Record(Protocol):
@@ -117,6 +118,8 @@ class RecordReader:
                     decoded = DefaultRecordBatch(bytes(batch.data))
                     if not decoded.validate_crc():
                         raise CorruptRecordException("its checksum does not match")
+                    if batch.header.compression in BOUNDED:
+                        decoded = DefaultRecordBatch(decompressed(batch))
                 except Exception as error:
                     raise self._undecodable(batch, error) from error
                 self._records = chain(decoded)  # iterating the batch itself a second time is refused

@@ -6,10 +6,14 @@ Rules
 1. A partition has at most one request under way; its answers are delivered in order.
 2. It is fetched again only while its unreleased bytes are below `PARTITION_BUFFER_BYTES`, and anything
    only while the budget has room: memory is bounded in bytes, and a slow partition stalls itself only.
-3. A broker works on one request a connection at a time, so that a partition which becomes ready during a
-   long poll of the others is asked for on another connection (`CONNECTIONS` a broker).
-4. What the log lost is told as a `Gap`, never passed over in silence.
-5. A partition in trouble waits alone, with backoff.
+   What is asked for counts as held, so that polls side by side share the room.
+3. Who got data goes to the end of the line: a broker answers the first in a request first, and in full.
+4. A broker works on one request a connection at a time, so that a partition which becomes ready during a
+   long poll of the others is asked for on another connection (`CONNECTIONS` a broker). The last of them
+   polls for a short time only, so that none waits for long; whoever had no data waits for it and joins.
+5. What the log lost is told as a `Gap`, never passed over in silence.
+6. The position moves when the sink has taken what lies before it: what it refuses is fetched again.
+7. A partition in trouble waits alone, with backoff.
 """
 
 from __future__ import annotations
@@ -19,7 +23,6 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
@@ -29,11 +32,12 @@ from mode import Service
 
 from app.core.record_batch import CorruptBatch, iter_batches
 from app.kafka.clusters import EARLIEST, LATEST, READ_COMMITTED, READ_UNCOMMITTED, ClusterClient
+from app.kafka.fetched import PARTITION_MAX_BYTES, ByteBudget, Fetched, FetchTrouble, Gap, PartitionFetch
 
 log = structlog.get_logger(__name__)
 
 MAX_WAIT_MS = 250
-PARTITION_MAX_BYTES = 1024 * 1024
+LAST_WAIT_MS = 20  # the most that a partition which becomes ready waits for a connection
 RESPONSE_MAX_BYTES = 8 * 1024 * 1024
 PARTITION_BUFFER_BYTES = 2 * 1024 * 1024
 CONNECTIONS = 3
@@ -43,108 +47,15 @@ WATERMARKS_S = 1.0
 
 OFFSET_OUT_OF_RANGE = 1
 CORRUPT = 2
-LEADER_TROUBLE = {3, 5, 6, 9, 74, 75, 76, 100, 103}  # heals with fresh metadata
+UNKNOWN_TOPIC, NO_LEADER, NOT_AUTHORISED = 3, 5, 29
+UNEXPECTED = -100  # no code of Kafka's
+LEADER_TROUBLE = {UNKNOWN_TOPIC, NO_LEADER, 6, 9, 56, 74, 75, 100, 103}  # heals with fresh metadata
 REMEDIES = {
-    3: "create the topic, or correct its name in the workload",
-    29: "grant Switchyard's principal Read on the topic",
+    UNKNOWN_TOPIC: "create the topic, or correct its name in the workload",
+    NOT_AUTHORISED: "grant Switchyard's principal Read and Describe on the topic",
+    UNEXPECTED: "a fault of Switchyard's own, its traceback is in the log; it is tried again by itself",
     CORRUPT: "there is a corrupt record; check its disk, or skip the offsets",
 }
-
-
-class ByteBudget:
-    """Bytes that all partitions of a worker may hold together."""
-
-    def __init__(self, capacity_bytes: int) -> None:
-        self.capacity_bytes = capacity_bytes
-        self.used_bytes = 0
-        self.waiters: list[Callable[[], None]] = []
-
-    @property
-    def free_bytes(self) -> int:
-        """May be negative for a moment: a single batch is never refused."""
-        return self.capacity_bytes - self.used_bytes
-
-    def give_back(self, count: int) -> None:
-        """Frees bytes and wakes the fetch services."""
-        self.used_bytes -= count
-        for wake in self.waiters:
-            wake()
-
-
-class Fetched:
-    """Raw batches of one partition: offsets [start_offset, next_offset). `release` when done with them."""
-
-    __slots__ = (
-        "_owner", "aborted", "data", "high_watermark", "key", "nbytes", "next_offset", "partition",
-        "start_offset", "topic",
-    )  # fmt: skip
-
-    def __init__(
-        self, owner: _Partition, budget_bytes: int, data: bytes, next_offset: int,
-        aborted: list[tuple[int, int]], high_watermark: int,
-    ) -> None:  # fmt: skip
-        self._owner: _Partition | None = owner
-        self.key = owner.key
-        self.topic = owner.topic
-        self.partition = owner.partition
-        self.start_offset = owner.next_offset
-        self.next_offset = next_offset
-        self.data = data
-        self.aborted = aborted
-        self.high_watermark = high_watermark
-        self.nbytes = budget_bytes
-
-    def release(self) -> None:
-        """Gives the bytes back to the budget; a second time does nothing."""
-        owner, self._owner = self._owner, None
-        if owner is not None:
-            self.data = b""
-            owner.unreleased_bytes -= self.nbytes
-            owner.service.budget.give_back(self.nbytes)
-
-
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """Offsets [start, end) are gone from the log. `end < start`: the log was truncated or made anew, and
-    begins (again) at `end`."""
-
-    key: Any
-    topic: str
-    partition: int
-    start: int
-    end: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class FetchTrouble:
-    """A partition cannot be fetched; it is tried again."""
-
-    key: Any
-    topic: str
-    partition: int
-    message: str
-    remedy: str
-
-
-@dataclass(slots=True, eq=False)
-class _Partition:
-    service: FetchService
-    key: Any
-    topic: str
-    partition: int
-    next_offset: int
-    polling: bool = False
-    removed: bool = False
-    unreleased_bytes: int = 0
-    max_bytes: int = PARTITION_MAX_BYTES
-    high_watermark: int = -1
-    seen_at_s: float = 0.0
-    retry_at_s: float = 0.0
-    failures: int = 0
-    failing_since_s: float = 0.0
-    told: str = ""
-    node: int | None = field(default=None)
 
 
 class FetchService(Service):
@@ -157,8 +68,8 @@ class FetchService(Service):
         self.client = client
         self.budget = budget
         self._deliver = deliver
-        self._partitions: dict[Any, _Partition] = {}
-        self._idle: dict[int, list[int]] = {}
+        self._partitions: dict[Any, PartitionFetch] = {}
+        self._free: dict[int, set[int]] = {}  # connections of each broker
         self._polls: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
 
@@ -177,7 +88,7 @@ class FetchService(Service):
     def add(self, key: Any, topic: str, partition: int, next_offset: int) -> None:
         """Fetches the partition from `next_offset` on, under `key`; ends what was fetched under it before."""
         self.remove(key)
-        self._partitions[key] = _Partition(self, key, topic, partition, next_offset)
+        self._partitions[key] = PartitionFetch(self, key, topic, partition, next_offset)
         self._wake.set()
 
     def remove(self, key: Any) -> None:
@@ -223,7 +134,7 @@ class FetchService(Service):
         """Starts a poll for every broker that has ready partitions; seconds until it must look again."""
         now_s = time.monotonic()
         wait_s = WATERMARKS_S
-        ready: dict[tuple[int, int], list[_Partition]] = {}
+        ready: dict[tuple[int, int], list[PartitionFetch]] = {}
         asked: Counter[tuple[str, int]] = Counter()
         if self.budget.free_bytes > 0:
             for part in list(self._partitions.values()):
@@ -234,6 +145,8 @@ class FetchService(Service):
                     continue
                 if part.node is None:
                     part.node = self.client.known_leader(part.topic, part.partition)
+                if part.idle and part.node is not None and self._last_is_busy(part.node):
+                    continue
                 if (node := part.node) is None:
                     await self._failed(part, *self._why_no_leader(part))
                     wait_s = min(wait_s, part.retry_at_s - now_s)
@@ -244,78 +157,99 @@ class FetchService(Service):
                     ready.setdefault((node, turn), []).append(part)
         for (node, _), found in ready.items():
             parts = [part for part in found if not part.removed]  # while a leader was asked for
-            free = self._idle.setdefault(node, list(range(CONNECTIONS)))
+            free = self._free.setdefault(node, set(range(CONNECTIONS)))
             if not free or not parts:
                 continue
-            connection = free.pop(0)
+            connection = min(free)
+            free.remove(connection)
             for part in parts:
                 part.polling = True
-                # Last asked, last in line next time: no partition starves behind a full response.
+                # Last asked, last in line next time.
                 self._partitions[part.key] = self._partitions.pop(part.key)
             poll = asyncio.get_running_loop().create_task(self._poll(node, connection, parts))
             self._polls.add(poll)
             poll.add_done_callback(self._polls.discard)
         return max(wait_s, 0.001)
 
-    def _why_no_leader(self, part: _Partition) -> tuple[int, str]:
-        known = self.client.client.cluster.partitions_for_topic(part.topic)
-        if known is None:
-            return 3, f"topic {part.topic} is not known in {self.client.name}"
-        if part.partition not in known:
-            return 3, f"topic {part.topic} in {self.client.name} has no partition {part.partition}"
-        return 5, f"{part.topic}-{part.partition} in {self.client.name} has no leader"
+    def _last_is_busy(self, node: int) -> bool:
+        return CONNECTIONS - 1 not in self._free.get(node, {CONNECTIONS - 1})
 
-    async def _poll(self, node: int, connection: int, parts: list[_Partition]) -> None:
+    def _why_no_leader(self, part: PartitionFetch) -> tuple[int, str]:
+        cluster = self.client.client.cluster
+        known = cluster.partitions_for_topic(part.topic)
+        if part.topic in cluster.unauthorized_topics:
+            return NOT_AUTHORISED, f"topic {part.topic} in {self.client.name} may not be described"
+        if known is None:
+            return UNKNOWN_TOPIC, f"topic {part.topic} is not known in {self.client.name}"
+        if part.partition not in known:
+            where = f"topic {part.topic} in {self.client.name}"
+            return UNKNOWN_TOPIC, f"{where} has no partition {part.partition}"
+        return NO_LEADER, f"{part.topic}-{part.partition} in {self.client.name} has no leader"
+
+    async def _poll(self, node: int, connection: int, parts: list[PartitionFetch]) -> None:
         try:
             await self._fetch(node, connection, parts)
         except (KafkaError, OSError, TimeoutError) as error:
             self.client.client.force_metadata_update()
             for part in parts:
-                await self._failed(part, 5, f"broker {node} of {self.client.name}: {error!r}")
+                await self._failed(part, NO_LEADER, f"broker {node} of {self.client.name}: {error!r}")
         except Exception as error:
             log.exception("a fetch failed in an unexpected way", cluster=self.client.name)
             for part in parts:
-                await self._failed(part, -1, repr(error))
+                await self._failed(part, UNEXPECTED, repr(error))
         finally:
             for part in parts:
                 part.polling = False
-            self._idle[node].append(connection)
+            self._free[node].add(connection)
             self._wake.set()
 
-    async def _fetch(self, node: int, connection: int, parts: list[_Partition]) -> None:
+    async def _fetch(self, node: int, connection: int, parts: list[PartitionFetch]) -> None:
         topics: dict[str, list[tuple[int, int, int]]] = {}
-        by_name: dict[tuple[str, int], _Partition] = {}
+        by_name: dict[tuple[str, int], PartitionFetch] = {}
         for part in parts:
             topics.setdefault(part.topic, []).append((part.partition, part.next_offset, part.max_bytes))
             by_name[part.topic, part.partition] = part
-        max_bytes = max(min(RESPONSE_MAX_BYTES, self.budget.free_bytes), 1)
-        request = FetchRequest(MAX_WAIT_MS, 1, max_bytes, READ_COMMITTED, list(topics.items()))
-        response = await self.client.send(node, request, f"fetch-{connection}")
-        if getattr(response, "error_code", 0):
-            raise for_code(response.error_code)
-        now_s = time.monotonic()
-        for topic, answers in response.topics:
-            for partition, code, high_watermark, *rest in answers:
-                asked = by_name.pop((topic, partition), None)
-                if asked is None or asked.removed:
-                    continue
-                part = asked
-                # v4: (last stable, aborted, data); v5 on: log start before aborted; v11: replica before data
-                data, aborted = rest[-1], next((r for r in rest if isinstance(r, list)), None) or []
-                if code == 0:
-                    part.high_watermark, part.seen_at_s = high_watermark, now_s
-                    part.failures, part.told = 0, ""
-                    if data:
-                        await self._deliver_data(part, data, [(a[0], a[1]) for a in aborted])
-                elif code == OFFSET_OUT_OF_RANGE:
-                    await self._out_of_range(part)
-                else:
-                    if code in LEADER_TROUBLE:
-                        part.node = None
-                        self.client.client.force_metadata_update()
-                    await self._failed(part, code, f"{for_code(code).__name__} for {topic}-{partition}")
+        wait_ms = LAST_WAIT_MS if connection == CONNECTIONS - 1 else MAX_WAIT_MS
+        max_bytes = self.budget.room_for(RESPONSE_MAX_BYTES)
+        request = FetchRequest(wait_ms, 1, max_bytes, READ_COMMITTED, list(topics.items()))
+        self.budget.asked_bytes += max_bytes
+        try:
+            response = await self.client.send(node, request, f"fetch-{connection}")
+            if getattr(response, "error_code", 0):
+                raise for_code(response.error_code)
+            for topic, answers in response.topics:
+                for partition, *answer in answers:
+                    asked = by_name.pop((topic, partition), None)
+                    if asked is None or asked.removed:
+                        continue
+                    try:
+                        await self._answered(asked, answer)
+                    except Exception as error:  # of this partition only: the sink's, or unheard-of bytes
+                        log.exception("fetched data was not taken", topic=topic, partition=partition)
+                        await self._failed(asked, UNEXPECTED, repr(error))
+        finally:
+            self.budget.asked_bytes -= max_bytes
 
-    async def _deliver_data(self, part: _Partition, data: bytes, aborted: list[tuple[int, int]]) -> None:
+    async def _answered(self, part: PartitionFetch, answer: list[Any]) -> None:
+        # v4: (last stable, aborted, data); v5 on: log start before aborted; v11: replica before data
+        code, high_watermark, *rest = answer
+        data, aborted = rest[-1], next((r for r in rest if isinstance(r, list)), None) or []
+        part.idle = not data
+        if code == 0:
+            part.high_watermark, part.seen_at_s = high_watermark, time.monotonic()
+            if data:
+                await self._deliver_data(part, data, [(a[0], a[1]) for a in aborted])
+            else:
+                part.failures, part.told = 0, ""
+        elif code == OFFSET_OUT_OF_RANGE:
+            await self._out_of_range(part)
+        else:
+            if code in LEADER_TROUBLE:
+                part.node = None
+                self.client.client.force_metadata_update()
+            await self._failed(part, code, f"{for_code(code).__name__} for {part.topic}-{part.partition}")
+
+    async def _deliver_data(self, part: PartitionFetch, data: bytes, aborted: list[tuple[int, int]]) -> None:
         next_offset, sound_bytes = part.next_offset, 0
         try:
             for batch in iter_batches(data):
@@ -334,16 +268,27 @@ class FetchService(Service):
         fetched = Fetched(part, len(data), data, next_offset, aborted, part.high_watermark)
         part.unreleased_bytes += fetched.nbytes
         self.budget.used_bytes += fetched.nbytes
+        if self._partitions.get(part.key) is part:
+            self._partitions[part.key] = self._partitions.pop(part.key)  # behind those that got none
+        try:
+            await self._deliver(fetched)
+        except BaseException:
+            fetched.release()
+            raise
         part.next_offset = next_offset
-        await self._deliver(fetched)
+        part.failures, part.told = 0, ""
 
-    async def _out_of_range(self, part: _Partition) -> None:
+    async def _out_of_range(self, part: PartitionFetch) -> None:
         """The position is not in the log: told as a gap, and on from where the log begins."""
         at = (part.topic, part.partition)
         start = (await self.client.offsets([at], EARLIEST)).get(at)
         end = (await self.client.offsets([at], LATEST)).get(at)
+        if part.removed:
+            return
         if start is None or end is None or start <= part.next_offset <= end:
-            await self._failed(part, 5, "the position was out of range and the log's ends are not known yet")
+            await self._failed(
+                part, NO_LEADER, "the position was out of range and the log's ends are not known yet"
+            )
             return
         truncated = part.next_offset > end
         reason = (
@@ -352,10 +297,10 @@ class FetchService(Service):
             else "retention or a deletion moved the log's start past the position"
         )
         gap = Gap(part.key, part.topic, part.partition, part.next_offset, start, reason)
-        part.next_offset = start
         await self._deliver(gap)
+        part.next_offset = start
 
-    async def _failed(self, part: _Partition, code: int, message: str) -> None:
+    async def _failed(self, part: PartitionFetch, code: int, message: str) -> None:
         now_s = time.monotonic()
         if not part.failures:
             part.failing_since_s = now_s
@@ -365,7 +310,10 @@ class FetchService(Service):
         if now_s - part.failing_since_s > TELL_AFTER_S and part.told != message and not part.removed:
             part.told = message
             remedy = REMEDIES.get(code, "see whether the broker runs; it is tried again by itself")
-            await self._deliver(FetchTrouble(part.key, part.topic, part.partition, message, remedy))
+            try:
+                await self._deliver(FetchTrouble(part.key, part.topic, part.partition, message, remedy))
+            except Exception:
+                log.exception("trouble could not be told", topic=part.topic, message=message)
 
     @Service.task
     async def _watch_watermarks(self) -> None:

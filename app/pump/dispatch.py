@@ -30,7 +30,7 @@ from app.push.metadata import InvalidHeaderName, MetadataTemplate
 from app.wire import JobStatus
 
 if TYPE_CHECKING:
-    from app.kafka.fetch import Fetched, Gap
+    from app.kafka.fetched import Fetched, Gap
     from app.pump.workload import WorkloadRuntime
     from app.push.unary import CallHandle, CallResult, UnaryTarget
 

@@ -24,7 +24,7 @@ RESOURCE_EXHAUSTED, CANCELLED, UNKNOWN, INTERNAL = 8, 1, 2, 13
 OPTIONS: list[tuple[str, Any]] = [
     # The receiver is back: notice within a second, not within gRPC's two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 5_000),  # how long connecting may take; it delays no other attempt
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", 1024 * 1024),  # answers are empty

@@ -55,7 +55,11 @@ def wait_gone(processes: Iterable[psutil.Process], timeout_s: float) -> list[psu
 def _alive(processes: Iterable[psutil.Process]) -> Iterator[psutil.Process]:
     for process in processes:
         with contextlib.suppress(ChildProcessError):
-            os.waitpid(process.pid, os.WNOHANG)  # a child of ours leaves a zombie until asked
+            # A child of ours leaves a zombie until asked, and looks like one while its threads still end:
+            # they hold its ports.
+            if os.waitpid(process.pid, os.WNOHANG) == (0, 0):
+                yield process
+            continue
         with contextlib.suppress(psutil.NoSuchProcess):
             if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
                 yield process

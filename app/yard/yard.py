@@ -36,6 +36,7 @@ START_TIMEOUT_S = 90.0  # six seconds on a quiet machine; a loaded one must not 
 STOP_TIMEOUT_S = 30.0  # then kill -9: a broker's stop may wait on what is down itself
 KILL_TIMEOUT_S = 10.0
 WARDEN_TIMEOUT_S = 20.0
+PORTS_TIMEOUT_S = 5.0  # the kernel takes a moment to free those of a killed broker
 START_ATTEMPTS = 3  # a port that was free may be taken before Kafka binds it
 
 
@@ -257,10 +258,7 @@ class Yard:
         if self._port_base is not None:
             return [self._fixed_ports(broker) for broker in brokers]
         spare = iter(choose_ports(2 * len(brokers)))
-        return [
-            former if (former := broker.ports()) and all(map(is_free, former)) else (next(spare), next(spare))
-            for broker in brokers
-        ]
+        return [_former_ports(broker) or (next(spare), next(spare)) for broker in brokers]
 
     def _fixed_ports(self, broker: Broker) -> tuple[int, int]:
         place = [b.cluster for b in self._brokers(len(REGIONS))].index(broker.cluster)
@@ -350,3 +348,14 @@ class Yard:
         except subprocess.TimeoutExpired:
             warden.kill()
             warden.wait(KILL_TIMEOUT_S)
+
+
+def _former_ports(broker: Broker) -> tuple[int, int] | None:
+    """The ports of its last start, which clients know; None when it has none or another process took them."""
+    ports = broker.ports()
+    deadline = time.monotonic() + PORTS_TIMEOUT_S
+    while ports is not None and not all(map(is_free, ports)):
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(POLL_INTERVAL_S)
+    return ports

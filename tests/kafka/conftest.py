@@ -12,7 +12,8 @@ from aiokafka import AIOKafkaProducer
 
 from app.kafka.clusters import ClusterClient, ClusterSpec
 from app.kafka.decode import Record, RecordReader
-from app.kafka.fetch import ByteBudget, Fetched, FetchService
+from app.kafka.fetch import FetchService
+from app.kafka.fetched import ByteBudget, Fetched
 from app.kafka.topics import TopicSpec, ensure_topics
 
 ENOUGH_S = 40.0  # ends a test that would hang; nothing is measured with it

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from app.kafka.clusters import ClusterClient, ClusterSpec
 from app.kafka.decode import Record, RecordReader, UndecodableBatch
-from app.kafka.fetch import ByteBudget, Fetched, FetchService, _Partition
+from app.kafka.decompress import MAX_DECOMPRESSED_BYTES
+from app.kafka.fetch import FetchService
+from app.kafka.fetched import ByteBudget, Fetched, PartitionFetch
 from tests.core.batches import CODECS, LAST_DELTA_AT, LENGTH_AT, make_batch, make_marker, patched
 
 CRC_AT, COUNT_AT, RECORDS_AT = 17, 57, 61
@@ -24,7 +26,7 @@ def fetched(
 ) -> Fetched:
     """A response made by hand."""
     service = FetchService(ClusterClient(ClusterSpec("none", ("h:1",))), nowhere, ByteBudget(10**9))
-    return Fetched(_Partition(service, "k", "t", 0, start), len(data), data, end, aborted or [], end)
+    return Fetched(PartitionFetch(service, "k", "t", 0, start), len(data), data, end, aborted or [], end)
 
 
 def read_all(reader: RecordReader, limit: int = 1000) -> tuple[list[Record], list[UndecodableBatch]]:
@@ -166,6 +168,25 @@ def test_no_damaged_byte_whatsoever_makes_reading_crash_or_shows_what_was_not_wr
         assert {record.value for record in records} <= {ROWS[0][1]}
 
 
+async def test_what_is_sound_is_delivered_before_bytes_that_are_no_batch() -> None:
+    delivered: list[Fetched] = []
+
+    async def keep(item: Any) -> None:
+        delivered.append(item)
+
+    service = FetchService(ClusterClient(ClusterSpec("none", ("h:1",))), keep, ByteBudget(10**9))
+    part = PartitionFetch(service, "k", "t", 0, 0)
+    garbage = patched(GOOD, LENGTH_AT, ">i", -1)
+
+    await service._deliver_data(part, make_batch(0, ROWS) + garbage, [])
+    (fetched_now,) = delivered
+    records, bad = read_all(RecordReader(fetched_now))
+    assert ([record.offset for record in records], bad, part.next_offset) == ([0, 1, 2, 3], [], 4)
+
+    await service._deliver_data(part, garbage, [])
+    assert (len(delivered), part.next_offset, part.failures) == (1, 4, 1)
+
+
 def test_an_empty_response_is_exhausted_at_its_end() -> None:
     reader = RecordReader(fetched(b"", 5, 9))
 
@@ -180,3 +201,18 @@ def test_a_truncated_last_batch_is_left_for_the_next_fetch() -> None:
     records, bad = read_all(reader)
 
     assert ([record.offset for record in records], bad, reader.next_offset) == ([0, 1, 2, 3], [], 4)
+
+
+@pytest.mark.parametrize("codec", [1, 3, 4])
+def test_a_batch_that_grows_to_more_than_a_worker_can_bear_is_undecodable_and_the_next_is_read(
+    codec: int,
+) -> None:
+    bomb = make_batch(0, [(None, bytes(MAX_DECOMPRESSED_BYTES))], codec=codec)
+    large = make_batch(1, [(None, bytes(MAX_DECOMPRESSED_BYTES // 4))], codec=codec)
+
+    records, bad = read_all(RecordReader(fetched(bomb + large, end=2)))
+
+    assert [(error.start, error.end) for error in bad] == [(0, 1)]
+    assert [(record.offset, len(record.value or b"")) for record in records] == [
+        (1, MAX_DECOMPRESSED_BYTES // 4)
+    ]

@@ -10,7 +10,7 @@ from aiokafka.admin.records_to_delete import RecordsToDelete
 from aiokafka.structs import TopicPartition
 
 from app.kafka.clusters import EARLIEST, LATEST, ClusterClient
-from app.kafka.fetch import FetchTrouble, Gap
+from app.kafka.fetched import FetchTrouble, Gap
 from tests.kafka.conftest import Start, create, producing, write
 
 

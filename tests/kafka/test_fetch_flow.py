@@ -8,11 +8,10 @@ from app.kafka.clusters import ClusterClient
 from app.kafka.fetch import (
     CONNECTIONS,
     PARTITION_BUFFER_BYTES,
-    PARTITION_MAX_BYTES,
     RESPONSE_MAX_BYTES,
     WATERMARKS_S,
-    ByteBudget,
 )
+from app.kafka.fetched import PARTITION_MAX_BYTES, ByteBudget
 from tests.kafka.conftest import Start, create, producing, write
 
 KIB = 1024

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from app.kafka.clusters import ClusterClient, ClusterSpec, ClusterUnreachable
-from app.kafka.fetch import FetchTrouble
+from app.kafka.fetched import FetchTrouble
 from app.yard import Yard
-from tests.kafka.conftest import connected, create, producing, pumping
+from tests.kafka.conftest import ENOUGH_S, connected, create, producing, pumping
 
 CLUSTER = "east-aggregate"  # not the one other tests use at the same time
 PARTITIONS = 4
@@ -27,27 +27,29 @@ async def test_what_was_being_fetched_from_a_broker_that_goes_comes_once_and_in_
     killable_yard: Yard, topic_name: str, outage: str
 ) -> None:
     bootstrap = killable_yard.bootstrap(CLUSTER)
-    async with connected(bootstrap) as client, pumping(client) as pump:
+    async with (
+        connected(bootstrap) as client,
+        pumping(client) as pump,
+        producing(bootstrap, enable_idempotence=True, max_batch_size=2000) as producer,
+    ):
         await create(client, topic_name, PARTITIONS)
         for partition in range(PARTITIONS):
             pump.service.add(partition, topic_name, partition, 0)
 
         async def write(first: int, end: int) -> None:
-            async with producing(
-                bootstrap, enable_idempotence=True, max_batch_size=2000, request_timeout_ms=60_000
-            ) as producer:
-                sent = [
-                    await producer.send(topic_name, str(number).encode(), partition=number % PARTITIONS)
-                    for number in range(first, end)
-                ]
-                await asyncio.gather(*sent)
+            sent = [
+                await producer.send(topic_name, str(number).encode(), partition=number % PARTITIONS)
+                for number in range(first, end)
+            ]
+            await asyncio.gather(*sent)
 
         await write(0, TOTAL // 2)
         writing = asyncio.create_task(write(TOTAL // 2, TOTAL))
-        await pump.until(lambda: pump.count(0) > 100)
+        await pump.until(lambda: pump.count(0) > TOTAL // 2 // PARTITIONS)
         await asyncio.to_thread(OUTAGES[outage], killable_yard)
         await asyncio.to_thread(killable_yard.start, CLUSTER)
-        await writing
+        async with asyncio.timeout(ENOUGH_S):
+            await writing
         await pump.until(lambda: sum(map(len, pump.records.values())) >= TOTAL)
         await asyncio.sleep(0.3)  # for what might come twice
 

@@ -76,6 +76,29 @@ async def test_nobody_at_the_address_is_unavailable(address: str) -> None:
     await caller.target.close()
 
 
+async def test_a_receiver_far_away_that_is_slow_to_greet_is_reached() -> None:
+    server, port = await start_server(accept)
+
+    async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            writer.write(data)
+        writer.close()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(1.5)
+        inside = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.gather(pipe(reader, inside[1]), pipe(inside[0], writer))
+
+    way = await asyncio.start_server(connected, "127.0.0.1")
+    call = Caller(UnaryTarget(f"127.0.0.1:{way.sockets[0].getsockname()[1]}", METHOD, channels=1))
+
+    assert (await call()).code == 0
+
+    await call.target.close()
+    way.close()
+    await server.stop(None)
+
+
 async def test_a_receiver_that_stops_and_comes_back_is_found_again_by_all_channels() -> None:
     server, port = await start_server(accept)
     call = Caller(UnaryTarget(f"127.0.0.1:{port}", METHOD))

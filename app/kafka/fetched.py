@@ -1,0 +1,116 @@
+"""What a fetch service delivers (raw batches, gaps, trouble), and the memory it may hold meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from app.kafka.fetch import FetchService
+
+PARTITION_MAX_BYTES = 1024 * 1024
+
+
+class ByteBudget:
+    """Bytes that all partitions of a worker may hold together."""
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.used_bytes = 0
+        self.asked_bytes = 0  # by requests that are under way: what their answers may bring
+        self.waiters: list[Callable[[], None]] = []
+
+    @property
+    def free_bytes(self) -> int:
+        """May be negative for a moment: a single batch is never refused."""
+        return self.capacity_bytes - self.used_bytes
+
+    def room_for(self, most_bytes: int) -> int:
+        """Half of the room that nobody has asked for yet, at most `most_bytes`, at least one."""
+        return max(1, min(most_bytes, (self.free_bytes - self.asked_bytes) // 2))
+
+    def give_back(self, count: int) -> None:
+        """Frees bytes and wakes the fetch services."""
+        self.used_bytes -= count
+        for wake in self.waiters:
+            wake()
+
+
+class Fetched:
+    """Raw batches of one partition: offsets [start_offset, next_offset). `release` when done with them."""
+
+    __slots__ = (
+        "_owner", "aborted", "data", "high_watermark", "key", "nbytes", "next_offset", "partition",
+        "start_offset", "topic",
+    )  # fmt: skip
+
+    def __init__(
+        self, owner: PartitionFetch, budget_bytes: int, data: bytes, next_offset: int,
+        aborted: list[tuple[int, int]], high_watermark: int,
+    ) -> None:  # fmt: skip
+        self._owner: PartitionFetch | None = owner
+        self.key = owner.key
+        self.topic = owner.topic
+        self.partition = owner.partition
+        self.start_offset = owner.next_offset
+        self.next_offset = next_offset
+        self.data = data
+        self.aborted = aborted
+        self.high_watermark = high_watermark
+        self.nbytes = budget_bytes
+
+    def release(self) -> None:
+        """Gives the bytes back to the budget; a second time does nothing."""
+        owner, self._owner = self._owner, None
+        if owner is not None:
+            self.data = b""
+            owner.unreleased_bytes -= self.nbytes
+            owner.service.budget.give_back(self.nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Offsets [start, end) are gone from the log. `end < start`: the log was truncated or made anew, and
+    begins (again) at `end`."""
+
+    key: Any
+    topic: str
+    partition: int
+    start: int
+    end: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class FetchTrouble:
+    """A partition cannot be fetched; it is tried again."""
+
+    key: Any
+    topic: str
+    partition: int
+    message: str
+    remedy: str
+
+
+@dataclass(slots=True, eq=False)
+class PartitionFetch:
+    """Where the fetching of one partition stands; the fetch service's own."""
+
+    service: FetchService
+    key: Any
+    topic: str
+    partition: int
+    next_offset: int
+    polling: bool = False
+    removed: bool = False
+    idle: bool = False  # its last answer was empty
+    unreleased_bytes: int = 0
+    max_bytes: int = PARTITION_MAX_BYTES
+    high_watermark: int = -1
+    seen_at_s: float = 0.0
+    retry_at_s: float = 0.0
+    failures: int = 0
+    failing_since_s: float = 0.0
+    told: str = ""
+    node: int | None = None
