@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -191,9 +191,10 @@ class Yard:
     def resume(self, name: str) -> None:
         """Lets a paused broker go on (SIGCONT), and waits until it answers again."""
         with self._lock:
-            for process in self._running(name).values():
+            processes = self._running(name)
+            for process in processes.values():
                 send(process, signal.SIGCONT)
-            self._wait_ready([self._broker(name)])
+            self._wait_ready([self._broker(name)], processes)
 
     def tool(self, main_class: str, *arguments: str) -> list[str]:
         """The command line of one of Kafka's own tools, such as org.apache.kafka.tools.consumer.group…"""
@@ -233,11 +234,12 @@ class Yard:
         if down:
             kit = self._prepared()
             self._start_warden()
+        processes = dict(alive)
         try:
             for attempt in range(START_ATTEMPTS):
                 for broker, ports in zip(down, self._ports(down), strict=True):
-                    broker.launch(kit, ports)
-                died = self._wait_ready(brokers)
+                    processes[broker.cluster] = psutil.Process(broker.launch(kit, ports))
+                died = self._wait_ready(brokers, processes)
                 if not died:
                     return
                 in_use = all("Address already in use" in broker.log_tail() for broker in died)
@@ -273,19 +275,15 @@ class Yard:
             raise PortTakenError(msg)
         return ports
 
-    def _wait_ready(self, brokers: list[Broker]) -> list[Broker]:
+    def _wait_ready(self, brokers: list[Broker], processes: Mapping[str, psutil.Process]) -> list[Broker]:
         """Waits until all answer; returns those whose process ended instead; raises when time is over."""
         deadline = time.monotonic() + START_TIMEOUT_S
         waiting = list(brokers)
         while waiting:
             waiting = [broker for broker in waiting if not answers(broker.bootstrap)]
-            alive = running(self.home)
-            died = [broker for broker in waiting if broker.cluster not in alive]
-            if died:
-                # A process that is just becoming Java has no command line for a moment: look twice.
-                time.sleep(4 * POLL_INTERVAL_S)
-                alive = running(self.home)
-                died = [broker for broker in died if broker.cluster not in alive]
+            known = {b.cluster: b for b in waiting if b.cluster in processes}
+            left = wait_gone([processes[cluster] for cluster in known], 0.0)
+            died = [broker for cluster, broker in known.items() if processes[cluster] not in left]
             if died:
                 return died
             if waiting and time.monotonic() > deadline:
