@@ -99,6 +99,8 @@ def _show(planned: Plan, output: str) -> None:
             for f in change.fields
         ]
     emit(rows, ["action", "workload", "field", "old", "new"], output)
+    for warning in planned.warnings:
+        click.echo(f"warning: {warning}", err=True)
     for conflict in planned.conflicts:
         click.echo(f"conflict: {conflict}", err=True)
 

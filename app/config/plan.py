@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from app.config.definitions import Workload
+from app.config.units import format_duration
+from app.config.workload import Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +32,11 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All changes, and what forbids them."""
+    """All changes, what forbids them, and what to know before they are carried out."""
 
     changes: tuple[Change, ...]
-    conflicts: tuple[str, ...] = field(default=())
+    conflicts: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     @property
     def empty(self) -> bool:
@@ -45,7 +48,15 @@ def plan(current: Mapping[str, Workload], wanted: Sequence[Workload], *, prune: 
     """The changes from `current` to `wanted`; what is not wanted is deleted only with `prune`."""
     changes: list[Change] = []
     conflicts: list[str] = []
-    for workload in sorted(wanted, key=lambda w: w.key):
+    warnings: list[str] = []
+    ordered = sorted(wanted, key=lambda w: w.key)
+    keys = Counter(workload.key for workload in ordered)
+    conflicts += [
+        f"{key}: it is defined {count} times; remove all but one" for key, count in keys.items() if count > 1
+    ]
+    for workload in ordered:
+        if keys[workload.key] > 1:
+            continue
         before = current.get(workload.key)
         if before is None:
             changes.append(Change("create", workload.key, workload=workload))
@@ -56,14 +67,23 @@ def plan(current: Mapping[str, Workload], wanted: Sequence[Workload], *, prune: 
                 f"{workload.key}: its cluster cannot change from {before.metadata.cluster} to "
                 f"{workload.metadata.cluster}, whose offsets mean something else; delete it first"
             )
+        warnings += _stranded(before, workload)
         changes.append(Change("update" if fields else "unchanged", workload.key, fields, workload))
-    wanted_keys = {workload.key for workload in wanted}
-    beside = [w for key, w in sorted(current.items()) if key not in wanted_keys and not prune]
-    conflicts += _shared_topics([*beside, *sorted(wanted, key=lambda w: w.key)])
+    beside = [w for key, w in sorted(current.items()) if key not in keys and not prune]
+    conflicts += _shared_topics([*beside, *ordered])
     if prune:
-        keys = {workload.key for workload in wanted}
         changes += [Change("delete", key) for key in sorted(current) if key not in keys]
-    return Plan(tuple(changes), tuple(conflicts))
+    return Plan(tuple(changes), tuple(conflicts), tuple(warnings))
+
+
+def _stranded(before: Workload, after: Workload) -> list[str]:
+    """Retry tiers that go: nobody reads their topics any more, whatever still waits in them."""
+    kept = len(after.spec.retry)
+    return [
+        f"{after.key}: nobody reads {topic} any more, and messages that wait in it are not delivered; leave "
+        f"the tier with its delay of {format_duration(tier.delay)} until its topic is empty"
+        for topic, tier in list(zip(before.retry_topics(), before.spec.retry, strict=True))[kept:]
+    ]
 
 
 def _shared_topics(workloads: Sequence[Workload]) -> list[str]:

@@ -1,32 +1,47 @@
 """What is wrong with a file, all of it at once: where, what, and what to do.
 
-YAML is read by ruamel.yaml, which keeps positions; pydantic says what is wrong; this module brings both
-together. Values of secrets are never shown.
+`trees` reads YAML and JSON with positions; pydantic says what is wrong; this module brings both together.
+Values of secrets are never shown.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
-from ruamel.yaml import YAML
-from ruamel.yaml.comments import CommentedMap, CommentedSeq
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+from app.config.trees import Node, Path_, Unreadable, read_trees
 
 MAX_FILE_BYTES = 4 * 1024 * 1024  # a configuration larger than this is a mistake
-MAX_DEPTH = 32
-MAX_OPEN_BRACKETS = 200  # far above MAX_DEPTH: brackets in strings are counted, too
-MAX_NODES = 200_000  # aliases can blow a few bytes up to gigabytes
 MAX_SHOWN_CHARS = 80
 SECRET_FIELDS = {"password", "username", "secret", "token", "key"}
 _CREDENTIALS = re.compile(r"[^\s'\"/]+@")  # as in sasl://me:secret@host
 
-Path_ = tuple[str | int, ...]
+# pydantic's kinds of mistakes in our words: what is wrong, and what to do.
+_WORDS = {
+    "string_type": ("must be text", "put it in quotes"),
+    "bool_type": ("must be true or false", "write true or false"),
+    "bool_parsing": ("must be true or false", "write true or false"),
+    "int_type": ("must be a whole number", "write one like 3"),
+    "int_parsing": ("must be a whole number", "write one like 3"),
+    "int_from_float": ("must be a whole number", "write one like 3"),
+    "float_type": ("must be a number", "write one like 2.5"),
+    "float_parsing": ("must be a number", "write one like 2.5"),
+    "finite_number": ("must be a finite number", "write one like 2.5"),
+    "tuple_type": ("must be a list", "write [first, second], or each after a dash"),
+    "greater_than": ("must be greater than {gt}", "choose a greater one"),
+    "greater_than_equal": ("must be at least {ge}", "choose a greater one"),
+    "less_than_equal": ("must be at most {le}", "choose a smaller one"),
+    "string_too_short": ("must not be empty", "write it, or leave the field out"),
+    "string_too_long": ("must have at most {max_length} characters", "shorten it"),
+    "too_short": ("must have at least {min_length}", "add what is missing"),
+    "too_long": ("must have at most {max_length}", "leave some out"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,31 +80,28 @@ class InvalidConfiguration(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One YAML document with positions; `data` is plain Python."""
+    """One document as plain data; `node` knows where its parts stand, when it comes from a text."""
 
     file: str
     data: Any
-    node: Any
+    node: Node | None
 
     def position(self, path: Path_, *, key: bool = False) -> tuple[int, int]:
-        """Line and column (from 1) of the value at `path`, or of its key, or of what is nearest above it."""
-        node, at = self.node, (1, 1)
-        if isinstance(node, CommentedMap | CommentedSeq):
-            at = (node.lc.line + 1, node.lc.col + 1)
+        """Line and column (from 1) of the value at `path`, or of its key, or of what is nearest above it.
+
+        (0, 0) when the data comes from no text.
+        """
+        if self.node is None:
+            return 0, 0
+        node = self.node
         for depth, part in enumerate(path):
-            try:
-                if isinstance(node, CommentedMap) and part in node:
-                    want_key = key and depth == len(path) - 1
-                    line, column = node.lc.key(part) if want_key else node.lc.value(part)
-                elif isinstance(node, CommentedSeq) and isinstance(part, int) and part < len(node):
-                    line, column = node.lc.item(part)
-                else:
-                    return at
-            except (KeyError, TypeError, AttributeError):
-                return at
-            at = (line + 1, column + 1)
-            node = node[part]
-        return at
+            inner = node.children.get(part)
+            if inner is None:
+                break
+            if key and depth == len(path) - 1 and part in node.keys:
+                return node.keys[str(part)]
+            node = inner
+        return node.line, node.column
 
 
 def read_text(path: Path, remedy: str) -> str:
@@ -115,71 +127,23 @@ def read_text(path: Path, remedy: str) -> str:
     raise InvalidConfiguration([Problem(problem, remedy, file=str(path))])
 
 
-_BRACKETS = re.compile(r"[\[\]{}]")
-
-
 def read_documents(text: str, file: str) -> list[Document]:
-    """The YAML documents of `text`; empty ones are left out.
+    """The YAML documents of `text`, or the one of JSON; empty ones are left out.
 
     Raises:
-        InvalidConfiguration: not YAML, a key twice, nested or aliased beyond all measure.
+        InvalidConfiguration: not YAML, a key twice, a foreign tag, nested or aliased beyond all measure.
     """
-    depth = 0
-    for bracket in _BRACKETS.finditer(text):
-        depth += 1 if bracket[0] in "[{" else -1
-        if depth > MAX_OPEN_BRACKETS:  # the parser would take minutes to say the same
-            raise InvalidConfiguration(
-                [Problem("not YAML: nested too deeply", f"at most {MAX_DEPTH} levels are read", file=file)]
-            )
-    yaml = YAML(typ="rt", pure=True)
-    yaml.allow_duplicate_keys = False
-    yaml.composer.warn_double_anchors = False  # YAML allows it
     try:
-        nodes = [node for node in yaml.load_all(text) if node is not None]
-        return [Document(file, plain(node), node) for node in nodes]
-    except MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        message = (error.problem or error.context or "not YAML").split("\n")[0]
-        if message.startswith(("found duplicate key", "found undefined alias")):
-            message = " ".join(message.split()[:3])  # what follows may be a secret
-        raise InvalidConfiguration([
-            Problem(f"not YAML: {message}", "correct the syntax", file=file,
-                    line=mark.line + 1 if mark else 0, column=mark.column + 1 if mark else 0)
-        ]) from error  # fmt: skip
-    except (YAMLError, RecursionError, ValueError) as error:
-        message = str(error).split("\n")[0] or "nested too deeply"
-        raise InvalidConfiguration(
-            [Problem(f"not YAML: {message}", "correct the syntax", file=file)]
-        ) from error
+        return [Document(file, data, node) for data, node in read_trees(text)]
+    except Unreadable as error:
+        field = ".".join(map(str, error.path))
+        problem = Problem(
+            f"not YAML: {error.message}", error.remedy, field, "", file, error.line, error.column
+        )
+        raise InvalidConfiguration([problem]) from None
 
 
-def plain(node: Any) -> Any:
-    """ruamel's objects as dicts, lists and scalars.
-
-    Raises:
-        ValueError: deeper than `MAX_DEPTH` or more than `MAX_NODES` nodes (aliases counted each time).
-    """
-    left = [MAX_NODES]
-
-    def convert(value: Any, depth: int) -> Any:
-        left[0] -= 1
-        if depth > MAX_DEPTH or left[0] < 0:
-            raise ValueError("nested or aliased beyond all measure")
-        if isinstance(value, dict):
-            return {str(name): convert(inner, depth + 1) for name, inner in value.items()}
-        if isinstance(value, list):
-            return [convert(inner, depth + 1) for inner in value]
-        if isinstance(value, bool) or value is None:
-            return value
-        for kind in (int, float, str):
-            if isinstance(value, kind):
-                return kind(value)
-        return str(value)
-
-    return convert(node, 0)
-
-
-def validate(model: type[BaseModel], document: Document, data: Any = None, at: Path_ = ()) -> Any:
+def validate(model: type[BaseModel], document: Document, data: Any = None) -> Any:
     """`model` of the document's data.
 
     Raises:
@@ -189,7 +153,7 @@ def validate(model: type[BaseModel], document: Document, data: Any = None, at: P
         return model.model_validate(document.data if data is None else data)
     except ValidationError as error:
         entries = [entry for entry in error.errors() if not _echo(entry)]
-        raise InvalidConfiguration([_problem(model, document, entry, at) for entry in entries]) from None
+        raise InvalidConfiguration([_problem(model, document, entry) for entry in entries]) from None
 
 
 def _echo(entry: Any) -> bool:
@@ -197,10 +161,9 @@ def _echo(entry: Any) -> bool:
     return bool(entry["type"] == "too_short") and len(entry["input"]) >= entry["ctx"]["min_length"]
 
 
-def _problem(model: type[BaseModel], document: Document, entry: Any, at: Path_) -> Problem:
+def _problem(model: type[BaseModel], document: Document, entry: Any) -> Problem:
     path: Path_ = tuple(entry["loc"])  # no model has a union whose branches pydantic would name in it
-    kind, message, remedy = entry["type"], entry["msg"], ""
-    full = at + path
+    kind, context = entry["type"], entry.get("ctx", {})
     value: Any = entry.get("input")
     name = str(path[-1]) if path else ""
     if kind == "extra_forbidden":
@@ -211,21 +174,30 @@ def _problem(model: type[BaseModel], document: Document, entry: Any, at: Path_) 
     elif kind == "missing":
         message, value, remedy = "missing", None, "add it"
     elif kind in {"literal_error", "enum"}:
-        expected = entry.get("ctx", {}).get("expected", "")
-        choices = [choice.strip(" '") for choice in expected.replace(" or ", ", ").split(",")]
+        choices = [choice.strip(" '") for choice in context["expected"].replace(" or ", ", ").split(",")]
         close = difflib.get_close_matches(str(value), choices, 1, 0.5)
         message = f"must be one of {', '.join(choices)}"
         remedy = f"did you mean {close[0]}?" if close else "use one of them"
+    elif kind in _WORDS:
+        message, remedy = (text.format(**context) for text in _WORDS[kind])
+    elif kind in {"model_type", "model_attributes_type"}:
+        message = f"must be a mapping, not {_kind(value)}"
+        remedy = f"known here: {', '.join(sorted(_fields_at(model, path)))}"
     else:
-        message = message.removeprefix("Value error, ")
-        message, _, remedy = message.partition("; ")
-    line, column = document.position(full, key=kind in {"extra_forbidden"})
-    field = ".".join(str(part) for part in full)
+        message, _, remedy = entry["msg"].removeprefix("Value error, ").partition("; ")
+    line, column = document.position(path, key=kind == "extra_forbidden")
+    field = ".".join(str(part) for part in path)
     shown = "" if value is None or isinstance(value, dict | list) else repr(value)[:MAX_SHOWN_CHARS]
     shown = _CREDENTIALS.sub("***@", shown)
-    if name in SECRET_FIELDS | {"security"} or SECRET_FIELDS & {str(part) for part in full}:
+    if name == "security" or SECRET_FIELDS & {str(part) for part in path}:
         shown = ""
-    return Problem(message, remedy, field, shown, document.file, line if document.file else 0, column)
+    return Problem(message, remedy, field, shown, document.file, line, column)
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "empty"
+    return "a list" if isinstance(value, list | tuple) else "text" if isinstance(value, str) else "a number"
 
 
 def _fields_at(model: type[BaseModel], path: Path_) -> list[str]:
@@ -251,6 +223,3 @@ def suggest(name: str, known: Sequence[str]) -> str:
     close = difflib.get_close_matches(name, known, 1, 0.5)
     listed = ", ".join(sorted(known)) or "none"
     return f"did you mean {close[0]}?" if close else f"known: {listed}"
-
-
-Check = Callable[[Any], list[tuple[Path_, str, str]]]

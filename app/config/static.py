@@ -153,6 +153,7 @@ class Settings(_Model):
     logging: Logging = Logging()
     worker: Worker = Worker()
     data_dir: str | None = None
+    interceptors: tuple[str, ...] = ()
 
     @property
     def control_cluster_name(self) -> str:
@@ -164,10 +165,7 @@ class Settings(_Model):
     @property
     def data_path(self) -> Path:
         """Where workers keep their tables."""
-        if self.data_dir:
-            return Path(self.data_dir)
-        home = os.environ.get("SWITCHYARD_HOME")
-        return Path(home) / "data" if home else Path(platformdirs.user_data_dir("switchyard"))
+        return Path(self.data_dir or platformdirs.user_data_dir("switchyard"))
 
     def cluster_names(self) -> list[str]:
         """All clusters' names."""
@@ -185,7 +183,7 @@ def load_settings(path: str | Path | None = None, env: Mapping[str, str] = os.en
     """Reads and checks the configuration of this process.
 
     `SWITCHYARD_CONFIG` names the file unless `path` does; `SWITCHYARD_REGION` and `SWITCHYARD_WEB_PORT`
-    override it.
+    override it; without a `data_dir` it is `data` in `SWITCHYARD_HOME`, when that is set.
 
     Raises:
         InvalidConfiguration: with everything that is wrong.
@@ -211,9 +209,12 @@ def load_settings(path: str | Path | None = None, env: Mapping[str, str] = os.en
     problems += _cross_checks(document, data)
     if problems:
         raise InvalidConfiguration([_named_by_environment(problem, env) for problem in problems])
+    update: dict[str, Any] = {}
     if settings.web.port == 0:
-        return settings.model_copy(update={"web": settings.web.model_copy(update={"port": _free_port()})})
-    return settings
+        update["web"] = settings.web.model_copy(update={"port": _free_port()})
+    if not settings.data_dir and (home := env.get("SWITCHYARD_HOME")):
+        update["data_dir"] = str(Path(home) / "data")
+    return settings.model_copy(update=update)
 
 
 def _free_port() -> int:

@@ -4,8 +4,6 @@ control log, so that it does not matter which worker is asked."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
 import time
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +18,7 @@ from app.config.plan import plan
 from app.config.problems import Document, read_documents
 from app.console import dlq, overview
 from app.console.answers import ApiError, is_number, json_response, number, paged
+from app.console.dlq_tools import DlqTools, query_of, told
 from app.console.metrics import exposition
 from app.control.leader import now_ms
 from app.control.runtime import Runtime
@@ -43,6 +42,7 @@ class Api:
         self.region = region
         self._streams = 0
         self._snapshot: tuple[float, bytes] = (float("-inf"), b"")
+        self.dlq_tools = DlqTools(self)
 
     @property
     def runtime(self) -> Runtime:
@@ -73,7 +73,8 @@ class Api:
             web.delete(workload, self.delete_workload),
             web.get(workload + "/partitions/{partition}/tracker", self.get_tracker),
             web.get(dlq_path, self.get_dlq),
-            web.get(dlq_path + "/messages", self.get_dlq_messages),
+            web.get(dlq_path + "/messages", told(self.get_dlq_messages)),
+            *self.dlq_tools.routes(),
             web.get("/api/v1/schema", self.get_schema),
             web.get("/api/v1/openapi.json", self.get_openapi),
         ]
@@ -225,8 +226,9 @@ class Api:
         etag = workload.etag()
         catalog = self.runtime.catalog
         known = {key: w for key in self.runtime.control.view.workloads if (w := catalog.workload(key))}
-        if conflicts := plan(known, [workload]).conflicts:
-            raise ApiError(409, "Conflict", "; ".join(conflicts))
+        planned = plan(known, [workload])
+        if planned.conflicts:
+            raise ApiError(409, "Conflict", "; ".join(planned.conflicts))
         changed = current is None or current.etag != etag
         dry_run = request.query.get("dry_run", "false") == "true"
         if changed and not dry_run:
@@ -240,7 +242,7 @@ class Api:
                 )
             )
         told_back = {"key": workload.key, "etag": etag, "changed": changed, "dry_run": dry_run,
-                "warnings": [str(warning) for warning in warnings]}  # fmt: skip
+                "warnings": [*map(str, warnings), *planned.warnings]}  # fmt: skip
         created = current is None and not dry_run
         return json_response(told_back, 201 if created else 200, {"ETag": f'"{etag}"'})
 
@@ -275,11 +277,6 @@ class Api:
             text = raw.decode("utf-8")
         except UnicodeDecodeError as error:
             raise ApiError(400, "Not UTF-8", f"the body is not UTF-8 (byte {error.start})") from error
-        if text.lstrip().startswith("{"):
-            # Most JSON is YAML too, but not all of it: an emoji that JSON escapes is two characters there.
-            with contextlib.suppress(orjson.JSONDecodeError):
-                orjson.loads(text)  # stricter than json: no NaN, no half characters, not too deep
-                return Document("", json.loads(text, object_pairs_hook=_no_name_twice), None)
         # YAML is read by a patient parser: away from the loop that pushes messages.
         documents = await asyncio.to_thread(read_documents, text, "body")
         if len(documents) != 1:
@@ -346,31 +343,27 @@ class Api:
 
     async def get_dlq(self, request: web.Request) -> web.Response:
         """How many messages the dead letter queue holds, by partition."""
-        workload = Workload.from_wire(self._put_of(request).definition)
-        return json_response(await dlq.sizes(await self._cluster(workload), workload))
+        workload = self.workload_of(request)
+        return json_response(await dlq.sizes(await self.cluster_of(workload), workload))
 
     async def get_dlq_messages(self, request: web.Request) -> web.Response:
-        """The dead letters, newest first."""
-        workload = Workload.from_wire(self._put_of(request).definition)
+        """The dead letters, newest first; by reason, code, since, until, key, attempt_min, partition."""
+        workload, query = self.workload_of(request), query_of(request)
         limit = number(request, "limit", 50, 1, 500)
         cursor = request.query.get("cursor", "")
-        return json_response(await dlq.newest(await self._cluster(workload), workload, limit, cursor))
+        cluster = await self.cluster_of(workload)
+        return json_response(await dlq.newest(cluster, workload, limit, cursor, query))
 
-    async def _cluster(self, workload: Workload) -> Any:
+    def workload_of(self, request: web.Request) -> Workload:
+        """The workload that the request's address names. Raises ApiError."""
+        return Workload.from_wire(self._put_of(request).definition)
+
+    async def cluster_of(self, workload: Workload) -> Any:
+        """The workload's cluster. Raises ApiError."""
         try:
             return await self.runtime.clusters.get(workload.metadata.cluster)
         except Exception as error:
             raise ApiError(502, "Cluster unreachable", f"{workload.metadata.cluster}: {error}") from error
-
-
-def _no_name_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object. Raises ApiError when a name stands twice: which one was meant?"""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ApiError(400, "Bad body", f"the name {twice[:80]!r} stands twice in one object; remove one")
-    return found
 
 
 def _actor(request: web.Request) -> str:

@@ -17,12 +17,16 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from app.config.definitions import Workload
 from app.console.answers import ApiError, is_number
 from app.core import retry_headers as names
+from app.dlq.letter import MERGES, read_letter
+from app.dlq.query import Query
 from app.kafka.clusters import EARLIEST, LATEST
 
 MAX_SHOWN_BYTES = 4096
 MAX_SHOWN_HEADERS = 50
 READ_MS = 1_000  # without a record: there is none
 READ_S = 10.0  # all of it
+SEARCH_WINDOW = 2_000  # letters of a partition looked at before what was found is put in order
+SEARCH_S = 5.0
 FETCH_BYTES = 1024 * 1024  # a response; Kafka still sends a record that is larger, alone
 
 
@@ -46,29 +50,40 @@ async def sizes(cluster: Any, workload: Workload) -> dict[str, Any]:
     }
 
 
-async def newest(cluster: Any, workload: Workload, limit: int, cursor: str) -> dict[str, Any]:
-    """The newest messages before `cursor` ("partition:end,..."), newest first, and the next cursor.
+async def newest(
+    cluster: Any, workload: Workload, limit: int, cursor: str, query: Query | None = None
+) -> dict[str, Any]:
+    """The newest messages before `cursor` ("partition:end,...") for which `query` holds, newest first, and
+    the next cursor. A search ends after `SEARCH_S`: its page may be short though there is a next one.
 
     Raises:
         ApiError: the cursor is none of ours.
         KafkaError, TimeoutError: the cluster does not answer.
     """
+    query = query or Query()
     state = await sizes(cluster, workload)
-    begins = {p["partition"]: p["start"] or 0 for p in state["partitions"]}
-    ends = {p["partition"]: p["end"] or 0 for p in state["partitions"]} | _read_cursor(cursor, begins)
-    wanted = {p: (max(begins[p], ends[p] - limit), ends[p]) for p in begins if ends[p] > begins[p]}
-    found: dict[int, list[dict[str, Any]]] = {}
-    if wanted:
+    chosen = [p for p in state["partitions"] if not query.partition or p["partition"] in query.partition]
+    begins = {p["partition"]: p["start"] or 0 for p in chosen}
+    ends = {p["partition"]: p["end"] or 0 for p in chosen} | _read_cursor(cursor, begins)
+    window = limit if query.everything else max(limit, SEARCH_WINDOW)
+    items: list[dict[str, Any]] = []
+    until_s = asyncio.get_running_loop().time() + SEARCH_S
+    while any(ends[p] > begins[p] for p in ends):
+        wanted = {p: (max(begins[p], ends[p] - window), ends[p]) for p in begins if ends[p] > begins[p]}
         async with asyncio.timeout(READ_S):
-            found = await _read(cluster.client.spec.aiokafka_options(), state["topic"], wanted)
-    shown, ends = newest_first(found, {p: start for p, (start, _) in wanted.items()}, ends, limit)
+            found = await _read(cluster.client.spec.aiokafka_options(), state["topic"], wanted, query)
+        starts = {p: start for p, (start, _) in wanted.items()}
+        shown, ends = newest_first(found, starts, ends, limit - len(items))
+        items += shown
+        if query.everything or len(items) >= limit or asyncio.get_running_loop().time() > until_s:
+            break
     more = any(ends[p] > begins[p] for p in ends)
     following = ",".join(f"{p}:{end}" for p, end in sorted(ends.items())) if more else None
-    return {"topic": state["topic"], "items": shown, "next": following}
+    return {"topic": state["topic"], "items": items, "next": following}
 
 
 async def _read(
-    options: dict[str, Any], topic: str, wanted: dict[int, tuple[int, int]]
+    options: dict[str, Any], topic: str, wanted: dict[int, tuple[int, int]], query: Query
 ) -> dict[int, list[dict[str, Any]]]:
     """The records of each partition's [start, end), as they are shown: the rest of their bytes, of which a
     dead letter may have millions, is let go at once."""
@@ -94,7 +109,11 @@ async def _read(
                     # as an empty queue: it is asked again until all time is up.
                     at = await consumer.position(part)
                     continue
-                found.setdefault(number, []).extend(_shown(record) for record in batch if record.offset < end)
+                found.setdefault(number, []).extend(
+                    _shown(record)
+                    for record in batch
+                    if record.offset < end and (query.everything or query.holds(read_letter(record)))
+                )
                 at = batch[-1].offset + 1
     finally:
         await consumer.stop()
@@ -156,6 +175,7 @@ def _shown(record: Any) -> dict[str, Any]:
         "reason": text(names.REASON),
         "code": text(names.CODE),
         "attempt": text(names.ATTEMPT),
+        "merges": text(MERGES),
         "origin": {
             "topic": text(names.ORIGIN_TOPIC),
             "partition": text(names.ORIGIN_PARTITION),

@@ -19,5 +19,7 @@ def options(host: str) -> dict[str, Any]:
 def install(web_app: Any, runtime: Callable[[], Runtime | None], region: str) -> None:
     """Adds the routes; `runtime` gives the worker's runtime once it has been made."""
     web_app.on_response_prepare.append(add_security_headers)
-    web_app.add_routes(Api(runtime, region).routes())
+    api = Api(runtime, region)
+    web_app.on_shutdown.append(api.dlq_tools.operations.stop)
+    web_app.add_routes(api.routes())
     web_app.add_routes(Pages().routes())

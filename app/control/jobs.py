@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import structlog
@@ -35,9 +35,11 @@ from app.core.job import JobId
 from app.core.lease import Lease
 from app.core.tracker import CorruptSnapshot, Snapshot
 from app.kafka.fetched import Fetched, FetchTrouble, Gap
+from app.payload.interceptors import Interceptor
+from app.pump.chains import make_chain
 from app.pump.dispatch import DispatchPump
+from app.pump.targets import GrpcTargets
 from app.pump.workload import WorkloadRuntime
-from app.push.unary import UnaryTarget
 from app.wire import JobStatus, WorkloadStatus
 
 log = structlog.get_logger(__name__)
@@ -48,6 +50,7 @@ COMMIT_S = 0.5
 COMMIT_PATIENCE_S = 5.0
 RECOMMIT_S = 30.0  # also when nothing changed: heals what a zombie may have set back
 START_RETRY_S = 1.0
+HEADS_S = 0.25
 EARLIEST, LATEST = -2, -1
 
 Trouble = Callable[[str, str, str, str], None]
@@ -67,6 +70,7 @@ class Jobs(Service):
         on_trouble: Trouble,
         *,
         grace_s: float,
+        interceptors: Sequence[tuple[str, Interceptor]] = (),
     ) -> None:
         super().__init__()
         self.worker = worker
@@ -84,6 +88,8 @@ class Jobs(Service):
         self._changed = asyncio.Event()
         self._work: dict[str, asyncio.Task[None]] = {}
         self._troubles: dict[str, str] = {}
+        self._changing: dict[str, asyncio.Task[None]] = {}
+        self._interceptors = interceptors
         self._anew: dict[str, tuple[int, int]] = {}  # job -> lineage and next offset to begin with
         self._committed: dict[str, tuple[int, float]] = {}
 
@@ -182,6 +188,9 @@ class Jobs(Service):
                 self._spawn(job, self._release(job, held))
             elif job not in self.pumps:
                 self._spawn(job, self._start_job(job, held))
+        for pump in self.pumps.values():
+            partition = pump.job.partition if pump.tier is None else None
+            pump.pause(self._control.view.is_paused(pump.job.name, partition))
         self._apply_definitions()
         self._share_limits()
 
@@ -220,12 +229,40 @@ class Jobs(Service):
     def _apply_definitions(self) -> None:
         for key, runtime in self.runtimes.items():
             workload = self._catalog.workload(key)
-            if workload is not None and workload is not runtime.workload:
-                runtime.change(workload)
-                for pump in self.pumps.values():
-                    if pump.job.name == key:
-                        pump.tracker.capacity = workload.spec.tracker.capacity
-                log.info("a changed definition is in force", workload=key)
+            if workload is not None and workload is not runtime.workload and key not in self._changing:
+                self._changing[key] = asyncio.get_running_loop().create_task(self._change(runtime, workload))
+
+    async def _change(self, runtime: WorkloadRuntime, workload: Workload) -> None:
+        """Takes a changed definition into force; one that cannot be leaves the former in force."""
+        key = workload.key
+        try:
+            chain = await make_chain(workload, self._interceptors)
+        except ValueError as error:
+            if self._troubles.get(key) != str(error):
+                self._troubles[key] = str(error)
+                self._on_trouble("definition-not-in-force", key, str(error), "the former one stays in force")
+            await asyncio.sleep(START_RETRY_S)
+        else:
+            self._troubles.pop(key, None)
+            reordered = runtime.workload.spec.ordering != workload.spec.ordering
+            runtime.change(workload, chain)
+            for job, pump in list(self.pumps.items()):
+                if pump.job.name != key:
+                    continue
+                pump.tracker.capacity = workload.spec.tracker.capacity
+                if reordered and job not in self._work:
+                    self._spawn(job, self._restart(pump))
+            log.info("a changed definition is in force", workload=key)
+        finally:
+            del self._changing[key]
+            self._changed.set()
+
+    async def _restart(self, pump: DispatchPump) -> None:
+        """Begins the job again from what it has finished: another order is not for what is under way."""
+        await pump.drain(self._grace_s)
+        await self._save([pump])
+        pump.close()
+        self._drop(str(pump.job))
 
     def _share_limits(self) -> None:
         """A worker's share of a workload's calls in flight is its share of the workload's jobs."""
@@ -237,8 +274,7 @@ class Jobs(Service):
                 total[key] += 1
                 here[key] += held.worker == self.worker
         for key, runtime in self.runtimes.items():
-            share = here[key] / max(1, total[key])
-            runtime.limit = max(1, round(runtime.max_in_flight * share))
+            runtime.shared(here[key] / max(1, total[key]))
 
     # -- one job ---------------------------------------------------------------------------------
 
@@ -295,12 +331,14 @@ class Jobs(Service):
             where = EARLIEST if start == "earliest" else LATEST
             offset = await cluster.fetch.offsets_at(identity.topic, identity.partition, where)
             snapshot = Snapshot(offset)
+        chain = await make_chain(workload, self._interceptors)
         current = self._control.view.assignments.get(job)
         if current is None or current.epoch != held.epoch or current.worker != self.worker:
             return
         runtime = self.runtimes.get(identity.name)
         if runtime is None:
-            runtime = WorkloadRuntime(workload, make_target, cluster.producer, self._lease)
+            targets = GrpcTargets(self.worker)
+            runtime = WorkloadRuntime(workload, targets, cluster.producer, self._lease, chain)
             self.runtimes[identity.name] = runtime
         retry_topics = workload.retry_topics()
         pump = DispatchPump(
@@ -476,6 +514,24 @@ class Jobs(Service):
                 if pump.trouble.startswith("commit: "):
                     pump.trouble = ""
 
+    # -- head-of-line blocking -------------------------------------------------------------------
+
+    @Service.task
+    async def _heads(self) -> None:
+        """On a timer, so that a quiet topic is freed too."""
+        while not self.should_stop:
+            await self.sleep(HEADS_S)
+            now_s = time.monotonic()
+            for job, pump in list(self.pumps.items()):
+                verdict = pump.free_head(now_s)
+                if verdict is not None:
+                    message = f"offset {verdict.offset}: {verdict.reason}"
+                    log.warning("a message blocked its partition and was moved away", job=job, why=message)
+                    self._on_trouble(
+                        "head-of-line", job, message,
+                        "it is in the dead letter queue or retry topic; look there for what is wrong with it",
+                    )  # fmt: skip
+
     # -- state -----------------------------------------------------------------------------------
 
     def statuses(self) -> list[JobStatus]:
@@ -499,16 +555,10 @@ class Jobs(Service):
         return [
             WorkloadStatus(
                 key=key,
-                breaker=str(runtime.breaker.state),
+                breaker=str(runtime.link.breaker.state),
                 in_flight=runtime.in_flight,
-                limit=runtime.limit,
-                held=len(runtime.held),
+                limit=runtime.link.limit,
+                held=len(runtime.link.held),
             )
             for key, runtime in self.runtimes.items()
         ]
-
-
-def make_target(workload: Workload) -> UnaryTarget:
-    """The receiver of `workload` as a gRPC target."""
-    target = workload.spec.target
-    return UnaryTarget(target.address, workload.method())

@@ -85,7 +85,29 @@ class Released(ControlEvent, frozen=True, tag="released"):
     reason: str = "released"
 
 
-AnyControlEvent = WorkloadPut | WorkloadDeleted | Claim | Assignment | Released
+class Paused(ControlEvent, frozen=True, tag="paused"):
+    """A partition of a workload's main topic is paused, or resumed; `ALL` stands for all, retry topics too.
+
+    Resuming all ends every pause of the workload.
+    """
+
+    key: str
+    partition: int
+    paused: bool
+    actor: str
+
+
+class OperatorAct(ControlEvent, frozen=True, tag="operator-act"):
+    """Somebody skipped, stashed or reset what `subject` names; told here for the record, done elsewhere."""
+
+    subject: str
+    action: str
+    detail: str
+    actor: str
+
+
+AnyControlEvent = WorkloadPut | WorkloadDeleted | Claim | Assignment | Released | Paused | OperatorAct
+ALL = -1
 
 
 def compaction_key(event: AnyControlEvent) -> str:
@@ -103,6 +125,10 @@ def compaction_key(event: AnyControlEvent) -> str:
             return f"assignment/{event.job}"
         case Released():
             return f"released/{event.job}"
+        case Paused():
+            return f"paused/{event.key}/{event.partition}"
+        case OperatorAct():
+            return f"act/{event.subject}"
 
 
 class ControlState:
@@ -114,10 +140,11 @@ class ControlState:
         workloads: key ("group/topic") -> `WorkloadPut`.
         assignments: job -> the valid `Assignment`; one whose worker is "" has no owner.
         floor: job -> the highest epoch ever named for it.
+        paused: key -> the partitions that are paused, `ALL` among them when the whole workload is.
         refused: events that did not count (rule 5).
     """
 
-    __slots__ = ("assignments", "floor", "leader", "next_offset", "refused", "term", "workloads")
+    __slots__ = ("assignments", "floor", "leader", "next_offset", "paused", "refused", "term", "workloads")
 
     def __init__(self) -> None:
         self.term = 0
@@ -125,6 +152,7 @@ class ControlState:
         self.workloads: dict[str, WorkloadPut] = {}
         self.assignments: dict[str, Assignment] = {}
         self.floor: dict[str, int] = {}
+        self.paused: dict[str, set[int]] = {}
         self.refused = 0
         self.next_offset = 0
 
@@ -141,6 +169,7 @@ class ControlState:
                 self.workloads[event.key] = event
                 return True
             case WorkloadDeleted():
+                self.paused.pop(event.key, None)
                 return self.workloads.pop(event.key, None) is not None
             case Claim():
                 if event.term <= self.term:
@@ -160,6 +189,27 @@ class ControlState:
                     current, worker="", release=False, reason=event.reason, at_ms=event.at_ms
                 )
                 return True
+            case Paused():
+                self._pause(event)
+                return True
+            case OperatorAct():
+                return True
+
+    def _pause(self, event: Paused) -> None:
+        found = self.paused.setdefault(event.key, set())
+        if event.paused:
+            found.add(event.partition)
+        elif event.partition == ALL:
+            found.clear()
+        else:
+            found.discard(event.partition)
+        if not found:
+            del self.paused[event.key]
+
+    def is_paused(self, key: str, partition: int | None) -> bool:
+        """Whether a partition of the main topic is paused; None asks for the workload's retry topics."""
+        found = self.paused.get(key, ())
+        return ALL in found or partition in found
 
     def _assign(self, event: Assignment) -> bool:
         if self.term and event.term < self.term:

@@ -21,6 +21,7 @@ ATTEMPT = "switchyard-attempt"
 RETRY_COUNT = "switchyard-retry-count"
 TIER = "switchyard-tier"
 TIER_ATTEMPT = "switchyard-tier-attempt"
+TIMEOUTS = "switchyard-timeouts"
 REASON = "switchyard-reason"
 CODE = "switchyard-code"
 MOVED_AT = "switchyard-moved-at"
@@ -39,6 +40,7 @@ class Origin:
         attempt: deliveries so far, everywhere.
         retry_count: how many times it went through a retry topic.
         tier, tier_attempt: the retry tier it lies in (None = main topic) and its deliveries from there.
+        timeouts: deliveries that were given up for lack of an answer.
     """
 
     topic: str
@@ -49,6 +51,7 @@ class Origin:
     retry_count: int = 0
     tier: int | None = None
     tier_attempt: int = 0
+    timeouts: int = 0
 
 
 def read_origin(
@@ -69,6 +72,7 @@ def read_origin(
         retry_count=_number(found.get(RETRY_COUNT), 0),
         tier=tier,
         tier_attempt=_number(found.get(TIER_ATTEMPT), 0) if told_tier == tier else 0,
+        timeouts=_number(found.get(TIMEOUTS), 0),
     )
 
 
@@ -97,6 +101,8 @@ def moved_headers(
         (CODE, code),
         (MOVED_AT, moved_at_ms),
     ]
+    if origin.timeouts:
+        values.append((TIMEOUTS, origin.timeouts))
     if tier is not None:
         values += [(TIER, tier), (TIER_ATTEMPT, origin.tier_attempt if stays else 0)]
     kept = [(name, value) for name, value in headers if not name.startswith(PREFIX)]

@@ -20,6 +20,8 @@ from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.protocol.offset import OffsetRequest
 from aiokafka.structs import TopicPartition
 
+from app.kafka.topic_ids import UNKNOWN_ID, TopicIdsRequest, ids_of
+
 log = structlog.get_logger(__name__)
 
 START_S = 30.0
@@ -166,7 +168,9 @@ class ClusterClient:
         Raises:
             ClusterUnreachable: no broker answered.
         """
-        request = MetadataRequest(topics, allow_auto_topic_creation=False)
+        return await self._ask_any(MetadataRequest(topics, allow_auto_topic_creation=False))
+
+    async def _ask_any(self, request: Any) -> Any:
         error: BaseException | None = None
         for _ in range(3):
             try:
@@ -176,9 +180,29 @@ class ClusterClient:
                 await asyncio.sleep(RETRY_S)
         raise ClusterUnreachable(f"cluster {self.name} does not answer: {error!r}")
 
+    async def topic_ids(self, topics: Iterable[str], node: int | None = None) -> dict[str, str]:
+        """The ids of topics, which a topic made anew does not share; asked of broker `node`, or of any.
+
+        A topic that does not exist (or may not be described) is left out. "": the broker is too old to
+        tell (before Kafka 2.8).
+
+        Raises:
+            ClusterUnreachable: no broker answered. KafkaError, OSError, TimeoutError: `node` did not.
+        """
+        wanted = sorted(set(topics))
+        request = TopicIdsRequest(wanted)
+        try:
+            return ids_of(await (self._ask_any(request) if node is None else self.send(node, request)))
+        except NotImplementedError:
+            return dict.fromkeys(wanted, UNKNOWN_ID)
+
     async def cluster_id(self) -> str:
-        """The cluster's id, which a re-created cluster does not share."""
-        return str((await self.metadata([])).cluster_id)
+        """The cluster's id, which a re-created cluster does not share; "" when it tells none.
+
+        Raises:
+            ClusterUnreachable: no broker answered.
+        """
+        return str((await self.metadata([])).cluster_id or "")
 
     async def broker_count(self) -> int:
         """How many brokers live."""

@@ -7,7 +7,7 @@ aiokafka's C decoder. What read_committed hides, what compaction took and contro
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Protocol
 
@@ -33,7 +33,7 @@ class Record(Protocol):
     @property
     def value(self) -> bytes | None: ...
     @property
-    def headers(self) -> list[tuple[str, bytes | None]]: ...
+    def headers(self) -> Sequence[tuple[str, bytes | None]]: ...
 
 
 class UndecodableBatch(ValueError):

@@ -1,14 +1,13 @@
 """The pump of one dispatch job: fetched batches in, deliveries out, a contiguous prefix to commit.
 
-    Fetched -> RecordReader -> ready (a few hundred records) -> Delivery (a call) -> tracker
+    Fetched -> Intake -> (its time, its turn) -> Delivery -> tracker
+                  ready ──▶ waiting for its delay ──▶ waiting behind its key ──▶ sent
 
 Rules
-1. Records are decoded only as the tracker has room; the raw bytes wait, and their bytes are what the
-   fetch budget counts.
-2. What an inherited snapshot says is finished is not delivered again.
-3. A pump that is `closed` (fenced, moved, stopped) finishes nothing and sends nothing.
-4. Retry tiers wait until each record's delay has passed since it was appended; records of a tier are
-   in order of time, so that looking at the first is enough.
+1. A pump that is `closed` (fenced, moved, stopped) finishes nothing and sends nothing.
+2. Retry tiers wait until each record's delay has passed since it was appended; records of a tier are
+   in order of time, so that looking at the first is enough. So does the workload's own delay.
+3. With an order, a message is sent only when those before it of the same key (or partition) are finished.
 
 Invariant: `tracker.base` never passes an offset whose message is not finished.
 """
@@ -18,68 +17,35 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from app.core.due import DueQueue, not_before_ms
+from app.core.head_of_line import HeadOfLine, Verdict
 from app.core.job import JobId
+from app.core.outcome import Decision
 from app.core.retry_headers import RAW_BATCH, Origin, moved_headers, read_origin
 from app.core.tracker import Snapshot, Tracker
-from app.kafka.decode import Record, RecordReader, UndecodableBatch
-from app.push.metadata import InvalidHeaderName, MetadataTemplate
+from app.kafka.decode import Record, UndecodableBatch
+from app.pump.delivery import BatchDelivery, Delivery
+from app.pump.intake import Intake
+from app.push.metadata import MetadataTemplate
 from app.wire import JobStatus
 
 if TYPE_CHECKING:
     from app.kafka.fetched import Fetched, Gap
     from app.pump.workload import WorkloadRuntime
-    from app.push.unary import CallHandle, CallResult, UnaryTarget
 
 log = structlog.get_logger(__name__)
-
-CHUNK_RECORDS = 256  # decoded at once: long enough to be cheap, short enough not to hold the loop
-READY_LOW = 64  # refilled below this many
+_offset = attrgetter("offset")
 
 
-class Delivery:
-    """One message on its way to the receiver, over all its in-memory attempts."""
-
-    __slots__ = ("attempts", "canceled", "handle", "origin", "pump", "record", "started_s")
-
-    def __init__(self, pump: DispatchPump, record: Record, origin: Origin | None) -> None:
-        self.pump = pump
-        self.record = record
-        self.origin = origin
-        self.attempts = 0
-        self.canceled = False
-        self.started_s = 0.0
-        self.handle: CallHandle | None = None
-
-    def start(self, target: UnaryTarget, now_s: float) -> None:
-        """Sends the message; `answered` is called exactly once, later."""
-        pump, record = self.pump, self.record
-        self.attempts += 1
-        self.canceled = False
-        self.started_s = now_s
-        pump.calls[record.offset] = self
-        try:
-            metadata = pump.metadata(self)
-        except InvalidHeaderName as error:
-            asyncio.get_running_loop().call_soon(self.answered, pump.local_failure(str(error)))
-            return
-        self.handle = target.call(record.value, metadata, pump.runtime.timeout_s, self.answered)
-
-    def answered(self, result: CallResult) -> None:
-        """The call's answer, whatever it is."""
-        self.handle = None
-        self.pump.calls.pop(self.record.offset, None)
-        self.pump.runtime.answered(self, result)
-
-    def told_origin(self) -> Origin:
-        """Where the message first stood, as headers tell it or as it stands here."""
-        if self.origin is not None:
-            return self.origin
-        pump, record = self.pump, self.record
-        return Origin(pump.job.topic, pump.job.partition, record.offset, record.timestamp)
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 class DispatchPump:
@@ -104,8 +70,13 @@ class DispatchPump:
         self.runtime = runtime
         self.tier = tier
         self.tracker = Tracker(next_offset, capacity, snapshot)
-        self.calls: dict[int, Delivery] = {}
-        self.copying: set[asyncio.Task[None]] = set()  # messages on their way to a retry topic or DLQ
+        self.open: dict[int, Delivery] = {}  # sent on their own, and not finished
+        self.calls: dict[int, Delivery] = {}  # those of them that are on their way
+        self.batches: set[BatchDelivery] = set()  # runs on their way
+        self.copying: dict[int, asyncio.Task[None]] = {}  # on their way to a retry topic or the DLQ
+        self.waiting: dict[int, tuple[asyncio.TimerHandle, Delivery]] = {}  # for their next attempt
+        self.lanes = runtime.new_lanes() if tier is None else None
+        self.paused = False
         self.in_turn = False
         self.closed = False
         self.draining = False
@@ -113,13 +84,13 @@ class DispatchPump:
         self.high_watermark = -1
         self.delivered = self.retried = self.dead_lettered = 0
         self.snapshot_version = self.tracker.version
-        self.snapshot_base = -1
-        self._ready: deque[Record] = deque()
+        self.head = HeadOfLine(runtime.head_after_s, runtime.head_tokens)
+        self._intake = Intake(self.tracker, self._stash_batch)
         self._again: deque[Delivery] = deque()
-        self._readers: deque[RecordReader] = deque()
-        self._waiting: dict[int, tuple[asyncio.TimerHandle, Delivery]] = {}
-        self._ages: deque[tuple[int, int]] = deque()
+        self._freed: deque[Record] = deque()  # whose turn has come in their lane
+        self._due: DueQueue[Record] = DueQueue(runtime.workload.spec.tracker.capacity)
         self._due_timer: asyncio.TimerHandle | None = None
+        self._due_at_ms = 0
         self._reading = False
         self._group = group
         self._template = MetadataTemplate(job.topic, group, job.partition)
@@ -129,114 +100,145 @@ class DispatchPump:
     def accept(self, fetched: Fetched) -> None:
         """Takes a fetched response; its bytes go back to the budget once all of it is decoded."""
         self.high_watermark = fetched.high_watermark
-        if self.closed or self.draining or fetched.next_offset <= self.tracker.end:
+        if self.closed or self.draining:
             fetched.release()
             return
-        self._readers.append(RecordReader(fetched))
+        self._intake.accept(fetched)
         self.refill()
         self.runtime.send()
 
     def skip(self, gap: Gap) -> None:
         """The log lost [start, end): nothing there can ever be delivered."""
-        if self.closed:
-            return
-        if self._readers:
-            return  # what waits undecoded comes first; the next `fetched` behind the gap counts it
-        if gap.end > self.tracker.end:
-            self.tracker.skip(self.tracker.end, gap.end)
+        if not self.closed:
+            self._intake.skip(gap.end)
 
     def refill(self) -> None:
-        """Decodes up to a chunk of records into `ready`, as far as the tracker has room (rule 1)."""
-        ready, readers, tracker = self._ready, self._readers, self.tracker
-        while readers and len(ready) < READY_LOW and not self.draining:
-            room = min(tracker.room, CHUNK_RECORDS)
-            if room <= 0:
-                break
-            reader = readers[0]
-            try:
-                records = [record for record in reader.read(room) if record.offset >= tracker.end]
-            except UndecodableBatch as error:
-                self._stash_batch(error)
-                records = []
-            if records:
-                self._register(records)
-            if reader.next_offset > tracker.end:
-                tracker.skip(tracker.end, reader.next_offset)
-            if reader.exhausted:
-                readers.popleft().fetched.release()
-        if ready or self._again:
+        """Decodes what there is room for, and takes a turn when there is something to send."""
+        if self.draining:
+            return
+        self._intake.refill()
+        if self._intake.ready or self._again or self._freed:
             self.runtime.offer(self)
 
-    def _register(self, records: list[Record]) -> None:
-        tracker, ready = self.tracker, self._ready
-        first, last = records[0].offset, records[-1].offset
-        self._ages.append((last + 1, records[0].timestamp))
-        dense = last - first + 1 == len(records)
-        runs = [(first, last + 1)] if dense else _runs(records)
-        deliver = [span for start, end in runs for span in tracker.fetched(start, end)]
-        if sum(end - start for start, end in deliver) == len(records):
-            ready.extend(records)
-            return
-        spans = iter(deliver)
-        start, end = next(spans, (0, 0))
-        for record in records:
-            while end <= record.offset and end:
-                start, end = next(spans, (0, 0))
-            if start <= record.offset < end:
-                ready.append(record)
+    def pause(self, paused: bool) -> None:
+        """Sends nothing new while paused; what was polled waits, within tracker and fetch budget."""
+        if paused != self.paused:
+            self.paused = paused
+            if not paused and not self.draining:
+                self.runtime.offer(self)
+                self.runtime.send()
+
+    def _refill_soon(self) -> None:
+        if self._intake.is_low and not self._reading:
+            self._reading = True
+            asyncio.get_running_loop().call_soon(self._refill_and_send)
+
+    def _refill_and_send(self) -> None:
+        self._reading = False
+        self.refill()
+        self.runtime.send()
 
     # -- deliveries out --------------------------------------------------------------------------
 
     def next_delivery(self) -> Delivery | None:
         """The next message to send, or None when there is none (now)."""
-        if self.closed or self.draining:
+        if self.closed or self.draining or self.paused:
             return None
         if self._again:
             return self._again.popleft()
-        ready = self._ready
-        if not ready:
-            return None
-        record = ready[0]
-        origin = None
-        if self.tier is not None:
-            due_ms = record.timestamp + self._delay_ms()
-            wait_ms = due_ms - time.time_ns() // 1_000_000
-            if wait_ms > 0:
-                self._wake_in(wait_ms / 1000)
-                return None
-            origin = read_origin(
-                record.headers,
-                topic=self.job.topic,
-                partition=self.job.partition,
-                offset=record.offset,
-                timestamp_ms=record.timestamp,
-                tier=self.tier,
-            )
-        ready.popleft()
-        if len(ready) < READY_LOW and self._readers and not self._reading:
-            self._reading = True
-            asyncio.get_running_loop().call_soon(self._refill_soon)
-        return Delivery(self, record, origin)
+        ready = self._intake.ready
+        while self._freed or (ready and self._is_due(ready[0])):
+            record = self._freed.popleft() if self._freed else self._in_lane(ready.popleft())
+            if record is not None and not self._is_postponed(record):
+                self._refill_soon()
+                return self._delivery(record)
+        self._refill_soon()
+        return None
 
-    def _delay_ms(self) -> int:
-        tiers = self.runtime.policy.tiers
-        assert self.tier is not None
-        return int(tiers[self.tier].delay_s * 1000) if self.tier < len(tiers) else 0
+    def next_records(self, most: int) -> list[Record]:
+        """At most `most` messages that may go together over a stream; empty: ask `next_delivery`."""
+        if self._again or self.tier is not None or self.closed or self.draining or self.paused:
+            return []
+        if self._delay_ms():
+            return []
+        intake = self._intake
+        ready = intake.ready
+        if len(ready) < most:
+            intake.refill(most)
+        freed = self._freed
+        records = [freed.popleft() for _ in range(min(most, len(freed)))]
+        fresh = [ready.popleft() for _ in range(min(most - len(records), len(ready)))]
+        if self.lanes is not None:
+            fresh = self.lanes.offer_many((record.key, record) for record in fresh)
+            records = sorted(records + fresh, key=_offset)
+        else:
+            records = fresh
+        return [record for record in records if not (record.headers and self._is_postponed(record))]
 
-    def _refill_soon(self) -> None:
-        self._reading = False
-        self.refill()
+    def _in_lane(self, record: Record) -> Record | None:
+        return record if self.lanes is None else self.lanes.offer(record.key, record)
+
+    def _is_due(self, record: Record) -> bool:
+        """Rule 2; looks again when it is."""
+        delay_ms = self._delay_ms()
+        if not delay_ms:
+            return True
+        due_ms = record.timestamp + delay_ms
+        if due_ms <= _now_ms():
+            return True
+        self._wake_at(due_ms)
+        return False
+
+    def _is_postponed(self, record: Record) -> bool:
+        """Whether its own header puts it off; it comes again when its time has come."""
+        if not record.headers:
+            return False
+        now_ms = _now_ms()
+        at_ms, problem = not_before_ms(record.headers, now_ms)
+        if problem:
+            log.warning("a header is not heeded", job=str(self.job), problem=problem)
+        if at_ms is None or at_ms <= now_ms or not self._due.push(at_ms, record.offset, record):
+            return False
+        self._wake_at(at_ms)
+        return True
+
+    def _wake_at(self, at_ms: int) -> None:
+        if self._due_timer is not None:
+            if self._due_at_ms <= at_ms:
+                return
+            self._due_timer.cancel()
+        self._due_at_ms = at_ms
+        wait_s = max(0.0, (at_ms - _now_ms()) / 1000)
+        self._due_timer = asyncio.get_running_loop().call_later(wait_s, self._woken)
+
+    def _woken(self) -> None:
+        self._due_timer = None
+        if self.closed or self.draining:
+            return
+        self._again += [self._delivery(record) for _, record in self._due.pop_due(_now_ms()) if record]
+        if self._due.next_due_ms is not None:
+            self._wake_at(self._due.next_due_ms)
+        self.runtime.offer(self)
         self.runtime.send()
 
-    def _wake_in(self, wait_s: float) -> None:
-        if self._due_timer is None:
-            self._due_timer = asyncio.get_running_loop().call_later(wait_s, self._due)
+    def _delay_ms(self) -> int:
+        if self.tier is None:
+            return self.runtime.delay_ms
+        tiers = self.runtime.policy.tiers
+        return int(tiers[self.tier].delay_s * 1000) if self.tier < len(tiers) else 0
 
-    def _due(self) -> None:
-        self._due_timer = None
-        if not self.closed:
-            self.runtime.offer(self)
-            self.runtime.send()
+    def _delivery(self, record: Record) -> Delivery:
+        if self.tier is None:
+            return Delivery(self, record, None)
+        origin = read_origin(
+            record.headers,
+            topic=self.job.topic,
+            partition=self.job.partition,
+            offset=record.offset,
+            timestamp_ms=record.timestamp,
+            tier=self.tier,
+        )
+        return Delivery(self, record, origin)
 
     def metadata(self, delivery: Delivery) -> Any:
         """The call's metadata; retried messages tell where they first stood."""
@@ -255,59 +257,130 @@ class DispatchPump:
             origin.attempt + delivery.attempts,
         )
 
-    @staticmethod
-    def local_failure(reason: str) -> CallResult:
-        """A result for a message that could not even be sent."""
-        from app.push.unary import CallResult
-
-        return CallResult.local(reason)
-
     def later(self, delivery: Delivery, delay_s: float) -> None:
         """Delivers again after `delay_s`; meanwhile it takes no call's place."""
         offset = delivery.record.offset
         handle = asyncio.get_running_loop().call_later(delay_s, self._again_now, offset)
-        self._waiting[offset] = (handle, delivery)
+        self.waiting[offset] = (handle, delivery)
 
     def _again_now(self, offset: int) -> None:
-        _, delivery = self._waiting.pop(offset)
+        _, delivery = self.waiting.pop(offset)
         self._again.append(delivery)
         self.runtime.offer(self)
         self.runtime.send()
 
     # -- outcomes --------------------------------------------------------------------------------
 
-    def finished(self, offset: int, *, acknowledged: bool, dead: bool = False) -> None:
-        """The message at `offset` is finished: acknowledged, or safe in another topic."""
+    def finished(self, record: Record, *, acknowledged: bool, dead: bool = False) -> None:
+        """The message is finished: acknowledged, or safe in another topic."""
+        self.open.pop(record.offset, None)
+        if self.lanes is not None:
+            self._leave_lanes([record])
         if acknowledged:
-            self.tracker.ack(offset)
+            self.tracker.ack(record.offset)
             self.delivered += 1
         else:
-            self.tracker.nack(offset)
+            self.tracker.nack(record.offset)
             if dead:
                 self.dead_lettered += 1
             else:
                 self.retried += 1
-        if self._readers and len(self._ready) < READY_LOW and not self._reading:
-            self._reading = True
-            asyncio.get_running_loop().call_soon(self._refill_soon)
+        self._refill_soon()
 
-    def _stash_batch(self, error: UndecodableBatch) -> None:
-        """A batch that cannot be decoded goes to the DLQ as it is, so that what follows can flow."""
-        start = max(error.start, self.tracker.end)
-        end = max(error.end, start)
-        # All of the batch at once, whatever room there is: none of it takes a call's place.
-        self.tracker.capacity += end - start
-        try:
-            deliver = self.tracker.fetched(start, end) if end > start else []
-        finally:
-            self.tracker.capacity -= end - start
-        if not deliver:
-            return
-        task = asyncio.get_running_loop().create_task(self._stash_raw(error, deliver))
-        self.copying.add(task)
-        task.add_done_callback(self.copying.discard)
+    def finished_run(self, records: Sequence[Record], start: int, end: int) -> None:
+        """Messages [start, end) of a run were acknowledged."""
+        first, after = records[start].offset, records[end - 1].offset + 1
+        if after - first == end - start:
+            self.tracker.ack_range(first, after)
+        else:
+            self.tracker.ack_many([record.offset for record in records[start:end]])
+        self.delivered += end - start
+        if self.lanes is not None:
+            self._leave_lanes(records[start:end])
+        self._refill_soon()
 
-    async def _stash_raw(self, error: UndecodableBatch, deliver: list[tuple[int, int]]) -> None:
+    def _leave_lanes(self, records: Sequence[Record]) -> None:
+        assert self.lanes is not None
+        freed = self.lanes.finished_many(record.key for record in records)
+        if freed:
+            self._freed += freed
+            self.runtime.offer(self)
+
+    def conclude(self, offset: int, decision: Decision) -> bool:
+        """Ends the message at `offset` as decided, wherever it is: its call and its retries are given up.
+
+        Returns False when it cannot be: it is finished, or its copy is on its way, or it was not read yet.
+        """
+        if self.closed or offset in self.copying:
+            return False
+        call = self.calls.get(offset)
+        if call is not None:
+            call.verdict = decision
+            self.tracker.cancel(offset)
+            call.cancel()  # the answer, whatever it is, carries the decision out
+            return True
+        delivery = self._take(offset)
+        if delivery is None:
+            return self._conclude_in_batch(offset, decision)
+        self.tracker.cancel(offset)
+        self.runtime.carry_out(delivery, decision, "", "CANCELED", self.runtime.clock())
+        return True
+
+    def _conclude_in_batch(self, offset: int, decision: Decision) -> bool:
+        for batch in self.batches:
+            index = batch.find(offset)
+            if index is not None and self.tracker.cancel(offset):
+                batch.verdicts[offset] = decision
+                batch.cancel(index, index + 1)
+                return True
+        return False
+
+    def free_head(self, now_s: float) -> Verdict | None:
+        """Moves the message that blocks the others out of their way, when there is one and it may go."""
+        tracker, runtime = self.tracker, self.runtime
+        decision = runtime.head_decision(self.tier)
+        if decision is None or self.closed or self.draining:
+            return None
+        self.head.after_s, self.head.tokens = runtime.head_after_s, runtime.head_tokens
+        verdict = self.head.look(
+            now_s,
+            base=tracker.base,
+            capacity=tracker.capacity,
+            unfinished=tracker.unfinished,
+            finished_above=tracker.capacity - tracker.room - tracker.unfinished,
+            head_sent_s=self.head_sent_s(),
+            delivered=self.delivered,
+            serving=runtime.is_serving(self.open.get(tracker.base), now_s),
+        )
+        if verdict is None or not self.conclude(verdict.offset, replace(decision, reason=verdict.reason)):
+            return None
+        return verdict
+
+    def _take(self, offset: int) -> Delivery | None:
+        """Takes the message out of whatever it waits in."""
+        waiting = self.waiting.pop(offset, None)
+        if waiting is not None:
+            waiting[0].cancel()
+            return waiting[1]
+        for queue in (self._again, *self.runtime.held()):
+            for delivery in queue:
+                if delivery.pump is self and delivery.record.offset == offset:
+                    queue.remove(delivery)
+                    return delivery
+        if self.lanes is not None:
+            return None  # what has not been sent waits for its turn, and for what is decided about it then
+        for record in self._intake.ready:
+            if record.offset == offset:
+                self._intake.ready.remove(record)
+                return self._delivery(record)
+        return None
+
+    def _stash_batch(self, error: UndecodableBatch, shown: list[tuple[int, int]]) -> None:
+        task = asyncio.get_running_loop().create_task(self._stash_raw(error, shown))
+        self.copying[error.start] = task
+        task.add_done_callback(lambda _: self.copying.pop(error.start, None))
+
+    async def _stash_raw(self, error: UndecodableBatch, shown: list[tuple[int, int]]) -> None:
         log.error(
             "a record batch cannot be decoded; its bytes go to the DLQ", job=str(self.job), error=str(error)
         )
@@ -328,7 +401,7 @@ class DispatchPump:
                 except Exception as failure:  # noqa: BLE001 - the batch stays unfinished until it is safe
                     self.trouble = f"undecodable batch not stashed: {failure}"
                 else:
-                    for start, end in deliver:
+                    for start, end in shown:
                         self.tracker.nack_range(start, end)
                     self.dead_lettered += 1
                     self.trouble = ""
@@ -342,12 +415,26 @@ class DispatchPump:
 
     # -- state -----------------------------------------------------------------------------------
 
-    def oldest_ms(self) -> int:
-        """Append time of about the oldest unfinished message (its chunk's first), -1 when all is done."""
-        ages, base = self._ages, self.tracker.base
-        while ages and ages[0][0] <= base:
-            ages.popleft()
-        return ages[0][1] if ages and not self.tracker.idle else -1
+    @property
+    def state(self) -> str:
+        """For people."""
+        if self.closed:
+            return "closed"
+        return "draining" if self.draining else "paused" if self.paused else "flowing"
+
+    @property
+    def in_flight(self) -> int:
+        """Messages on their way to the receiver."""
+        return len(self.calls) + sum(batch.left for batch in self.batches)
+
+    def head_sent_s(self) -> float | None:
+        """When the oldest unfinished message was first sent; None while the receiver does not have it."""
+        head = self.tracker.base
+        if head in self.copying:
+            return None
+        if (delivery := self.open.get(head)) is not None:
+            return delivery.first_sent_s
+        return next((batch.started_s for batch in self.batches if batch.find(head) is not None), None)
 
     def status(self) -> JobStatus:
         """What the heartbeat says of this job."""
@@ -355,13 +442,13 @@ class DispatchPump:
         return JobStatus(
             job=str(self.job),
             epoch=self.epoch,
-            state="closed" if self.closed else "draining" if self.draining else "flowing",
+            state=self.state,
             committed=tracker.base,
             fetched=tracker.end,
             high_watermark=self.high_watermark,
-            in_flight=len(self.calls),
+            in_flight=self.in_flight,
             unfinished=tracker.unfinished,
-            oldest_ms=self.oldest_ms(),
+            oldest_ms=self._intake.oldest_ms(),
             delivered=self.delivered,
             retried=self.retried,
             dead_lettered=self.dead_lettered,
@@ -373,52 +460,44 @@ class DispatchPump:
     def stop_intake(self) -> None:
         """Sends nothing new from now on; what is in flight goes on."""
         self.draining = True
-        self._ready.clear()
+        self._intake.close()
         self._again.clear()
-        for handle, _ in self._waiting.values():
+        self._freed.clear()
+        for handle, _ in self.waiting.values():
             handle.cancel()
-        self._waiting.clear()
+        self.waiting.clear()
+        self.open.clear()
         if self._due_timer is not None:
             self._due_timer.cancel()
-        while self._readers:
-            self._readers.popleft().fetched.release()
 
     async def drain(self, grace_s: float) -> bool:
         """Waits for what is in flight, at most `grace_s`; then cancels it. Returns whether all ended."""
         self.stop_intake()
         deadline_s = time.monotonic() + grace_s
-        # Two sets empty themselves, by callbacks: looked at, not waited for.
-        while (self.calls or self.copying) and time.monotonic() < deadline_s:  # noqa: ASYNC110
+        # Sets that empty themselves, by callbacks: looked at, not waited for.
+        while self._is_busy and time.monotonic() < deadline_s:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        ended = not self.calls and not self.copying
+        ended = not self._is_busy
         self._cancel_calls()
         return ended
+
+    @property
+    def _is_busy(self) -> bool:
+        return bool(self.calls or self.batches or self.copying)
 
     def _cancel_calls(self) -> None:
         for delivery in list(self.calls.values()):
             delivery.canceled = True
-            if delivery.handle is not None:
-                delivery.handle.cancel()
+            delivery.cancel()
+        for batch in list(self.batches):
+            batch.cancel(0, len(batch.records))
 
     def close(self) -> None:
-        """Fenced or moved: nothing of this pump counts from now on (rule 3)."""
+        """Fenced or moved: nothing of this pump counts from now on (rule 1)."""
         if self.closed:
             return
         self.stop_intake()
         self.closed = True
         self._cancel_calls()
-        for task in list(self.copying):
+        for task in list(self.copying.values()):
             task.cancel()
-
-
-def _runs(records: list[Record]) -> list[tuple[int, int]]:
-    """Contiguous runs of offsets, half-open."""
-    runs: list[tuple[int, int]] = []
-    start = previous = records[0].offset
-    for record in records[1:]:
-        if record.offset != previous + 1:
-            runs.append((start, previous + 1))
-            start = record.offset
-        previous = record.offset
-    runs.append((start, previous + 1))
-    return runs

@@ -1,16 +1,18 @@
-"""One workload on one worker: its receiver, its share of calls in flight, its breaker, its retry path.
+"""One workload on one worker: which of its messages goes to which receiver when, and what becomes of it.
 
 A `WorkloadRuntime` is shared by the pumps of all the workload's jobs on this worker (main topic and
 retry tiers). It decides *when* the next message is sent; the pumps know *which*. Everything here runs in
 the event loop, by callbacks: no task and no future a message.
 
 Rules
-1. A call is started only while the lease holds and snapshots are taken, the breaker allows it and fewer
-   than `limit` are in flight.
+1. A message is sent only while the lease holds and snapshots are taken, its receiver has room
+   (`app.pump.receiver`) and the workload's rates allow it.
 2. Jobs take turns, so that a deep backlog of one partition does not starve another.
 3. Held messages (the receiver was away) go first, with their attempts as they were.
 4. A message is finished only by an acknowledgement of the receiver, or once its copy in the retry topic
    or DLQ is acknowledged by all in-sync replicas.
+5. Where order is asked for, a message waits in place for its next attempt, and what must not overtake it
+   waits behind it; it leaves for the DLQ only.
 """
 
 from __future__ import annotations
@@ -19,86 +21,142 @@ import asyncio
 import random
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 import structlog
 
 from app.config.definitions import Workload
-from app.core.breaker import Breaker
+from app.config.workload import HeadOfLine
+from app.core.head_of_line import shared_tokens
+from app.core.lanes import Lanes
 from app.core.lease import Lease
 from app.core.outcome import Action, Decision, RetryPolicy, Tier, code_name, decide, stash
-from app.core.retry_headers import Header, moved_headers
+from app.core.rate import TokenBucket
+from app.core.retry_headers import Header
+from app.core.routing import Refusal, Routing, Unmatched
+from app.pump.copies import Copier, Copies
+from app.pump.delivery import BatchDelivery, Delivery
+from app.pump.receiver import ReceiverLink, Targets
 
 if TYPE_CHECKING:
-    from app.pump.dispatch import Delivery, DispatchPump
-    from app.push.unary import CallResult, UnaryTarget
+    from app.kafka.decode import Record
+    from app.payload.interceptors import Chain
+    from app.pump.dispatch import DispatchPump
+    from app.push.unary import CallResult
 
 log = structlog.get_logger(__name__)
 
-ADAPTIVE_LIMIT = 256  # calls in flight while `max_inflight: adaptive` has nothing measured yet
-PRODUCE_RETRY_S = 0.5  # a copy that was not taken is tried again this much later
 LEASE_RETRY_S = 0.05
-
-
-class Copies(Protocol):
-    """What the retry path needs of a producer."""
-
-    def send(
-        self, topic: str, key: bytes | None, value: bytes | None, headers: list[Header]
-    ) -> Awaitable[Any]: ...
+MAX_BATCH = 512  # messages sent together over a stream
+MAX_HELD_APART = 1_000  # messages held for a target beside the main one
+MAX_RETRY_AFTER_S = 3_600.0
+DEADLINE_EXCEEDED = 4
 
 
 class WorkloadRuntime:
-    """See the module. `limit` is set by the job manager: this worker's share of the workload's calls."""
+    """See the module. `shared` is told by the job manager which part of the workload's jobs is here."""
 
     def __init__(
         self,
         workload: Workload,
-        make_target: Callable[[Workload], UnaryTarget],
+        targets: Targets,
         copies: Copies,
         lease: Lease,
+        chain: Chain | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.key = workload.key
         self.lease = lease
         self.clock = clock
-        self.breaker = Breaker()
-        self.in_flight = 0
-        self.limit = ADAPTIVE_LIMIT
-        self.held: deque[Delivery] = deque()
+        self.copier = Copier(copies, lease, clock)
+        self.messages: TokenBucket | None = None
+        self.bytes: TokenBucket | None = None
+        self._share = 1.0
         self._turns: deque[DispatchPump] = deque()
-        self._copies = copies
-        self._make_target = make_target
-        self._target: UnaryTarget | None = None
-        self._old_targets: list[UnaryTarget] = []
+        self._targets = targets
+        self._old_links: list[ReceiverLink] = []
         self._sending = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_s = 0.0
         self.workload = workload
-        self.change(workload)
+        self.chain = chain
+        self.links: dict[str, ReceiverLink] = {}  # by address, the main target's first
+        self._set(workload)
 
-    def change(self, workload: Workload) -> None:
+    def change(self, workload: Workload, chain: Chain | None) -> None:
         """Takes a changed definition into force; messages in flight end under the old one."""
+        former = self.workload
+        self.chain = chain
+        if workload.spec.target != former.spec.target:
+            self._old_links += self.links.values()
+            self.links = {}
+        self._set(workload)
+        for link in self._old_links:  # what they held goes to their successors
+            self.link.held += link.held
+            link.held.clear()
+        self.shared(self._share)
+
+    def _set(self, workload: Workload) -> None:
         spec = workload.spec
-        if self._target is None or spec.target != self.workload.spec.target:
-            if self._target is not None:
-                self._old_targets.append(self._target)
-            self._target = self._make_target(workload)
-            self.breaker = Breaker()
         self.workload = workload
-        self.timeout_s = spec.target.timeout
-        self.max_in_flight = (
-            spec.flow.max_inflight if isinstance(spec.flow.max_inflight, int) else ADAPTIVE_LIMIT
-        )
+        self.routing = _routing(workload)
+        addresses = [spec.target.address] if self.routing is None else self.routing.addresses
+        for address in addresses:
+            if address in self.links:
+                self.links[address].change(workload)
+            else:
+                self.links[address] = ReceiverLink(workload, address, self._targets, self.clock, self.send)
+        for address in [address for address in self.links if address not in addresses]:
+            self._old_links.append(self.links.pop(address))
+        self.link = self.links[spec.target.address]
+        self.ordered = spec.ordering != "none"
+        self.delay_ms = int(spec.delay * 1000)
         self.retry_topics = workload.retry_topics()
         self.dlq_topic = workload.dlq_topic()
+        head = spec.head_of_line or HeadOfLine()
+        self.head_after_s, self._head_stash = head.after, head.stash
+        self.head_tokens = shared_tokens(head.per_minute)
         self.policy = RetryPolicy(
             tiers=tuple(Tier(delay_s=tier.delay, attempts=tier.attempts) for tier in spec.retry),
             dlq_enabled=spec.dlq.enabled,
         )
+
+    def shared(self, share: float) -> None:
+        """This worker has this share (0 to 1) of the workload's jobs: of its limits it gets as much."""
+        self._share = share
+        for link in self.links.values():
+            link.share = share
+        flow, now_s = self.workload.spec.flow, self.clock()
+        self.messages = _bucket(self.messages, flow.messages_per_second, share, now_s)
+        self.bytes = _bucket(self.bytes, flow.bytes_per_second, share, now_s)
+
+    @property
+    def in_flight(self) -> int:
+        """Messages on their way."""
+        return sum(link.in_flight for link in self.links.values())
+
+    def held(self) -> list[deque[Delivery]]:
+        """What waits for its receiver, a queue for each."""
+        return [link.held for link in self.links.values()]
+
+    def is_serving(self, delivery: Delivery | None, now_s: float) -> bool:
+        """Whether messages may be sent to the receiver that `delivery` is for (None: the main one)."""
+        link = delivery.link if delivery is not None and delivery.link is not None else self.link
+        return link.breaker.closed and self.lease.may_push(now_s)
+
+    def new_lanes(self) -> Lanes[Record] | None:
+        """What keeps a job's messages in the order that the definition asks for; None: no order."""
+        ordering = self.workload.spec.ordering
+        return None if ordering == "none" else Lanes(single=ordering == "partition")
+
+    def head_decision(self, tier: int | None) -> Decision | None:
+        """What becomes of a message of this tier that blocks the others; None: it has to stay."""
+        if self._head_stash == "retry" and tier is None and self.policy.tiers and not self.ordered:
+            return Decision(Action.RETRY_TOPIC, 0, self.policy.tiers[0].delay_s, "")
+        return Decision(Action.DLQ, None, 0.0, "") if self.policy.dlq_enabled else None
 
     # -- sending ---------------------------------------------------------------------------------
 
@@ -109,7 +167,7 @@ class WorkloadRuntime:
             self._turns.append(pump)
 
     def send(self) -> None:
-        """Starts as many calls as rule 1 allows."""
+        """Sends as much as rule 1 allows."""
         if self._sending:
             return
         self._sending = True
@@ -120,35 +178,106 @@ class WorkloadRuntime:
 
     def _send(self) -> None:
         now_s = self.clock()
-        if not (self.held or self._turns):
+        if not (self._turns or any(link.held for link in self.links.values())):
             return
         if not self.lease.may_push(now_s):
-            self._wake_at(now_s + LEASE_RETRY_S)
+            self._call_at(now_s + LEASE_RETRY_S)
             return
-        breaker, turns, held = self.breaker, self._turns, self.held
-        while self.in_flight < self.limit:
-            if held:
-                delivery: Delivery | None = held[0]
-                if held[0].pump.draining:  # stopped or moved meanwhile: its next owner delivers it
-                    held.popleft()
+        for link in self.links.values():
+            if link.held:
+                self._send_held(link, now_s)
+        if self.routing is not None:
+            self._send_apart(self.routing, now_s)
+        elif not self.link.held:
+            self._send_fresh(self.link, now_s)
+
+    def _send_fresh(self, link: ReceiverLink, now_s: float) -> None:
+        """Sends what is ready to the only receiver there is."""
+        turns = self._turns
+        while turns and (room := self._room(link, now_s)):
+            if (stream := link.stream) is not None and self.chain is None:
+                pump, records = self._next_records(min(room, MAX_BATCH), now_s)
+                if records:
+                    BatchDelivery(pump, link, stream, records, now_s).start()
                     continue
-            elif turns:
-                delivery = None
-            else:
+            delivery = self._next(turns)
+            if delivery is None:
+                link.breaker.forgo(now_s)
                 return
-            if not breaker.allow(now_s):
-                self._wake_at(max(breaker.next_probe_at_s, now_s + 0.01))
-                return
-            if delivery is not None:
+            self._start(delivery, link, now_s)
+
+    def _send_apart(self, routing: Routing, now_s: float) -> None:
+        """Sends what is ready to the receiver that it is for: what one cannot take now waits for it, and
+        holds up no message of another."""
+        while (delivery := self._next(self._turns)) is not None:
+            chosen = routing.choose(delivery.record.headers)
+            if isinstance(chosen, Refusal):
+                action = Action.ACK if chosen.skip else Action.DLQ
+                decision = Decision(action, None, 0.0, chosen.reason)
+                self.carry_out(delivery, decision, "", "UNMATCHED", now_s)
+                continue
+            link = self.links[chosen]
+            delivery.link = link
+            if link is not self.link and len(link.held) >= MAX_HELD_APART:
+                # It must not fill the tracker, and stop production with it.
+                why = f"{chosen} does not keep up"
+                decision = stash(why, attempts_in_memory=1, policy=self.policy)
+                if self.policy.tiers:
+                    decision = Decision(Action.RETRY_TOPIC, 0, self.policy.tiers[0].delay_s, why)
+                self.carry_out(delivery, decision, "", "UNAVAILABLE", now_s)
+                continue
+            link.held.append(delivery)
+            self._send_held(link, now_s)
+
+    def _send_held(self, link: ReceiverLink, now_s: float) -> None:
+        held = link.held
+        while held:
+            if held[0].pump.draining:  # stopped or moved meanwhile: its next owner delivers it
                 held.popleft()
+            elif self._room(link, now_s):
+                self._start(held.popleft(), link, now_s)
             else:
-                delivery = self._next(turns)
-                if delivery is None:
-                    breaker.forgo(now_s)
-                    return
-            self.in_flight += 1
-            assert self._target is not None
-            delivery.start(self._target, now_s)
+                return
+
+    def _room(self, link: ReceiverLink, now_s: float) -> int:
+        """How many messages may go to the receiver now (rule 1); looks again when there may be more."""
+        if wait_s := self._rate_wait_s(now_s):
+            self._call_at(now_s + wait_s)
+            return 0
+        room = link.room(now_s)
+        if room <= 0 and (wait_s := link.wait_s(now_s)):
+            self._call_at(now_s + wait_s)
+        return max(0, room)
+
+    def _start(self, delivery: Delivery, link: ReceiverLink, now_s: float) -> None:
+        if self.messages is not None:
+            self.messages.take(now_s)
+        if self.bytes is not None:
+            self.bytes.take(now_s, max(1, len(delivery.record.value or b"")))
+        delivery.start(link, now_s)
+
+    def _next_records(self, most: int, now_s: float) -> tuple[DispatchPump, list[Record]]:
+        """A run of messages of the pump whose turn it is; empty when it has something else to send."""
+        turns = self._turns
+        pump = turns[0]
+        if self.messages is not None:
+            most = min(most, max(1, int(self.messages.available(now_s))))
+        records = pump.next_records(most)
+        if records:
+            turns.rotate(-1)
+            if self.messages is not None:
+                self.messages.take(now_s, len(records))
+            if self.bytes is not None:
+                self.bytes.take(now_s, max(1, sum(len(record.value or b"") for record in records)))
+        return pump, records
+
+    def _rate_wait_s(self, now_s: float) -> float:
+        wait_s = 0.0
+        if self.messages is not None:
+            wait_s = self.messages.wait_s(now_s)
+        if self.bytes is not None:
+            wait_s = max(wait_s, self.bytes.wait_s(now_s))
+        return wait_s
 
     @staticmethod
     def _next(turns: deque[DispatchPump]) -> Delivery | None:
@@ -162,7 +291,7 @@ class WorkloadRuntime:
             pump.in_turn = False
         return None
 
-    def _wake_at(self, at_s: float) -> None:
+    def _call_at(self, at_s: float) -> None:
         if self._timer is not None and not self._timer.cancelled() and self._timer_at_s <= at_s:
             return
         if self._timer is not None:
@@ -178,26 +307,44 @@ class WorkloadRuntime:
 
     def answered(self, delivery: Delivery, result: CallResult) -> None:
         """The receiver (or the way to it) answered `delivery`."""
-        self.in_flight -= 1
         now_s = self.clock()
-        pump = delivery.pump
+        link, pump = delivery.link, delivery.pump
+        assert link is not None
+        link.answered(result, 1, delivery.started_s, now_s)
         if result.code == 0 and result.action is None:
-            self.breaker.on_success(now_s, delivery.started_s)
             if not pump.closed:
-                pump.finished(delivery.record.offset, acknowledged=True)
+                pump.finished(delivery.record, acknowledged=True)
         else:
             self._not_ok(delivery, result, now_s)
         self.send()
 
+    def batch_answered(self, batch: BatchDelivery, start: int, end: int, result: CallResult) -> None:
+        """Messages [start, end) of `batch` were answered alike."""
+        now_s = self.clock()
+        batch.link.answered(result, end - start, batch.started_s, now_s)
+        pump = batch.pump
+        if result.code == 0 and result.action is None:
+            if not pump.closed:
+                pump.finished_run(batch.records, start, end)
+        else:
+            for index in range(start, end):
+                self._not_ok(batch.single(index), result, now_s)
+        self.send()
+
     def _not_ok(self, delivery: Delivery, result: CallResult, now_s: float) -> None:
         pump = delivery.pump
-        if result.local_error is None:
-            self.breaker.on_result(result.code, now_s, delivery.started_s)
         if pump.closed:
             return
-        if delivery.canceled:
-            self.held.append(delivery)
+        if delivery.verdict is not None:
+            self.carry_out(delivery, delivery.verdict, "", code_name(result.code), now_s)
             return
+        if delivery.canceled or pump.draining:
+            return  # stopped or moved: its next owner delivers it
+        if result.local_error is not None and result.action is not None:
+            pump.finished(delivery.record, acknowledged=True)  # an interceptor skips it
+            return
+        if result.code == DEADLINE_EXCEEDED:
+            delivery.timeouts += 1
         if result.local_error is not None or result.too_large:
             decision = stash(
                 result.local_error or f"too large for the receiver: {result.details}",
@@ -207,89 +354,108 @@ class WorkloadRuntime:
             )
         else:
             origin = delivery.origin
+            assert delivery.link is not None
             decision = decide(
                 result.code,
                 result.action,
                 attempts_in_memory=delivery.attempts,
-                tier=pump.tier,
+                tier=origin.tier if origin else None,
                 tier_attempt=(origin.tier_attempt if origin else 0) + 1,
                 policy=self.policy,
-                breaker_open=not self.breaker.closed,
+                breaker_open=not delivery.link.breaker.closed,
                 random01=random.random(),  # noqa: S311 - jitter
             )
-        self.carry_out(delivery, decision, result, now_s)
+        if result.retry_after_s and decision.delay_s < result.retry_after_s:
+            decision = replace(decision, delay_s=min(result.retry_after_s, MAX_RETRY_AFTER_S))
+        code = "REJECTED" if result.local_error is not None else code_name(result.code)
+        self.carry_out(delivery, decision, result.details, code, now_s)
 
-    def carry_out(self, delivery: Delivery, decision: Decision, result: CallResult, now_s: float) -> None:
-        """Does what was decided about a delivery that was answered."""
+    def carry_out(
+        self, delivery: Delivery, decision: Decision, details: str, code: str, now_s: float
+    ) -> None:
+        """Does what was decided about a delivery that is not on its way."""
         pump = delivery.pump
         match decision.action:
             case Action.ACK:
-                pump.finished(delivery.record.offset, acknowledged=True)
+                pump.finished(delivery.record, acknowledged=True)
             case Action.HOLD:
                 delivery.attempts = max(0, delivery.attempts - 1)
-                if self.breaker.closed:
+                link = self._link_of(delivery)
+                if link.breaker.closed:
                     pump.later(delivery, decision.delay_s)  # it alone is not taken: it must not spin
                 else:
-                    self.held.append(delivery)
+                    link.held.append(delivery)
             case Action.RETRY_IN_MEMORY:
                 pump.later(delivery, decision.delay_s)
+            case Action.RETRY_TOPIC if self.ordered:
+                self._retry_in_place(delivery, decision)
             case Action.RETRY_TOPIC | Action.DLQ:
                 if not self.lease.holds(now_s):
                     # Not ours to move any more, or not now: it is delivered again should it stay ours.
-                    self.held.append(delivery)
+                    delivery.verdict = None
+                    self._link_of(delivery).held.append(delivery)
                     return
                 tier = decision.tier if decision.action is Action.RETRY_TOPIC else None
-                words = f"{decision.reason}: {result.details}" if result.details else decision.reason
-                task = asyncio.get_running_loop().create_task(
-                    self._copy(delivery, tier, words, code_name(result.code))
-                )
-                pump.copying.add(task)
-                task.add_done_callback(pump.copying.discard)
+                topic = self.dlq_topic if tier is None else self.retry_topics[tier]
+                words = f"{decision.reason}: {details}" if details else decision.reason
+                self.copier.start(delivery, topic, tier, words, code, self.send)
 
-    async def _copy(self, delivery: Delivery, tier: int | None, reason: str, code: str) -> None:
-        """Writes the copy until it is taken (rule 4), then finishes the message here."""
-        pump, record = delivery.pump, delivery.record
+    def _link_of(self, delivery: Delivery) -> ReceiverLink:
+        """The link that `delivery` was for, or what has come in its place."""
+        link = delivery.link
+        return link if link is not None and self.links.get(link.address) is link else self.link
+
+    @staticmethod
+    def _retry_in_place(delivery: Delivery, decision: Decision) -> None:
+        """Rule 5: the tier's delay passes here, and its attempts are counted here."""
         origin = delivery.told_origin()
-        failed = replace(
-            origin, attempt=origin.attempt + delivery.attempts, tier_attempt=origin.tier_attempt + 1
+        stays = origin.tier == decision.tier
+        delivery.origin = replace(
+            origin,
+            attempt=origin.attempt + delivery.attempts,
+            retry_count=origin.retry_count + 1,
+            tier=decision.tier,
+            tier_attempt=origin.tier_attempt + 1 if stays else 0,
         )
-        topic = self.dlq_topic if tier is None else self.retry_topics[tier]
-        while not pump.closed:
-            if not self.lease.holds(self.clock()):
-                await asyncio.sleep(LEASE_RETRY_S)
-                continue
-            headers = moved_headers(
-                record.headers, failed, tier=tier, reason=reason, code=code,
-                moved_at_ms=time.time_ns() // 1_000_000,
-            )  # fmt: skip
-            try:
-                await self._copies.send(topic, record.key, record.value, headers)
-            except Exception as error:  # noqa: BLE001 - whatever the producer raises, the message stays
-                pump.trouble = f"no copy in {topic}: {error}"
-                log.warning(
-                    "a copy was not taken and is tried again; the message stays unfinished",
-                    topic=topic, job=str(pump.job), offset=record.offset, error=repr(error),
-                )  # fmt: skip
-                await asyncio.sleep(PRODUCE_RETRY_S)
-                continue
-            pump.trouble = ""
-            if not pump.closed:
-                pump.finished(record.offset, acknowledged=False, dead=tier is None)
-                self.send()
-            return
+        delivery.attempts = 0
+        delivery.pump.later(delivery, decision.delay_s)
 
     async def copy_raw(self, value: bytes, headers: list[Header]) -> None:
         """Writes bytes that are no message (an undecodable batch) to the DLQ.
 
         Raises: whatever the producer raises; the caller tries again.
         """
-        await self._copies.send(self.dlq_topic, None, value, headers)
+        await self.copier.send_raw(self.dlq_topic, value, headers)
 
     async def close(self) -> None:
         """Ends the timer and the channels; the pumps have been closed before."""
         if self._timer is not None:
             self._timer.cancel()
-        self.held.clear()
-        for target in [self._target, *self._old_targets]:
-            if target is not None:
-                await target.close()
+        for link in [*self.links.values(), *self._old_links]:
+            await link.close()
+
+
+def _bucket(
+    former: TokenBucket | None, rate_per_s: float | None, share: float, now_s: float
+) -> TokenBucket | None:
+    """The bucket for this worker's share of a rate; what was saved up or owed stays."""
+    if rate_per_s is None or share <= 0:
+        return None
+    if former is None:
+        return TokenBucket(rate_per_s * share)
+    former.change(rate_per_s * share, now_s)
+    return former
+
+
+def _routing(workload: Workload) -> Routing | None:
+    isolation = workload.spec.isolation
+    if isolation is None:
+        return None
+    return Routing(
+        workload.spec.target.address,
+        zone=isolation.zone,
+        environment=isolation.environment,
+        targets=[(target.environment, target.zone, target.address) for target in isolation.targets],
+        unmatched=Unmatched(isolation.unmatched),
+        production=isolation.production,
+    )

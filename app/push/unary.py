@@ -17,6 +17,8 @@ from grpc import aio
 CHANNELS = 4  # connections to a receiver: one is limited by its flow control window and stream limit
 MAX_DETAIL_CHARS = 1_000
 ACTION = "kafka-action"
+RETRY_AFTER = "kafka-retry-after-ms"
+MAX_DIGITS = 12
 TOO_LARGE = ("larger than max", "metadata size exceeds")  # C-core's words for messages and headers
 ANSWER_TOO_LARGE = "CLIENT: Received message larger"  # it took the message, and says more than we read
 RESOURCE_EXHAUSTED, CANCELLED, UNKNOWN, INTERNAL = 8, 1, 2, 13
@@ -46,9 +48,10 @@ class CallResult:
         latency_s: from `call` to the answer.
         too_large: some limit on the way refused the message's size.
         local_error: why the call was not even made; then `code` means nothing.
+        retry_after_s: the receiver's wish, with the action Retry; None when it has none.
     """
 
-    __slots__ = ("action", "code", "details", "latency_s", "local_error", "too_large")
+    __slots__ = ("action", "code", "details", "latency_s", "local_error", "retry_after_s", "too_large")
 
     def __init__(
         self,
@@ -58,6 +61,7 @@ class CallResult:
         latency_s: float = 0.0,
         *,
         local_error: str | None = None,
+        retry_after_s: float | None = None,
     ) -> None:
         self.code = code
         self.details = details[:MAX_DETAIL_CHARS]
@@ -69,11 +73,12 @@ class CallResult:
             and ANSWER_TOO_LARGE not in details
         )
         self.local_error = local_error
+        self.retry_after_s = retry_after_s
 
     @classmethod
-    def local(cls, reason: str) -> CallResult:
-        """A message that could not be sent."""
-        return cls(INTERNAL, reason, local_error=reason)
+    def local(cls, reason: str, action: str | None = None) -> CallResult:
+        """A message that was not sent; `action` says what becomes of it, when it is not to be stashed."""
+        return cls(INTERNAL, reason, action, local_error=reason)
 
 
 Done = Callable[[CallResult], None]
@@ -145,13 +150,15 @@ def _result(call: Any, started_s: float) -> CallResult:
         return CallResult(CANCELLED, "cancelled", latency_s=latency_s)
     code = status.code()
     trailers = status.trailing_metadata()
-    action = None
+    action = after_s = None
     for name, value in trailers or ():
         if name == ACTION:
             action = value if isinstance(value, str) else None
+        elif name == RETRY_AFTER:
+            after_s = int(value) / 1000 if str(value).isdecimal() and len(value) < MAX_DIGITS else None
     if code == 0 and action is None:
         return CallResult(0, latency_s=latency_s)
-    return CallResult(int(code), status.details() or "", action, latency_s)
+    return CallResult(int(code), status.details() or "", action, latency_s, retry_after_s=after_s)
 
 
 __all__ = ["CallHandle", "CallResult", "UnaryTarget", "grpc"]

@@ -40,16 +40,32 @@ FULL: dict[str, Any] = {
         "ordering": "none",
         "flow": {"max_inflight": 500, "messages_per_second": 1000, "bytes_per_second": "4MiB"},
         "tracker": {"capacity": 20000},
-        "headOfLine": {"after": "5m", "stash": "dlq"},
+        "headOfLine": {"after": "5m", "stash": "dlq", "perMinute": 5},
         "retry": [{"delay": "1m", "attempts": 3}, {"delay": "10m", "attempts": 3}],
-        "dlq": {"enabled": True},
+        "dlq": {"enabled": True, "maxMerges": 5},
         "delay": "0s",
-        "isolation": {"zone": "x-zone", "environment": "x-environment"},
-        "payload": {"protobuf": {"descriptor": "orders.desc", "message": "acme.Order"}},
+        "payload": {
+            "protobuf": {
+                "descriptor": "orders.desc", "message": "acme.Order", "framing": "confluent",
+                "deliver": "bytes", "invalid": "deliver",
+            },
+        },
         "catchUp": {"lag": 1000000, "rate": 2000},
         "start": "latest",
     },
 }  # fmt: skip
+
+ISOLATION: dict[str, Any] = {
+    "zone": "x-zone",
+    "environment": "x-environment",
+    "targets": [
+        {"environment": "staging", "zone": "b", "address": "billing-staging-b:443"},
+        {"environment": "staging", "address": "billing-staging:443"},
+        {"zone": "b", "address": "billing-b:443"},
+    ],
+    "unmatched": "skip",
+    "production": ["live"],
+}
 
 
 def changed(path: str, value: Any, *, base: dict[str, Any] = SMALL) -> dict[str, Any]:

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.config.definitions import NOT_YET, Workload, load_definitions, parse_definition
+from app.config.checks import NOT_YET
+from app.config.definitions import Workload, load_definitions, parse_definition
 from app.config.problems import InvalidConfiguration
 from tests.config.examples import FULL, SMALL, changed
 
@@ -54,20 +55,6 @@ def test_every_field_that_is_not_in_force_yet_warns_and_may_be_deployed() -> Non
     assert {warning.field for warning in warnings} == {".".join(map(str, path)) for path in NOT_YET}
     assert {warning.severity for warning in warnings} == {"warning"}
     assert all("not in force yet" in warning.message for warning in warnings)
-
-
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        ("spec/target/contract", "stream"),
-        ("spec/ordering", "key"),
-        ("spec/ordering", "partition"),
-        ("spec/delay", "5s"),
-    ],
-)
-def test_what_would_be_unsafe_to_ignore_is_refused_for_now(path: str, value: str) -> None:
-    assert fields(changed(path, value)) == [path.replace("/", ".")]
-    assert "later release" in text_of(changed(path, value))
 
 
 @pytest.mark.parametrize("kind", ["Route", "AuditPlan", "Alert", "Failover"])
@@ -177,6 +164,15 @@ def test_every_mistake_in_a_body_is_told_without_a_file() -> None:
 # -- on the wire -----------------------------------------------------------------------------------
 
 names = st.from_regex(r"[A-Za-z0-9_-]{1,60}", fullmatch=True)
+
+
+def somewhere_to_stash(document: dict[str, Any]) -> dict[str, Any]:
+    if "headOfLine" in document["spec"]:
+        document["spec"]["retry"] = document["spec"].get("retry") or [{"delay": 1}]
+        document["spec"].pop("dlq", None)
+    return document
+
+
 definitions = st.fixed_dictionaries({
     "apiVersion": st.just("switchyard/v1"),
     "kind": st.just("Workload"),
@@ -201,15 +197,22 @@ definitions = st.fixed_dictionaries({
                 {"delay": st.integers(0, 30 * 86_400_000).map(lambda ms: ms / 1000),
                  "attempts": st.integers(1, 1000)}
             ), max_size=10),
-            "dlq": st.fixed_dictionaries({"enabled": st.booleans()}),
-            "headOfLine": st.fixed_dictionaries(
-                {"after": st.integers(1, 10**6), "stash": st.sampled_from(["dlq", "retry"])}
+            "dlq": st.fixed_dictionaries(
+                {"enabled": st.booleans()}, optional={"maxMerges": st.integers(0, 9)}
             ),
+            "headOfLine": st.fixed_dictionaries(
+                {"after": st.integers(1, 10**6), "stash": st.sampled_from(["dlq", "retry"])},
+                optional={"perMinute": st.floats(0.1, 100)},
+            ),
+            "payload": st.fixed_dictionaries({"protobuf": st.fixed_dictionaries(
+                {"descriptor": st.just("a.desc"), "message": st.just("a.B")},
+                optional={"framing": st.sampled_from(["raw", "confluent"])},
+            )}),
             "catchUp": st.fixed_dictionaries({"lag": st.integers(1, 10**12), "rate": st.floats(0.1, 1e6)}),
             "start": st.sampled_from(["earliest", "latest"]),
         },
     ),
-})  # fmt: skip
+}).map(somewhere_to_stash)  # fmt: skip
 
 
 @given(definitions)
@@ -273,6 +276,24 @@ def test_a_definition_that_comes_twice_is_told_with_both_places(tmp_path: Path) 
     (problem,) = caught.value.problems
     assert (Path(problem.file).name, problem.line) == ("b.yaml", 7)
     assert "a.yaml:4" in problem.message
+
+
+@pytest.mark.parametrize("broken", [0, 1])
+def test_a_definition_that_comes_twice_is_told_even_when_one_of_them_is_wrong(
+    tmp_path: Path, broken: int
+) -> None:
+    documents = [SMALL, SMALL]
+    documents[broken] = changed("spec/start", "middle")
+    for name, document in zip("ab", documents, strict=True):
+        (tmp_path / f"{name}.yaml").write_text(json.dumps(document, indent=1))
+    (tmp_path / "c.yaml").write_text("a: b: c\n")
+
+    with pytest.raises(InvalidConfiguration) as caught:
+        load_definitions([tmp_path])
+
+    told = {(Path(problem.file).name, problem.field) for problem in caught.value.problems}
+    assert told == {("b.yaml", "metadata.topic"), (f"{'ab'[broken]}.yaml", "spec.start"), ("c.yaml", "")}
+    assert "a.yaml:4" in str(caught.value)
 
 
 def test_mistakes_of_all_files_are_told_at_once(tmp_path: Path) -> None:

@@ -70,6 +70,39 @@ def test_a_cluster_cannot_change_under_a_workload() -> None:
     assert "delete it first" in conflict
 
 
+@pytest.mark.parametrize("second", ["20s", "30s"])
+def test_one_workload_twice_is_a_conflict_and_no_change(second: str) -> None:
+    twice = [workload(path="spec/target/timeout", value=timeout) for timeout in ("20s", second)]
+
+    for current in ({}, by_key(workload())):
+        result = plan(current, [*twice, workload("refunds")], prune=True)
+
+        assert result.conflicts == ("billing/orders: it is defined 2 times; remove all but one",)
+        assert [(change.action, change.key) for change in result.changes] == [("create", "billing/refunds")]
+
+
+def tiers(*delays: str) -> Workload:
+    return workload(path="spec/retry", value=[{"delay": delay} for delay in delays])
+
+
+def test_a_retry_tier_that_goes_is_warned_of_with_its_topic_and_what_to_do() -> None:
+    result = plan(by_key(tiers("1m", "10m", "1h")), [tiers("1m")])
+
+    assert not result.conflicts
+    assert len(result.warnings) == 2
+    for warning, topic, delay in zip(
+        result.warnings, ("orders__billing__retry_2", "orders__billing__retry_3"), ("10m", "1h"), strict=True
+    ):
+        assert warning.startswith("billing/orders: ")
+        assert topic in warning
+        assert f"its delay of {delay} until its topic is empty" in warning
+
+
+@pytest.mark.parametrize("after", [("1m", "10m"), ("5m", "20m"), ("1m", "10m", "1h")])
+def test_a_retry_tier_that_stays_or_comes_warns_of_nothing(after: tuple[str, ...]) -> None:
+    assert plan(by_key(tiers("1m", "10m")), [tiers(*after)]).warnings == ()
+
+
 topics = st.dictionaries(st.sampled_from("abcdef"), st.sampled_from(["1s", "2s", "3s"]))
 
 

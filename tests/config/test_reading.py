@@ -85,12 +85,6 @@ def test_the_position_of_what_is_not_there_is_that_of_what_is_nearest_above() ->
     assert document.position(("a", "b", "missing")) == document.position(("a", "b"))
 
 
-def test_tags_make_no_objects() -> None:
-    (document,) = read_documents("a: !!python/object/apply:os.getcwd []\n", "here.yaml")
-
-    assert document.data == {"a": []}
-
-
 @given(st.text(alphabet=st.sampled_from("ab1:-[]{}&*!|>'\"%@#,? \n\t"), max_size=40))
 def test_any_text_is_read_or_refused_in_the_one_form(text: str) -> None:
     if "&" in text:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import platformdirs
 import pytest
 
 from app.config.problems import InvalidConfiguration
@@ -203,7 +204,38 @@ def test_a_secret_in_a_file_is_read_without_its_last_newline(tmp_path: Path) -> 
 def test_the_data_folder_is_the_users_unless_configured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SWITCHYARD_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("SWITCHYARD_HOME", "/of/another/process")  # what counts is the environment given
+    home = str(tmp_path / "home")
 
-    assert load(tmp_path, SETTINGS).data_path == tmp_path / "home" / "data"
-    assert load(tmp_path, SETTINGS + "data_dir: /srv/switchyard\n").data_path == Path("/srv/switchyard")
+    assert load(tmp_path, SETTINGS, SWITCHYARD_HOME=home).data_path == tmp_path / "home" / "data"
+    configured = load(tmp_path, SETTINGS + "data_dir: /srv/switchyard\n", SWITCHYARD_HOME=home)
+    assert configured.data_path == Path("/srv/switchyard")
+    assert load(tmp_path, SETTINGS).data_path == Path(platformdirs.user_data_dir("switchyard"))
+
+
+@pytest.mark.parametrize("written", ["[hunter2]", "[{password: hunter2}]", "hunter2", "7", "null"])
+def test_security_that_is_no_mapping_is_told_to_be_one_and_what_it_may_hold(
+    tmp_path: Path, written: str
+) -> None:
+    text = text_of(tmp_path, SETTINGS.replace("localhost:9093", f"localhost:9093\n    security: {written}"))
+
+    assert "s.yaml:11:15: error: clusters.1.security: must be a mapping" in text.replace("witchyard", "")
+    assert "known here: ca, cert, key, mechanism, password, protocol, username" in text
+    assert "hunter2" not in text
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        ("region: east\nclusters:", "region: east\nclusters: 7\nold:", "clusters: must be a list (got 7)"),
+        ("clusters:", "web: {port: http}\nclusters:", "web.port: must be a whole number (got 'http')"),
+        ("clusters:", "web: {port: 70000}\nclusters:", "web.port: must be at most 65535 (got 70000)"),
+        ("clusters:", "web: {host: 7}\nclusters:", "web.host: must be text (got 7)"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_told_in_our_words_with_a_remedy(
+    tmp_path: Path, before: str, after: str, told: str
+) -> None:
+    text = text_of(tmp_path, SETTINGS.replace(before, after, 1))
+
+    assert f"error: {told}\n    -> " in text

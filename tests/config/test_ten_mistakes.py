@@ -22,7 +22,7 @@ spec:
     address: http://billing
     contract: unery
     timeout: 10 seconds
-  ordering: key
+  ordering: kye
   tracker: {capacity: 0}
   retry:
     - attempts: 3
@@ -38,13 +38,14 @@ orders.yaml:7:3: error: metadata.ownr: unknown field
     -> did you mean owner?
 orders.yaml:10:14: error: spec.target.address: not a gRPC address (got 'http://billing')
     -> write host:port, dns:///host:port or unix:/path
-orders.yaml:11:15: error: spec.target.contract: must be one of unary, stream (got 'unery')
+orders.yaml:11:15: error: spec.target.contract: must be one of unary, stream, auto (got 'unery')
     -> did you mean unary?
 orders.yaml:12:14: error: spec.target.timeout: not a duration (got '10 seconds')
     -> write one like 10s, 500ms or 1h30m
-orders.yaml:13:13: error: spec.ordering: ordered delivery comes with a later release (got 'key')
-    -> use none
-orders.yaml:14:23: error: spec.tracker.capacity: Input should be greater than or equal to 1 (got 0)
+orders.yaml:13:13: error: spec.ordering: must be one of none, key, partition (got 'kye')
+    -> did you mean key?
+orders.yaml:14:23: error: spec.tracker.capacity: must be at least 1 (got 0)
+    -> choose a greater one
 orders.yaml:16:7: error: spec.retry.0.delay: missing
     -> add it
 orders.yaml:17:15: error: spec.retry.1.delay: not a duration (got '5x')

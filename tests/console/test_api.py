@@ -114,7 +114,7 @@ def test_everything_wrong_is_told_at_once_with_field_line_and_remedy(console: Co
         ("just words", 422),
         ("{", 422),
         (b"\xff\xfe", 400),
-        ('{"kind": "Workload", "kind": "Workload"}', 400),
+        ('{"kind": "Workload", "kind": "Workload"}', 422),
         ("kind: a\n---\nkind: b\n", 400),
         ('{"metadata": ' + "[" * 3000, 422),
         ("a: &a [b, b]\nb: &b [*a, *a, *a]\n" * 2, 422),

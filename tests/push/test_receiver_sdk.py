@@ -17,7 +17,15 @@ from app.push.receiver.sdk import MAX_REASON_CHARS
 from app.push.unary import CallResult, UnaryTarget
 from tests.push.servers import ENOUGH_S, METHOD, Caller
 
-OK, UNKNOWN, RESOURCE_EXHAUSTED, FAILED_PRECONDITION, UNIMPLEMENTED, INTERNAL = 0, 2, 8, 9, 12, 13
+OK, UNKNOWN, RESOURCE_EXHAUSTED, FAILED_PRECONDITION, UNIMPLEMENTED, INTERNAL, UNAVAILABLE = (
+    0,
+    2,
+    8,
+    9,
+    12,
+    13,
+    14,
+)
 METADATA = MetadataTemplate("orders", "billing", 0).build(0, None, [], 0, 0, 1)
 
 Deliver = Callable[..., Any]
@@ -80,6 +88,30 @@ async def test_a_verdict_arrives_as_status_and_action(
     result = await deliver()
 
     assert (result.code, result.action, result.details) == (code, action, details)
+
+
+@pytest.mark.parametrize(
+    ("after_s", "told"),
+    [
+        (None, None),
+        (0, None),
+        (-1, None),
+        (float("nan"), None),
+        (0.0001, "1"),
+        (2.5, "2500"),
+        (1e99, str(2**32 - 1)),
+    ],
+)
+async def test_the_wish_for_a_delay_travels_in_milliseconds(
+    receiver: Receiver, after_s: float | None, told: str | None
+) -> None:
+    receiver.on(topic="orders", group="billing")(lambda message: Retry(after=after_s))
+
+    async with aio.insecure_channel(f"127.0.0.1:{await receiver.start()}") as channel:
+        call: Any = channel.unary_unary(METHOD, None, None)(b"", metadata=METADATA, timeout=ENOUGH_S)
+        trailers = dict(await call.trailing_metadata())
+
+    assert (trailers["kafka-action"], trailers.get("kafka-retry-after-ms")) == ("Retry", told)
 
 
 @pytest.mark.parametrize("is_async", [True, False])
@@ -193,6 +225,75 @@ async def test_the_test_client_raises_what_the_handler_raises(receiver: Receiver
 
     with pytest.raises(LookupError, match="gone"):
         await receiver.test_client().deliver(topic="orders", group="billing", value=b"")
+
+
+async def test_the_test_client_delivers_again_as_retries_do(receiver: Receiver) -> None:
+    seen: list[tuple[int, int]] = []
+
+    @receiver.on(topic="orders", group="billing")
+    def third_time_lucky(message: Message) -> Verdict:
+        seen.append((message.attempt, message.retry_count))
+        if len(seen) % 3 == 1:
+            raise LookupError("gone")
+        return Retry(after=1) if len(seen) % 3 == 2 else None
+
+    client = receiver.test_client()
+
+    assert await client.deliver(topic="orders", group="billing", value=b"", retries=9) == Ack()
+    assert seen == [(1, 0), (2, 0), (3, 1)]
+    assert await client.deliver(topic="orders", group="billing", value=b"", retries=1) == Retry(after=1)
+    assert await client.deliver(topic="orders", group="billing", value=b"") == Ack()
+    with pytest.raises(LookupError, match="gone"):
+        await client.deliver(topic="orders", group="billing", value=b"")
+    with pytest.raises(KeyError):
+        await client.deliver(topic="refunds", group="billing", value=b"", retries=1)
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_the_test_client_delivers_batches(receiver: Receiver, is_async: bool) -> None:
+    def take(messages: list[Message]) -> list[Verdict]:
+        return [Skip() if message.offset == 8 else None for message in messages]
+
+    async def take_later(messages: list[Message]) -> list[Verdict]:
+        return take(messages)
+
+    receiver.on_batch(topic="orders", group="billing")(take_later if is_async else take)
+    receiver.on(topic="refunds", group="billing")(lambda message: Stash(message.value.decode()))
+    client = receiver.test_client()
+
+    many = await client.deliver_batch(topic="orders", group="billing", values=[b"", b"", b""], offset=7)
+    one = await client.deliver(topic="orders", group="billing", value=b"", offset=8)
+    other = await client.deliver_batch(topic="refunds", group="billing", values=[b"a", b"b"])
+
+    assert (many, one, other) == ([Ack(), Skip(), Ack()], Skip(), [Stash("a"), Stash("b")])
+
+
+async def test_a_batch_handler_takes_unary_calls_one_by_one(receiver: Receiver, deliver: Deliver) -> None:
+    sizes: list[int] = []
+    receiver.on_batch(topic="orders", group="billing")(lambda messages: sizes.append(len(messages)))
+    receiver.on_batch(topic="refunds", group="billing")(lambda messages: [None, None])
+
+    assert (await deliver()).code == OK
+    assert (await deliver("/kafka.consumerproxy.billing/refunds")).code == INTERNAL
+    assert sizes == [1]
+
+
+async def test_a_receiver_that_stops_turns_new_calls_away(receiver: Receiver, deliver: Deliver) -> None:
+    began, go = asyncio.Event(), asyncio.Event()
+
+    @receiver.on(topic="orders", group="billing")
+    async def wait(_: Message) -> None:
+        began.set()
+        await go.wait()
+
+    first = asyncio.create_task(deliver())
+    async with asyncio.timeout(ENOUGH_S):
+        await began.wait()
+        stopping = asyncio.create_task(receiver.stop(ENOUGH_S))
+        assert (await deliver()).code == UNAVAILABLE
+        go.set()
+        assert (await first).code == OK
+        await stopping
 
 
 async def test_the_health_service_says_serving(receiver: Receiver) -> None:

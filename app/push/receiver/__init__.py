@@ -16,9 +16,14 @@
 | returns `Skip()`           | acknowledged without having been handled                                |
 | raises                     | delivered again a few times, then to the retry topic, then to the DLQ   |
 
-Needs grpcio only: neither Faust nor Kafka.
+It serves both contracts, one call a message and streams of batches; handlers do not notice. On streams a
+synchronous handler is the quickest: it is called where the message is read, and should not block. An
+asynchronous one is a task a message, `max_tasks` at once. `on_batch` takes lists of messages and returns a
+verdict for each, or one for all.
+
+Needs grpcio and protobuf only: neither Faust nor Kafka.
 """
 
-from app.push.receiver.sdk import Ack, Message, Receiver, Retry, Skip, Stash, Verdict
+from app.push.receiver.sdk import Ack, Message, Receiver, Retry, Skip, Stash, TestClient, Verdict
 
-__all__ = ["Ack", "Message", "Receiver", "Retry", "Skip", "Stash", "Verdict"]
+__all__ = ["Ack", "Message", "Receiver", "Retry", "Skip", "Stash", "TestClient", "Verdict"]

@@ -1,4 +1,4 @@
-"""`Receiver`: gRPC server for handlers of messages. See the package."""
+"""`Receiver`: gRPC server for handlers of messages, over both contracts. See the package."""
 
 from __future__ import annotations
 
@@ -6,19 +6,39 @@ import asyncio
 import contextlib
 import inspect
 import signal
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import grpc
 from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-HEADER_PREFIX = "kafka-header-"
-MAX_REASON_CHARS = 500
+from app.push.receiver.intake import Gate, Window
+from app.push.receiver.stream_side import METHOD, StreamSide
+from app.push.receiver.testing import TestClient
+from app.push.receiver.unary_side import Route, UnarySide, read_message
+from app.push.receiver.verdicts import (
+    MAX_REASON_CHARS,
+    Ack,
+    BatchHandler,
+    Handler,
+    Message,
+    Retry,
+    Skip,
+    Stash,
+    Verdict,
+    spread,
+)
+
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024  # Kafka's usual limits are below; gRPC's own 4 MB is not
 MAX_METADATA_BYTES = 2 * 1024 * 1024  # key and headers; gRPC's own 8 kB refuses larger ones at random
 MAX_PENDING_CALLS = 1 << 20  # gRPC's own 1,000 cancels calls of larger bursts at random
+WINDOW = 10_000  # deliveries in flight on a stream: 100,000/s with a handler of 100 ms
+WINDOW_BYTES = 16 * 1024 * 1024
+MAX_TASKS = 10_000  # of asynchronous handlers of streamed messages, over all streams
+POLL_S = 0.005  # while stopping
+SERVICE = METHOD.split("/")[1]
 
 OPTIONS: list[tuple[str, int]] = [
     ("grpc.so_reuseport", 0),
@@ -29,74 +49,72 @@ OPTIONS: list[tuple[str, int]] = [
     ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
 ]
 
-
-@dataclass(frozen=True, slots=True)
-class Ack:
-    """The message is done."""
-
-
-@dataclass(frozen=True, slots=True)
-class Retry:
-    """Not now: to the retry topic. `after` (seconds) is a wish; the tier's delay decides."""
-
-    after: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Stash:
-    """Never: to the dead letter queue, with the reason."""
-
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Skip:
-    """Not for us: acknowledged as it is."""
-
-
-Verdict = Ack | Retry | Stash | Skip | None
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """A delivered message. `headers` are the record's own, in order, names in lower case."""
-
-    topic: str
-    group: str
-    value: bytes
-    partition: int = 0
-    offset: int = 0
-    key: bytes | None = None
-    headers: list[tuple[str, bytes]] = field(default_factory=list)
-    timestamp_ms: int = -1
-    retry_count: int = 0
-    attempt: int = 1
-    traceparent: str = ""
-
-
-Handler = Callable[[Message], Verdict | Awaitable[Verdict]]
+AnyHandler = TypeVar("AnyHandler", bound=Callable[[Any], Any])
 
 
 class Receiver:
-    """See the package. One handler for each (group, topic)."""
+    """See the package. One handler for each (group, topic).
 
-    def __init__(self, host: str = "127.0.0.1", port: int = 0, *, max_concurrent: int | None = None) -> None:
+    Args:
+        host: to listen at.
+        port: to listen at; 0: a free one.
+        max_concurrent: calls at once; more are turned away. A stream counts as one call.
+        window: deliveries that a stream may have in flight.
+        window_bytes: likewise, in bytes.
+        max_tasks: asynchronous handlers of streamed messages at once; more wait.
+        stream: False: unary calls only.
+    """
+
+    def __init__(
+        self,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        max_concurrent: int | None = None,
+        window: int = WINDOW,
+        window_bytes: int = WINDOW_BYTES,
+        max_tasks: int = MAX_TASKS,
+        stream: bool = True,
+    ) -> None:
+        if min(window, window_bytes, max_tasks) < 1:
+            raise ValueError(
+                f"window {window}, window_bytes {window_bytes}, max_tasks {max_tasks} must be above 0"
+            )
         self.host = host
         self.port = port
         self._max_concurrent = max_concurrent
-        self._handlers: dict[str, Handler] = {}  # by gRPC method
-        self._methods: dict[tuple[str, str], str] = {}  # by group and topic
+        self._routes: dict[tuple[str, str], Route] = {}  # by group and topic
+        self._unary = UnarySide({})
+        window_limits = Window(window, window_bytes, MAX_MESSAGE_BYTES)
+        self._stream = StreamSide(self._routes, window_limits, Gate(max_tasks)) if stream else None
+        self._health: Any = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._server: aio.Server | None = None
 
     def on(self, *, topic: str, group: str, method: str | None = None) -> Callable[[Handler], Handler]:
-        """Decorates the handler of a topic's messages for a group.
+        """Decorates the handler of a topic's messages for a group; `method` is that of unary calls.
 
         Raises:
             TypeError: it does not take exactly one argument.
             ValueError: there is one already.
         """
+        return self._register(topic, group, method, "message", batch=False)
 
-        def register(handler: Handler) -> Handler:
+    def on_batch(
+        self, *, topic: str, group: str, method: str | None = None
+    ) -> Callable[[BatchHandler], BatchHandler]:
+        """Decorates a handler of lists of messages (of one partition, in order).
+
+        It returns a verdict for each, or one for all; unary calls come as lists of one.
+
+        Raises:
+            As `on`.
+        """
+        return self._register(topic, group, method, "list of messages", batch=True)
+
+    def _register(
+        self, topic: str, group: str, method: str | None, argument: str, *, batch: bool
+    ) -> Callable[[AnyHandler], AnyHandler]:
+        def register(handler: AnyHandler) -> AnyHandler:
             required = [
                 parameter
                 for parameter in inspect.signature(handler).parameters.values()
@@ -105,12 +123,12 @@ class Receiver:
             ]
             name = getattr(handler, "__name__", repr(handler))
             if len(required) != 1 or required[0].kind is inspect.Parameter.KEYWORD_ONLY:
-                raise TypeError(f"handler {name} must take exactly one argument, the message")
+                raise TypeError(f"handler {name} must take exactly one argument, the {argument}")
             path = method or f"/kafka.consumerproxy.{group}/{topic}"
-            if path in self._handlers or (group, topic) in self._methods:
+            if path in self._unary.routes or (group, topic) in self._routes:
                 raise ValueError(f"{group}/{topic} ({path}) has a handler already; {name} would replace it")
-            self._handlers[path] = handler
-            self._methods[group, topic] = path
+            route = Route(handler, batch, tasks=inspect.iscoroutinefunction(handler))
+            self._unary.routes[path] = self._routes[group, topic] = route
             return handler
 
         return register
@@ -122,18 +140,30 @@ class Receiver:
             RuntimeError: the address cannot be bound.
         """
         self._server = aio.server(maximum_concurrent_rpcs=self._max_concurrent, options=OPTIONS)
-        self._server.add_generic_rpc_handlers((_Generic(self._handlers),))
-        servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]
-        await servicer.set("", health_pb2.HealthCheckResponse.SERVING)
-        health_pb2_grpc.add_HealthServicer_to_server(servicer, self._server)
+        self._server.add_generic_rpc_handlers((_Generic(self._unary, self._stream),))
+        for service in ("", SERVICE) if self._stream else ("",):
+            await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self.port = self._server.add_insecure_port(f"{self.host}:{self.port}")
         await self._server.start()
         return self.port
 
     async def stop(self, grace_s: float = 5.0) -> None:
-        """Takes no new messages and lets those in progress end within `grace_s`."""
-        if self._server is not None:
-            await self._server.stop(grace_s)
+        """Says NOT_SERVING, takes no new messages, and lets those in progress end within `grace_s`."""
+        if self._server is None:
+            return
+        deadline_s = time.monotonic() + grace_s
+        await self._health.enter_graceful_shutdown()
+        self._unary.stopping = True
+        if self._stream is not None:
+            self._stream.stopping.set()
+        # The server itself would refuse health checks while it waits.
+        while self._active() and time.monotonic() < deadline_s:  # noqa: ASYNC110 - two counts, looked at
+            await asyncio.sleep(POLL_S)
+        await self._server.stop(max(0.0, deadline_s - time.monotonic()))
+
+    def _active(self) -> int:
+        return self._unary.active + (self._stream.active if self._stream is not None else 0)
 
     def run(self) -> None:
         """Serves until SIGTERM or SIGINT."""
@@ -149,6 +179,10 @@ class Receiver:
         await stop.wait()
         await self.stop()
 
+    def handles(self, topic: str, group: str) -> bool:
+        """Whether there is a handler."""
+        return (group, topic) in self._routes
+
     async def handle(self, message: Message) -> Verdict:
         """Runs the handler of the message's group and topic, without a network (see `TestClient`).
 
@@ -156,106 +190,37 @@ class Receiver:
             KeyError: there is no handler.
             TypeError: it returned what is no verdict. Whatever the handler raises.
         """
-        verdict = self._handlers[self._methods[message.group, message.topic]](message)
-        if inspect.isawaitable(verdict):
-            verdict = await verdict
-        if not isinstance(verdict, Verdict):
-            raise TypeError(f"the handler returned {type(verdict).__name__}, which is no verdict")
-        return verdict
+        return await self._routes[message.group, message.topic].one(message)
+
+    async def handle_batch(self, messages: list[Message]) -> list[Verdict]:
+        """Likewise, for messages of one group and topic."""
+        route = self._routes[messages[0].group, messages[0].topic]
+        if not route.batch:
+            return [await route.one(message) for message in messages]
+        answer = route.handler(messages)
+        if inspect.isawaitable(answer):
+            answer = await answer
+        return spread(answer, len(messages))
 
     def test_client(self) -> TestClient:
         """Delivers to the handlers in memory."""
         return TestClient(self)
 
 
-class TestClient:
-    """Delivers messages to a receiver's handlers without a network."""
-
-    __test__ = False  # not a test class, whatever pytest thinks of its name
-
-    def __init__(self, receiver: Receiver) -> None:
-        self._receiver = receiver
-
-    async def deliver(self, *, topic: str, group: str, value: bytes, **fields: Any) -> Verdict:
-        """What the handler says of the message: a verdict (`Ack()` for None); raises what it raises."""
-        message = Message(topic=topic, group=group, value=value, **fields)
-        return await self._receiver.handle(message) or Ack()
-
-
 class _Generic(grpc.GenericRpcHandler):  # type: ignore[type-arg]
-    """Finds the handler by method, with nothing between it and the bytes."""
+    """Finds what takes a call by its method, with nothing between it and the bytes."""
 
-    def __init__(self, handlers: dict[str, Handler]) -> None:
-        self._handlers = handlers
-        self._behaviours: dict[str, Any] = {}
+    def __init__(self, unary: UnarySide, stream: StreamSide | None) -> None:
+        self._unary = unary
+        self._stream = stream
 
     def service(self, details: Any) -> Any:
-        found = self._behaviours.get(details.method)
-        if found is None and details.method in self._handlers:
-            behaviour = _behaviour(self._handlers[details.method])
-            found = self._behaviours[details.method] = grpc.unary_unary_rpc_method_handler(behaviour)
-        return found
+        if details.method == METHOD and self._stream is not None:
+            return self._stream.handler
+        return self._unary.find(details.method)
 
 
-def _behaviour(handler: Handler) -> Any:
-    async def behave(value: bytes, context: Any) -> bytes:
-        message = read_message(value, context.invocation_metadata() or ())
-        try:
-            verdict = handler(message)
-            if inspect.isawaitable(verdict):
-                verdict = await verdict
-        except Exception as error:
-            await context.abort(
-                grpc.StatusCode.UNKNOWN, f"{type(error).__name__}: {error}"[:MAX_REASON_CHARS]
-            )
-            raise
-        if verdict is None or isinstance(verdict, Ack):
-            return b""
-        match verdict:
-            case Retry():
-                action, code, text = "Retry", grpc.StatusCode.RESOURCE_EXHAUSTED, "retry later"
-            case Stash():
-                action, code, text = "Stash", grpc.StatusCode.FAILED_PRECONDITION, verdict.reason
-            case Skip():
-                context.set_trailing_metadata((("kafka-action", "Skip"),))
-                return b""
-            case _:
-                text = f"the handler returned {type(verdict).__name__}, which is no verdict"
-                await context.abort(grpc.StatusCode.INTERNAL, text)
-        context.set_trailing_metadata((("kafka-action", action),))
-        await context.abort(code, text[:MAX_REASON_CHARS])
-        return b""
-
-    return behave
-
-
-def read_message(value: bytes, metadata: Sequence[tuple[str, str | bytes]]) -> Message:
-    """The message of a call's body and metadata. Numbers that cannot be read count as 0."""
-    text: dict[str, str] = {}
-    headers: list[tuple[str, bytes]] = []
-    key: bytes | None = None
-    for name, item in metadata:
-        if isinstance(item, bytes):
-            if name == "kafka-key-bin":
-                key = item
-            elif name.startswith(HEADER_PREFIX):
-                headers.append((name[len(HEADER_PREFIX) : -4], item))
-        else:
-            text[name] = item
-    return Message(
-        topic=text.get("kafka-topic", ""),
-        group=text.get("kafka-consumergroup", ""),
-        value=value,
-        partition=_number(text.get("kafka-partition")),
-        offset=_number(text.get("kafka-offset")),
-        key=key,
-        headers=headers,
-        timestamp_ms=_number(text.get("kafka-timestamp"), -1),
-        retry_count=_number(text.get("kafka-retrycount")),
-        attempt=_number(text.get("kafka-attemptcount"), 1),
-        traceparent=text.get("traceparent", ""),
-    )
-
-
-def _number(text: str | None, default: int = 0) -> int:
-    return int(text) if text and text.isascii() and text.isdigit() and len(text) < 20 else default
+__all__ = [
+    "MAX_MESSAGE_BYTES", "MAX_METADATA_BYTES", "MAX_REASON_CHARS", "Ack", "Message", "Receiver", "Retry",
+    "Skip", "Stash", "TestClient", "Verdict", "read_message",
+]  # fmt: skip

@@ -1,0 +1,102 @@
+"""Long answers of a worker: a stream of lines, and an operation that is watched to its end."""
+
+from __future__ import annotations
+
+import http.client
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from app.cli.client import (
+    BY_STATUS,
+    EXIT_FAILURE,
+    EXIT_PARTIAL,
+    EXIT_UNREACHABLE,
+    TIMEOUT_S,
+    Client,
+    Failure,
+    actor,
+)
+
+POLL_S = 0.3
+
+
+def progress_bar(shown: bool) -> Progress:
+    """On stderr, and only on a terminal."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=Console(stderr=True), disable=not shown or not sys.stderr.isatty())
+
+
+def letters_of(client: Client, path: str) -> Iterator[bytes]:
+    """The lines of an export.
+
+    Raises:
+        Failure: the worker refuses, or the stream breaks off before its end.
+    """
+    request = urllib.request.Request(  # noqa: S310 - the client has checked the scheme
+        f"{client.url}/api/v1{path}", headers={"X-Switchyard-Actor": actor()}
+    )
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    count = 0
+    try:
+        with opener.open(request, timeout=4 * TIMEOUT_S) as answer, progress_bar(shown=True) as bar:
+            task = bar.add_task("export", total=int(answer.headers.get("X-Switchyard-Offsets", 0)) or None)
+            for line in answer:
+                if not line.endswith(b"\n"):
+                    raise http.client.IncompleteRead(line)
+                count += 1
+                bar.advance(task)
+                yield line
+    except urllib.error.HTTPError as error:
+        words = error.read()[:2000].decode("utf-8", "replace")
+        raise Failure(_problem(words), BY_STATUS.get(error.code, EXIT_FAILURE)) from error
+    except (http.client.HTTPException, ConnectionError, TimeoutError, urllib.error.URLError) as error:
+        raise Failure(
+            f"the worker at {client.url} broke off after {count} letters: {error!r}; export again",
+            EXIT_UNREACHABLE,
+        ) from error
+
+
+def _problem(words: str) -> str:
+    import orjson
+
+    try:
+        problem = orjson.loads(words)
+        return f"{problem['title']}: {problem['detail']}"
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return words
+
+
+def watch(client: Client, begun: dict[str, Any], go_on: str) -> dict[str, Any]:
+    """Waits until an operation has ended; its last state. `go_on` says how it is taken up again.
+
+    Raises:
+        Failure: it failed or was canceled, or nobody can be asked any more.
+    """
+    state = begun
+    try:
+        with progress_bar(shown=True) as bar:
+            task = bar.add_task(str(begun["kind"]), total=None)
+            while state["state"] == "running":
+                time.sleep(POLL_S)
+                state = client.ask("GET", f"/operations/{begun['id']}")
+                told = state["progress"]
+                bar.update(task, completed=told.get("looked_at", 0), total=told.get("of"))
+    except Failure as failure:
+        raise Failure(f"{failure}. What was done stays done; {go_on}", failure.code) from failure
+    except KeyboardInterrupt:
+        stop = f"switchyard dlq operation {begun['id']} --cancel"
+        click.echo(f"\n{begun['id']} goes on without you; end it with: {stop}", err=True)
+        raise SystemExit(EXIT_PARTIAL) from None
+    if state["state"] == "failed":
+        raise Failure(f"{state['kind']} {state['id']} failed: {state['error']}; {go_on}", EXIT_FAILURE)
+    if state["state"] == "canceled":
+        raise Failure(f"{state['kind']} {state['id']} was canceled; {go_on}", EXIT_PARTIAL)
+    return state

@@ -1,0 +1,129 @@
+"""What no single field of a definition shows: what is not in force yet, and fields that do not go together.
+
+Works on raw data, so that it is told together with all else that is wrong. It is checked when a definition
+is deployed and not when it is read back: what runs goes on after an upgrade.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from app.config.problems import MAX_SHOWN_CHARS, Document, Problem, suggest
+from app.config.trees import Path_
+
+# Validated now, in force with a later release. Ignoring them costs comfort, not correctness.
+NOT_YET: dict[Path_, str] = {
+    ("spec", "catchUp"): "catching up beside the latest",
+    ("spec", "mode"): "several regions",
+    ("spec", "primary"): "several regions",
+}
+
+
+def problem_at(
+    document: Document, path: Path_, message: str, remedy: str, severity: str = "error"
+) -> Problem:
+    """A problem with the value at `path`."""
+    value = value_at(document.data, path)
+    shown = "" if value is None or isinstance(value, dict | list) else repr(value)[:MAX_SHOWN_CHARS]
+    field = ".".join(map(str, path))
+    return Problem(message, remedy, field, shown, document.file, *document.position(path), severity)
+
+
+def value_at(data: Any, path: Path_) -> Any:
+    """What stands at `path`; None when nothing does."""
+    for part in path:
+        if isinstance(data, list) and isinstance(part, int) and part < len(data):
+            data = data[part]
+        else:
+            data = data.get(part) if isinstance(data, Mapping) else None
+    return data
+
+
+def checks(document: Document, clusters: Collection[str] | None) -> Iterator[Problem]:
+    """All of it; `clusters` are the names there are, if known."""
+    cluster = value_at(document.data, ("metadata", "cluster"))
+    if clusters is not None and isinstance(cluster, str) and cluster not in clusters:
+        yield problem_at(
+            document, ("metadata", "cluster"), "no such cluster", suggest(cluster, list(clusters))
+        )
+    yield from _stashes(document)
+    yield from _isolation(document)
+    for path, feature in NOT_YET.items():
+        value = value_at(document.data, path)
+        if value is not None:
+            yield problem_at(
+                document,
+                path,
+                f"not in force yet ({feature} comes with a later release)",
+                "it is kept and ignored",
+                "warning",
+            )
+
+
+def _stashes(document: Document) -> Iterator[Problem]:
+    """Where messages are to be put away, there must be a place."""
+    data = document.data
+    stash: Path_ = ("spec", "headOfLine", "stash")
+    to_retry = value_at(data, stash) == "retry"
+    if to_retry and not value_at(data, ("spec", "retry")):
+        yield problem_at(document, stash, "there is no retry tier", "add one to spec.retry, or write dlq")
+    if value_at(data, ("spec", "dlq", "enabled")) is not False:
+        return
+    isolation: Path_ = ("spec", "isolation")
+    by_environment = value_at(data, (*isolation, "environment")) is not None
+    invalid: Path_ = ("spec", "payload", "protobuf", "invalid")
+    for path, used, instead in (
+        (stash, value_at(data, stash[:-1]) is not None and not to_retry, "retry"),
+        ((*isolation, "unmatched"), by_environment and _to_dlq(data, isolation), "skip"),
+        (invalid, value_at(data, invalid) == "dlq", "deliver"),
+    ):
+        if used:
+            yield problem_at(
+                document, path, "the DLQ it goes to is not enabled", f"enable spec.dlq, or write {instead}"
+            )
+
+
+def _to_dlq(data: Any, isolation: Path_) -> bool:
+    return value_at(data, (*isolation, "unmatched")) in (None, "dlq")
+
+
+def _isolation(document: Document) -> Iterator[Problem]:
+    """Targets that no message could reach, or that two would claim."""
+    here: Path_ = ("spec", "isolation")
+    isolation = value_at(document.data, here)
+    if not isinstance(isolation, Mapping):
+        return
+    headers = {name for name in ("zone", "environment") if isolation.get(name) is not None}
+    if not headers:
+        yield problem_at(document, here, "names no header", "add zone: or environment: and a header's name")
+    production = isolation.get("production", ["production", "prod"])
+    targets = isolation.get("targets")
+    seen: dict[tuple[str, str], int] = {}
+    for index, target in enumerate(targets if isinstance(targets, list) else ()):
+        if not isinstance(target, Mapping):
+            continue  # told
+        at: Path_ = (*here, "targets", index)
+        given = [name for name in ("environment", "zone") if target.get(name) is not None]
+        if not given:
+            yield problem_at(
+                document, at, "says neither environment nor zone", "add one, or both, as the header has it"
+            )
+        for name in given:
+            if headers and name not in headers:
+                yield problem_at(
+                    document, (*at, name), f"no header tells the {name}",
+                    f"add {name}: and the header's name to spec.isolation",
+                )  # fmt: skip
+        environment = target.get("environment")
+        if environment is not None and isinstance(production, list) and environment in production:
+            yield problem_at(
+                document, (*at, "environment"), "is production, which is the main target",
+                "leave environment out, or take it out of spec.isolation.production",
+            )  # fmt: skip
+        pair = (str(environment), str(target.get("zone")))
+        first = seen.setdefault(pair, index)
+        if given and first != index:
+            yield problem_at(
+                document, at, f"the same environment and zone as targets.{first}", "remove one of them"
+            )

@@ -1,0 +1,110 @@
+"""The types of a definition's fields: names, addresses, methods, headers, delays, rates.
+
+Each refuses what it is not with "what is wrong; what to do", which `problems` shows apart.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, Strict, WithJsonSchema
+
+from app.config.units import Duration, duration_within
+
+DAY_S = 86_400.0
+MAX_LISTED = 1000  # a list longer than this is a mistake
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
+_ADDRESS = re.compile(
+    r"(dns:(//[^/]*)?/)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):\d{1,5}"
+    r"|ipv4:[0-9.]+:\d{1,5}(,[0-9.]+:\d{1,5})*"
+    r"|ipv6:.+"
+    r"|unix:(//)?/?[^\s]+"
+)
+_METHOD = re.compile(r"/[A-Za-z0-9._-]+/[A-Za-z0-9._-]+")
+_MESSAGE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
+
+
+class Model(BaseModel):
+    """A part of a definition: unknown fields are errors, and nothing changes after it is read."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _name(value: Any) -> Any:
+    if not isinstance(value, str) or not _NAME.fullmatch(value) or value in {".", ".."}:
+        raise ValueError("not a name; use letters, digits, '.', '_' and '-', at most 200")
+    return value
+
+
+def _address(value: Any) -> Any:
+    if not isinstance(value, str) or not _ADDRESS.fullmatch(value) or not _possible(value):
+        raise ValueError("not a gRPC address; write host:port, dns:///host:port or unix:/path")
+    return value
+
+
+def _possible(address: str) -> bool:
+    """Whether the ports are ports and the IP addresses are IP addresses."""
+    scheme, _, rest = address.partition(":")
+    if scheme == "unix":
+        return True
+    for endpoint in rest.split(",") if scheme in {"ipv4", "ipv6"} else [address]:
+        host, _, port = endpoint.rpartition(":")
+        if not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+            return False
+        try:
+            if scheme in {"ipv4", "ipv6"} and ipaddress.ip_address(host.strip("[]")).version != int(
+                scheme[3]
+            ):
+                return False
+        except ValueError:
+            return False
+    return True
+
+
+def _inflight(value: Any) -> Any:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if value != "adaptive" and not (whole and 1 <= value <= 100_000):
+        raise ValueError("not a number of messages; write adaptive or a number from 1 to 100000")
+    return value
+
+
+def _method(value: Any) -> Any:
+    if not isinstance(value, str) or not _METHOD.fullmatch(value):
+        raise ValueError("not a gRPC method; write /package.Service/Method")
+    return value
+
+
+def _message(value: Any) -> Any:
+    if not isinstance(value, str) or not _MESSAGE.fullmatch(value):
+        raise ValueError("not a Protobuf message; write its full name, such as acme.orders.Order")
+    return value
+
+
+def _header(value: Any) -> Any:
+    if not isinstance(value, str) or not 0 < len(value) <= 200:
+        raise ValueError("not the name of a header; write the Kafka header's name, such as x-zone")
+    return value
+
+
+def _label(value: Any) -> Any:
+    if not isinstance(value, str) or not 0 < len(value) <= 200:
+        raise ValueError("not a header's value; write text of 1 to 200 characters")
+    return value
+
+
+Name = Annotated[str, BeforeValidator(_name)]
+Address = Annotated[str, BeforeValidator(_address)]
+Method = Annotated[str, BeforeValidator(_method)]
+MessageName = Annotated[str, BeforeValidator(_message)]
+Header = Annotated[str, BeforeValidator(_header)]
+Label = Annotated[str, BeforeValidator(_label)]  # what stands in a header
+Rate = Annotated[float, Strict(), Field(gt=0, allow_inf_nan=False)]
+Delay = Annotated[Duration, duration_within(0, 30 * DAY_S)]
+Inflight = Annotated[
+    Literal["adaptive"] | int,
+    PlainValidator(_inflight),
+    WithJsonSchema({"anyOf": [{"const": "adaptive"}, {"type": "integer", "minimum": 1, "maximum": 100_000}]}),
+]

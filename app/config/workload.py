@@ -1,0 +1,240 @@
+"""`Workload`: a group's consumption of a topic, pushed to its receiver. The shape of its definition.
+
+Fields that came after the first release are left out of the wire while they have their default
+(`_added`), so that the etag of what was deployed before them stays.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, Strict
+
+from app.config.fields import (
+    DAY_S,
+    MAX_LISTED,
+    Address,
+    Delay,
+    Header,
+    Inflight,
+    Label,
+    MessageName,
+    Method,
+    Model,
+    Name,
+    Rate,
+)
+from app.config.units import Duration, Size, duration_within
+
+MAX_LAG_MESSAGES = 2**53  # what JSON counts exactly
+MAX_MERGES = 1000  # who merges more often has no use for the limit
+
+
+def _added(default: Any, **options: Any) -> Any:
+    return Field(default, exclude_if=lambda value: value == default, **options)
+
+
+class Metadata(Model):
+    """Who and where: the identity of a workload is group and topic."""
+
+    group: Name
+    topic: Name
+    cluster: Name
+    owner: str = Field("", max_length=200)
+
+
+class Target(Model):
+    """The receiver. The contract `auto`: stream when the receiver implements it, else unary."""
+
+    address: Address
+    contract: Literal["unary", "stream", "auto"] = "unary"
+    method: Method | None = None
+    timeout: Annotated[Duration, duration_within(0.001, 3600)] = 10.0
+
+
+class Flow(Model):
+    """How much at once."""
+
+    max_inflight: Inflight = "adaptive"
+    messages_per_second: Rate | None = None
+    bytes_per_second: Size | None = None
+
+
+class TrackerSpec(Model):
+    """How many messages may wait between the commit and the newest fetched, a partition."""
+
+    capacity: Annotated[int, Strict()] = Field(default=10_000, ge=1, le=1_000_000)
+
+
+class HeadOfLine(Model):
+    """When a message that blocks its partition is stashed, and where; at most `perMinute` a partition."""
+
+    after: Annotated[Duration, duration_within(0.001, 30 * DAY_S)] = 300.0
+    stash: Literal["dlq", "retry"] = "dlq"
+    per_minute: Rate = _added(10.0, alias="perMinute")
+
+
+class RetryTier(Model):
+    """A retry topic: how long a message waits in it, and how often it is tried from it."""
+
+    delay: Delay
+    attempts: Annotated[int, Strict()] = Field(default=3, ge=1, le=1000)
+
+
+class Dlq(Model):
+    """The dead letter queue. A message that was merged from it `maxMerges` times is quarantined next time."""
+
+    enabled: bool = True
+    max_merges: Annotated[int, Strict()] = _added(3, alias="maxMerges", ge=0, le=MAX_MERGES)
+
+
+class IsolationTarget(Model):
+    """A receiver for messages of an environment, of a zone, or of a zone of an environment.
+
+    Without an environment it is one of production: no other environment's messages ever reach it.
+    """
+
+    model_config = ConfigDict(
+        json_schema_extra={"anyOf": [{"required": ["environment"]}, {"required": ["zone"]}]}
+    )
+
+    environment: Label | None = None
+    zone: Label | None = None
+    address: Address
+
+
+class Isolation(Model):
+    """Headers by which messages are routed apart, and the receivers beside the main target.
+
+    An unknown zone falls back to the target without one. An unknown environment does what `unmatched` says
+    and reaches the main target only with `default`. `production` are the values that mean the main target,
+    as does a message without the header.
+    """
+
+    zone: Header | None = None
+    environment: Header | None = None
+    targets: tuple[IsolationTarget, ...] = _added((), max_length=MAX_LISTED)
+    unmatched: Literal["dlq", "skip", "default"] = _added("dlq")
+    production: tuple[Label, ...] = _added(("production", "prod"), max_length=MAX_LISTED)
+
+
+class Protobuf(Model):
+    """The payload's type: a message of a file of descriptors, or of a folder that is a registry.
+
+    Framing `confluent`: behind a magic byte, the schema's id and the message's indexes.
+    """
+
+    descriptor: str = Field(min_length=1, max_length=4096)
+    message: MessageName
+    framing: Literal["raw", "confluent"] = _added("raw")
+    deliver: Literal["bytes", "json"] = _added("bytes")
+    invalid: Literal["dlq", "deliver"] = _added("deliver")
+
+
+class Payload(Model):
+    """What the payload is."""
+
+    protobuf: Protobuf | None = None
+
+
+class CatchUp(Model):
+    """When to jump to the latest, and how fast the backlog is worked off beside it."""
+
+    lag: Annotated[int, Strict()] = Field(ge=1, le=MAX_LAG_MESSAGES)
+    rate: Rate
+
+
+class Spec(Model):
+    """What is to happen with the messages."""
+
+    mode: Literal["active-active", "active-passive"] | None = None
+    primary: Name | None = None
+    target: Target
+    ordering: Literal["none", "key", "partition"] = "none"
+    flow: Flow = Flow()
+    tracker: TrackerSpec = TrackerSpec()
+    head_of_line: HeadOfLine | None = Field(None, alias="headOfLine")
+    retry: tuple[RetryTier, ...] = Field((), max_length=10)
+    dlq: Dlq = Dlq()
+    delay: Delay = 0.0
+    isolation: Isolation | None = None
+    payload: Payload | None = None
+    catch_up: CatchUp | None = Field(None, alias="catchUp")
+    start: Literal["earliest", "latest"] = "earliest"
+
+
+class Workload(Model):
+    """A group's consumption of a topic, pushed to its receiver."""
+
+    api_version: Literal["switchyard/v1"] = Field(alias="apiVersion")
+    kind: Literal["Workload"]
+    metadata: Metadata
+    spec: Spec
+
+    @property
+    def key(self) -> str:
+        """ "group/topic", the workload's name everywhere."""
+        return f"{self.metadata.group}/{self.metadata.topic}"
+
+    def retry_topics(self) -> tuple[str, ...]:
+        """The topics of the retry tiers, in order."""
+        stem = f"{self.metadata.topic}__{self.metadata.group}__retry_"
+        return tuple(f"{stem}{number + 1}" for number in range(len(self.spec.retry)))
+
+    def dlq_topic(self) -> str:
+        """The dead letter queue's topic."""
+        return f"{self.metadata.topic}__{self.metadata.group}__dlq"
+
+    def method(self) -> str:
+        """The gRPC method: its own, or that of uForwarder's consumers."""
+        own = self.spec.target.method
+        return own or f"/kafka.consumerproxy.{self.metadata.group}/{self.metadata.topic}"
+
+    def to_wire(self) -> dict[str, Any]:
+        """The canonical form, ready for JSON."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+    @classmethod
+    def from_wire(cls, data: Mapping[str, Any]) -> Workload:
+        """The inverse; fields that only a newer version knows are passed over.
+
+        Raises:
+            pydantic.ValidationError: it is no workload.
+        """
+        return cls.model_validate(_known(cls, data))
+
+    def etag(self) -> str:
+        """Changes whenever the definition does."""
+        packed = orjson.dumps(self.to_wire(), option=orjson.OPT_SORT_KEYS)
+        return hashlib.sha256(packed).hexdigest()[:16]
+
+
+def _known(model: type[BaseModel], data: Any) -> Any:
+    """`data` without fields that `model` does not have, at every depth."""
+    if not isinstance(data, Mapping):
+        return data
+    kept = {}
+    for name, field in model.model_fields.items():
+        alias = field.alias or name
+        if alias not in data:
+            continue
+        value = data[alias]
+        inner = _inner_model(field.annotation)
+        if inner is not None and isinstance(value, list | tuple):
+            value = [_known(inner, item) for item in value]
+        elif inner is not None:
+            value = _known(inner, value)
+        kept[alias] = value
+    return kept
+
+
+def _inner_model(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for argument in getattr(annotation, "__args__", ()):
+        if (found := _inner_model(argument)) is not None:
+            return found
+    return None

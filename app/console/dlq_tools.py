@@ -1,0 +1,312 @@
+"""The REST side of the DLQ tools: looking closer, counting, exporting, merging, purging.
+
+Changes look first (200, what would happen) and act only with `"execute": true` (202, an operation). What they
+act on are the bounds that the look told, so that nothing that came later is touched.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import orjson
+import structlog
+from aiohttp import web
+
+from app.config.definitions import Workload
+from app.console.answers import ApiError, is_number, json_response
+from app.console.operations import Operation, Operations
+from app.control.leader import now_ms
+from app.dlq.letter import described
+from app.dlq.memory import merges_of
+from app.dlq.merge import Merger
+from app.dlq.progress import Terms, check_operation
+from app.dlq.purge import foresee_purge, purge
+from app.dlq.query import BadQuery, Query, parse_when
+from app.dlq.read import NoQueue, queue_ends, read_one
+from app.dlq.rules import DEFAULT_RATE, Span, bounded
+from app.dlq.survey import foresee_merge, lines, stats
+
+if TYPE_CHECKING:
+    from app.console.api import Api
+    from app.kafka.clusters import ClusterClient
+
+log = structlog.get_logger(__name__)
+
+LOOK_S = 8.0  # figures take no longer; they say whether they are of everything
+PROXY_S = 5.0
+HOP = "X-Switchyard-Hop"
+MERGE_FIELDS = {"query", "max_merges", "again", "rate", "ranges", "operation", "resume", "execute"}
+PURGE_FIELDS = {"before", "ranges", "partitions", "execute"}
+
+
+class DlqTools:
+    """Handlers; `api` finds workloads and clusters."""
+
+    def __init__(self, api: Api) -> None:
+        self.operations = Operations()
+        self._api = api
+
+    def routes(self) -> list[web.RouteDef]:
+        """Everything there is."""
+        path = "/api/v1/dlq/{group}/{topic}"
+        operation = "/api/v1/operations/{id}"
+        handlers = [
+            web.get(path + "/messages/{partition}/{offset}", told(self.get_letter)),
+            web.get(path + "/stats", told(self.get_stats)),
+            web.get(path + "/merges", told(self.get_merges)),
+            web.get(path + "/export", told(self.export)),
+            web.post(path + "/merge", told(self.merge)),
+            web.post(path + "/purge", told(self.purge)),
+        ]
+        return [
+            *handlers,
+            web.get(operation, self.get_operation),
+            web.delete(operation, self.cancel_operation),
+        ]
+
+    # -- looking ---------------------------------------------------------------------------------
+
+    async def get_letter(self, request: web.Request) -> web.Response:
+        """One dead letter, decoded."""
+        workload, client = await self._queue(request)
+        partition, offset = request.match_info["partition"], request.match_info["offset"]
+        if not (is_number(partition) and is_number(offset)):
+            raise ApiError(400, "No offset", "write .../messages/{partition}/{offset} in numbers")
+        letter = await read_one(client, workload.dlq_topic(), int(partition), int(offset))
+        if letter is None:
+            raise ApiError(
+                404, "No such letter", f"{workload.dlq_topic()}-{partition} has no message at {offset}"
+            )
+        return json_response(described(letter))
+
+    async def get_stats(self, request: web.Request) -> web.Response:
+        """Figures: by code, by hour, oldest and newest."""
+        workload, client = await self._queue(request)
+        return json_response(await stats(client, workload, query_of(request), LOOK_S))
+
+    async def get_merges(self, request: web.Request) -> web.Response:
+        """The merges of this queue that are remembered, with what they did."""
+        workload, client = await self._queue(request)
+        found = await merges_of(client, workload, await queue_ends(client, workload.dlq_topic()))
+        return json_response({"items": [merge.to_json() for _, merge in sorted(found.items())], "next": None})
+
+    async def export(self, request: web.Request) -> web.StreamResponse:
+        """The letters as JSON lines, oldest first in each partition; one that breaks off is not whole."""
+        workload, client = await self._queue(request)
+        query = query_of(request)
+        topic = workload.dlq_topic()
+        spans = bounded(await queue_ends(client, topic), {}, query.partition)
+        offsets = sum(end - start for start, end in spans.values())
+        told_headers = {"Cache-Control": "no-store", "X-Switchyard-Offsets": str(offsets)}
+        answer = web.StreamResponse(headers={"Content-Type": "application/x-ndjson", **told_headers})
+        answer.enable_chunked_encoding()
+        await answer.prepare(request)
+        try:
+            async for piece in lines(client, topic, query, spans):
+                if piece:
+                    await answer.write(piece)
+        except ConnectionResetError:
+            return answer  # nobody reads any more
+        except Exception as error:  # noqa: BLE001 - 200 has been said: what is left is to break off
+            log.warning("an export breaks off", topic=topic, error=repr(error))
+            if request.transport is not None:
+                request.transport.abort()
+            return answer
+        await answer.write_eof()
+        return answer
+
+    # -- changing --------------------------------------------------------------------------------
+
+    async def merge(self, request: web.Request) -> web.Response:
+        """Merges letters back to the workload; without `execute` only says what would be merged."""
+        workload, client = await self._queue(request)
+        body = await _body(request, MERGE_FIELDS)
+        again = _flag(body, "again")
+        terms = Terms(
+            Query.from_json(body.get("query", {})),
+            _whole(body, "max_merges", workload.spec.dlq.max_merges),
+            again,
+        )
+        rate = body.get("rate", DEFAULT_RATE)
+        if isinstance(rate, bool) or not isinstance(rate, int | float):
+            raise BadQuery("rate: must be a number of letters a second")
+        wanted = _ranges(body)
+        resume = _flag(body, "resume")
+        if not _flag(body, "execute"):
+            return json_response(await foresee_merge(client, workload, terms, wanted, LOOK_S))
+        operation = check_operation(str(body.get("operation") or f"merge-{uuid.uuid4().hex[:12]}"))
+        ends = await queue_ends(client, workload.dlq_topic())
+        if resume and operation not in await merges_of(client, workload, ends):
+            raise ApiError(
+                404, "No such merge", f"no merge {operation} of {workload.key} is remembered; GET .../merges"
+            )
+        spans = None if resume else bounded(ends, wanted, terms.query.partition)
+
+        async def work(tell: Any) -> dict[str, Any]:
+            merger = Merger(
+                client, workload, operation, rate=rate, report=lambda state: tell(state.to_json())
+            )
+            done = await merger.run(None if resume else terms, spans)
+            return done.to_json()
+
+        Merger(client, workload, operation, rate=rate)  # what is wrong with it is said now
+        return self._begin(request, operation, "merge", workload, work)
+
+    async def purge(self, request: web.Request) -> web.Response:
+        """Deletes letters before a bound; without `execute` only says how many."""
+        workload, client = await self._queue(request)
+        body = await _body(request, PURGE_FIELDS)
+        ranges = _ranges(body)
+        if _flag(body, "execute"):
+            if not ranges:
+                raise BadQuery("ranges: a purge needs the bounds that its dry run told")
+
+            async def work(_: Any) -> dict[str, Any]:
+                firsts = await purge(client, workload, ranges)
+                return {"partitions": {str(p): {"first": first} for p, first in firsts.items()}}
+
+            return self._begin(request, f"purge-{uuid.uuid4().hex[:12]}", "purge", workload, work)
+        before = body.get("before")
+        partitions = body.get("partitions", [])
+        if not isinstance(partitions, list) or not all(isinstance(p, int) for p in partitions):
+            raise BadQuery("partitions: must be a list of numbers")
+        return json_response(
+            await foresee_purge(
+                client, workload, partitions=partitions,
+                before_ms=None if before is None else parse_when(str(before), now_ms()),
+                before_offsets={p: end for p, (_, end) in ranges.items()},
+            )
+        )  # fmt: skip
+
+    def _begin(
+        self, request: web.Request, operation: str, kind: str, workload: Workload, work: Any
+    ) -> web.Response:
+        if self._api.runtime.draining:
+            raise ApiError(503, "Stopping", "this worker stops; ask another one")
+        actor = (request.headers.get("X-Switchyard-Actor") or request.remote or "unknown")[:200]
+        op = self.operations.start(operation, kind, workload.key, actor, work)
+        return json_response(op.to_json(), 202, {"Location": f"/api/v1/operations/{op.id}"})
+
+    # -- operations ------------------------------------------------------------------------------
+
+    async def get_operation(self, request: web.Request) -> web.Response:
+        """How an operation stands, whichever worker runs it."""
+        op = self.operations.get(request.match_info["id"])
+        return json_response(op.to_json()) if op is not None else await self._elsewhere(request)
+
+    async def cancel_operation(self, request: web.Request) -> web.Response:
+        """Cancels an operation; what it has done stays done."""
+        op: Operation | None = self.operations.get(request.match_info["id"])
+        if op is None:
+            return await self._elsewhere(request)
+        await self.operations.cancel(op)
+        return json_response(op.to_json())
+
+    async def _elsewhere(self, request: web.Request) -> web.Response:
+        runtime, silent = self._api.runtime, 0
+        name = request.match_info["id"][:80]
+        if not request.headers.get(HOP):
+            live = runtime.members.live(time.monotonic())
+            async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PROXY_S)) as session:
+                for worker, beat in sorted(live.items()):
+                    if worker == runtime.worker:
+                        continue
+                    try:
+                        url = beat.url + request.path
+                        async with session.request(request.method, url, headers={HOP: "1"}) as answer:
+                            if answer.status == 200:
+                                return json_response(orjson.loads(await answer.read()))
+                    except (aiohttp.ClientError, TimeoutError, orjson.JSONDecodeError):
+                        silent += 1
+        away = f" ({silent} workers did not answer)" if silent else ""
+        raise ApiError(
+            404, "No such operation",
+            f"no worker knows of {name}{away}: it ended long ago, or with its worker. "
+            "A merge goes on when it is asked for again under its id, with resume",
+        )  # fmt: skip
+
+    async def _queue(self, request: web.Request) -> tuple[Workload, ClusterClient]:
+        workload = self._api.workload_of(request)
+        cluster = await self._api.cluster_of(workload)
+        client: ClusterClient = cluster.client
+        return workload, client
+
+
+def told(handler: Any) -> Any:
+    """`handler`, with the errors of this package as problems."""
+    import functools
+
+    @functools.wraps(handler)
+    async def around(request: web.Request) -> web.StreamResponse:
+        try:
+            answer: web.StreamResponse = await handler(request)
+        except BadQuery as error:
+            raise ApiError(400, "Bad query", str(error)) from error
+        except NoQueue as error:
+            raise ApiError(404, "No queue", str(error)) from error
+        return answer
+
+    return around
+
+
+def query_of(request: web.Request) -> Query:
+    """The query of a request's query string. Raises BadQuery."""
+    given, at_ms = request.query, now_ms()
+    numbers = [*given.getall("partition", []), *given.getall("attempt_min", [])]
+    if wrong := [text for text in numbers if not is_number(text)]:
+        raise BadQuery(f"{wrong[0][:40]!r} is no number")
+    since, until, attempt = given.get("since"), given.get("until"), given.get("attempt_min")
+    return Query(
+        reason=given.get("reason"),
+        code=tuple(given.getall("code", [])),
+        since_ms=None if since is None else parse_when(since, at_ms),
+        until_ms=None if until is None else parse_when(until, at_ms),
+        key=given.get("key"),
+        attempt_min=None if attempt is None else int(attempt),
+        partition=tuple(int(text) for text in given.getall("partition", [])),
+    )
+
+
+async def _body(request: web.Request, known: set[str]) -> Mapping[str, Any]:
+    try:
+        body = orjson.loads(await request.read() or b"{}")
+    except orjson.JSONDecodeError as error:
+        raise BadQuery(f"the body is not JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise BadQuery("the body must be an object")
+    if unknown := sorted(set(body) - known):
+        raise BadQuery(f"{unknown[0][:60]}: no such field; there are {', '.join(sorted(known))}")
+    return body
+
+
+def _flag(body: Mapping[str, Any], name: str) -> bool:
+    value = body.get(name, False)
+    if not isinstance(value, bool):
+        raise BadQuery(f"{name}: must be true or false")
+    return value
+
+
+def _whole(body: Mapping[str, Any], name: str, default: int) -> int:
+    value = body.get(name, default)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise BadQuery(f"{name}: must be a whole number")
+    return value
+
+
+def _ranges(body: Mapping[str, Any]) -> dict[int, Span]:
+    ranges = body.get("ranges", {})
+    found: dict[int, Span] = {}
+    for partition, span in ranges.items() if isinstance(ranges, dict) else [("", None)]:
+        told_span = span if isinstance(span, dict) else {"start": -1}
+        start, end = told_span.get("start", 0), told_span.get("end", 2**62)
+        if not is_number(partition) or not all(type(n) is int and 0 <= n < 2**63 for n in (start, end)):
+            raise BadQuery('ranges: write {"0": {"start": 100, "end": 200}}')
+        found[int(partition)] = (int(start), int(end))
+    return found
+
+
+__all__ = ["DlqTools", "query_of", "told"]

@@ -1,0 +1,129 @@
+"""How long a call to one receiver may take: longer after repeated timeouts, back when calls are quick again.
+
+    timeout_s ▲      ╭──────╮ the most
+              │   ╭──╯      ╰──╮
+       base_s ┼───╯            ╰────────▶      x 2 up, / 2 down
+
+Two things are adapted:
+
+- Each message: the timeout doubles with every timeout that *this* message has had, up to the maximum.
+  This is what uForwarder does (GrpcUtils.getTimeout: `rpcTimeoutMs << timeoutCount`, at most 30
+  minutes), so that a message that needs longer than the rest gets through in the end. `for_message`.
+- The receiver: when `STREAK` calls in a row time out, or more than `TIMEOUT_SHARE` of the last
+  `WINDOW_CALLS`, all calls get twice the time: otherwise a receiver that has become slow does all its work
+  in vain, message after message. At most `RECEIVER_FACTOR` times the definition's: a receiver that hangs
+  must not hold its slots for half an hour. `timeout_s`.
+
+Rules
+1. base_s <= timeout_s <= for_message(n) <= for_message(n + 1) <= maximum_s: what the operator wrote is
+   never undercut.
+2. After a step nothing counts that was started before it: these calls had the old timeout.
+3. One step down after a window in which at most `CALM_SHARE` timed out and the slowest answer took less
+   than `CALM_LATENCY` of the lower timeout: a step that would bring the timeouts back is not taken.
+"""
+
+from __future__ import annotations
+
+STREAK = 3
+WINDOW_CALLS = 50
+TIMEOUT_SHARE = 0.2
+CALM_SHARE = 0.02
+CALM_LATENCY = 0.8
+FACTOR = 2.0
+RECEIVER_FACTOR = 8.0
+MAXIMUM_S = 1800.0  # uForwarder's maxRpcTimeoutMs
+MAX_DOUBLINGS = 32  # beyond every sane maximum
+
+
+class AdaptiveTimeout:
+    """See the module. One a receiver, used from one thread.
+
+    Args:
+        base_s: the definition's timeout.
+        maximum_s: the most a call ever gets; at least `base_s`.
+
+    Attributes (read only):
+        timeout_s: what a message's first call gets.
+
+    Raises:
+        ValueError: base_s is not above 0, or maximum_s is below it.
+    """
+
+    __slots__ = (
+        "_calls", "_since_s", "_slowest_s", "_streak", "_timeouts", "base_s", "maximum_s", "timeout_s",
+    )  # fmt: skip
+
+    def __init__(self, base_s: float, maximum_s: float = MAXIMUM_S) -> None:
+        if not 0 < base_s <= maximum_s < float("inf"):
+            raise ValueError(f"timeout {base_s} s must be above 0, at most the maximum of {maximum_s} s")
+        self.base_s = base_s
+        self.maximum_s = maximum_s
+        self.timeout_s = base_s
+        self._since_s = float("-inf")
+        self._calls = self._timeouts = self._streak = 0
+        self._slowest_s = 0.0
+
+    def for_message(self, timeouts: int) -> float:
+        """What a message gets that has timed out `timeouts` times."""
+        if not timeouts:
+            return self.timeout_s
+        return min(self.maximum_s, max(self.timeout_s, self.base_s * FACTOR ** min(timeouts, MAX_DOUBLINGS)))
+
+    def on_answer(self, now_s: float, latency_s: float) -> None:
+        """A call was answered in time, whatever the answer."""
+        if now_s - latency_s < self._since_s:
+            return
+        self._streak = 0
+        self._calls += 1
+        if latency_s > self._slowest_s:  # noqa: PLR1730 - a call of max() for every message
+            self._slowest_s = latency_s
+        if self._calls >= WINDOW_CALLS:
+            self._look(now_s)
+
+    def on_answers(self, now_s: float, count: int, slowest_s: float) -> None:
+        """`count` calls were answered in time, the slowest after `slowest_s`."""
+        if not count or now_s - slowest_s < self._since_s:
+            return
+        self._streak = 0
+        self._calls += count
+        self._slowest_s = max(self._slowest_s, slowest_s)
+        if self._calls >= WINDOW_CALLS:
+            self._look(now_s)
+
+    def on_timeout(self, now_s: float, after_s: float, count: int = 1) -> None:
+        """`count` calls were given up `after_s` after they began."""
+        if now_s - after_s < self._since_s:
+            return
+        self._streak += count
+        self._timeouts += count
+        self._calls += count
+        if self._streak >= STREAK:
+            self._step(now_s, self.timeout_s * FACTOR)
+        elif self._calls >= WINDOW_CALLS:
+            self._look(now_s)
+
+    def reset(self, now_s: float) -> None:
+        """The receiver is back after an outage, or another one: what was learnt is of the past."""
+        self._step(now_s, self.base_s)
+
+    def _look(self, now_s: float) -> None:
+        """A window is full."""
+        share, lower_s = self._timeouts / self._calls, max(self.base_s, self.timeout_s / FACTOR)
+        if share > TIMEOUT_SHARE:
+            self._step(now_s, self.timeout_s * FACTOR)
+        elif share <= CALM_SHARE and self._slowest_s < CALM_LATENCY * lower_s < self.timeout_s:
+            self._step(now_s, lower_s)
+        else:
+            self._forget()
+
+    def _step(self, now_s: float, timeout_s: float) -> None:
+        """Another timeout from now on (rule 2)."""
+        timeout_s = min(timeout_s, self.maximum_s, RECEIVER_FACTOR * self.base_s)
+        if timeout_s != self.timeout_s:
+            self.timeout_s = timeout_s
+            self._since_s = now_s
+        self._forget()
+
+    def _forget(self) -> None:
+        self._calls = self._timeouts = self._streak = 0
+        self._slowest_s = 0.0

@@ -1,0 +1,80 @@
+"""Purges a DLQ: deletes what lies before a bound, for ever. Kafka deletes prefixes of partitions only, so a
+purge takes no query: merge or export what is wanted first."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.records_to_delete import RecordsToDelete
+from aiokafka.structs import TopicPartition
+
+from app.config.definitions import Workload
+from app.dlq.memory import merges_of
+from app.dlq.query import BadQuery
+from app.dlq.read import queue_ends
+from app.dlq.rules import Span, bounded
+from app.kafka.clusters import ClusterClient, ClusterUnreachable
+
+
+async def foresee_purge(
+    client: ClusterClient,
+    workload: Workload,
+    *,
+    before_ms: int | None = None,
+    before_offsets: Mapping[int, int] | None = None,
+    partitions: Collection[int] = (),
+) -> dict[str, Any]:
+    """What a purge would delete: [start, end) of every partition, to be given to `purge`.
+
+    Without bounds: everything that is there now. With `before_ms`: what lies before the first letter that
+    was appended at or after it. With both: what is before both.
+
+    Raises:
+        NoQueue, BadQuery, ClusterUnreachable
+    """
+    topic = workload.dlq_topic()
+    ends = await queue_ends(client, topic)
+    wanted = {p: (0, before) for p, before in (before_offsets or {}).items()}
+    spans = bounded(ends, wanted, partitions)
+    if before_ms is not None:
+        at = await client.offsets([(topic, p) for p in spans], before_ms)
+        if len(at) < len(spans):
+            raise ClusterUnreachable(f"not every leader of {topic} answers; ask again in a moment")
+        limits = {p: at[topic, p] for p in spans if at[topic, p] >= 0}  # -1: all of it is older
+        spans = {p: (s, min(e, limits.get(p, e))) for p, (s, e) in spans.items()}
+        spans = {p: (s, e) for p, (s, e) in spans.items() if s < e}
+    known = await merges_of(client, workload, ends)
+    return {
+        "topic": topic,
+        "offsets": sum(end - start for start, end in spans.values()),
+        "partitions": {str(n): {"start": start, "end": end} for n, (start, end) in sorted(spans.items())},
+        "unfinished": sorted(name for name, merge in known.items() if not merge.done),
+    }
+
+
+async def purge(client: ClusterClient, workload: Workload, spans: Mapping[int, Span]) -> dict[int, int]:
+    """Deletes what lies before the ends of `spans`; returns the partitions' first offsets afterwards.
+
+    A second time deletes nothing more.
+
+    Raises:
+        NoQueue, BadQuery, KafkaError: the broker refused (authorisation, policy).
+    """
+    topic = workload.dlq_topic()
+    ends = await queue_ends(client, topic)
+    for partition, (_, end) in spans.items():
+        if partition not in ends or end > ends[partition][1]:
+            raise BadQuery(f"partition {partition}: offset {end} is not there yet; look again what there is")
+    cut = {p: end for p, (_, end) in spans.items() if end > ends[p][0]}
+    if cut:
+        admin = AIOKafkaAdminClient(**client.spec.aiokafka_options())
+        await admin.start()
+        try:
+            await admin.delete_records(
+                {TopicPartition(topic, p): RecordsToDelete(before_offset=end) for p, end in cut.items()}
+            )
+        finally:
+            await admin.close()
+    return {p: max(ends[p][0], end) for p, (_, end) in spans.items()}

@@ -1,0 +1,124 @@
+"""A value as people may see it: decoded where it can be, safe to show, bounded.
+
+Rules
+1. The text holds no control or formatting characters (Unicode C*, Zl, Zp): they are written as escapes, so
+   that a value can neither move a terminal's cursor nor turn its line around.
+2. It is cut to `limit` characters; `truncated` says so.
+3. A value that its codec refuses is shown as what it looks like, with the codec's `problem`.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+import orjson
+
+from app.payload.codec import PayloadCodec
+from app.payload.parse import InvalidPayload
+
+LIMIT_CHARS = 4096
+MAX_JSON_BYTES = 1024 * 1024  # larger is not parsed to tell JSON from text
+_NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+
+
+class Kind(StrEnum):
+    """What a value is, or looks like."""
+
+    NULL = "null"
+    EMPTY = "empty"
+    TEXT = "text"
+    JSON = "json"
+    PROTOBUF = "protobuf"
+    BINARY = "binary"
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """A value to be shown.
+
+    Attributes:
+        kind: see `Kind`.
+        text: itself (text, json), as JSON (protobuf), as hexadecimal bytes (binary), else "".
+        truncated: there is more than `text` tells.
+        size_bytes: of the value.
+        message: the Protobuf message's full name, with kind protobuf; else "".
+        problem: why the codec refused it; "" when it did not, or there is none.
+    """
+
+    kind: Kind
+    text: str
+    truncated: bool
+    size_bytes: int
+    message: str = ""
+    problem: str = ""
+
+
+def preview(value: bytes | None, codec: PayloadCodec | None = None, limit: int = LIMIT_CHARS) -> Preview:
+    """How to show `value`; see the module.
+
+    Args:
+        value: a record's value, None for a tombstone.
+        codec: the workload's, None when its payload is not described.
+        limit: characters of text, at least 1.
+    """
+    if value is None:
+        return Preview(Kind.NULL, "", truncated=False, size_bytes=0)
+    size = len(value)
+    problem = ""
+    if codec is not None:
+        try:
+            name, written = codec.to_named_json(value)
+        except InvalidPayload as error:
+            problem, _ = safe_text(str(error), limit)
+        else:
+            # The cut may fall into a character; what is left of it is dropped.
+            shown, cut = safe_text(written[: limit * 4].decode("utf-8", "ignore"), limit)
+            return Preview(Kind.PROTOBUF, shown, cut or len(written) > limit * 4, size, name)
+    if not value:
+        return Preview(Kind.EMPTY, "", truncated=False, size_bytes=0, problem=problem)
+    piece = value[: limit * 4]  # a character is 4 bytes at most
+    try:
+        text, _ = codecs.utf_8_decode(piece, "strict", len(piece) == size)
+    except UnicodeDecodeError:
+        text = None
+    if text is None or not _is_text(text):
+        shown = value[: limit // 3 + 1].hex(" ")[:limit]
+        return Preview(Kind.BINARY, shown, len(shown) < size * 3 - 1, size, problem=problem)
+    kind = Kind.JSON if _is_json(value) else Kind.TEXT
+    shown, cut = safe_text(text, limit)
+    return Preview(kind, shown, cut or len(piece) < size, size, problem=problem)
+
+
+def safe_text(text: str, limit: int) -> tuple[str, bool]:
+    """At most `limit` characters of `text` made safe, and whether any are missing."""
+    cut = len(text) > limit
+    text = text[:limit]
+    if not text.isprintable():
+        text = "".join(char if char.isprintable() else _escape(char) for char in text)
+        cut = cut or len(text) > limit
+    return text[:limit], cut
+
+
+def _escape(char: str) -> str:
+    code = ord(char)
+    return _NAMED.get(char) or (f"\\x{code:02x}" if code < 256 else f"\\u{{{code:x}}}")
+
+
+_BINARY_CONTROLS = re.compile(r"[\x00-\x08\x0e-\x1a\x1c-\x1f]")  # none of them is in text; \x1b colours some
+
+
+def _is_text(text: str) -> bool:
+    return _BINARY_CONTROLS.search(text) is None
+
+
+def _is_json(value: bytes) -> bool:
+    if len(value) > MAX_JSON_BYTES or value.lstrip()[:1] not in (b"{", b"["):
+        return False
+    try:
+        orjson.loads(value)
+    except orjson.JSONDecodeError:
+        return False
+    return True

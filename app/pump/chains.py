@@ -1,0 +1,50 @@
+"""The interceptors of a workload: the operator's, then its payload's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from app.config.definitions import Workload
+from app.payload.codec import Framing, PayloadCodec, open_codec
+from app.payload.interceptors import Chain, Interceptor
+from app.payload.protobuf import Deliver, Invalid, ProtobufInterceptor, workload_chain
+
+FRAMINGS = {"raw": Framing.NONE, "confluent": Framing.CONFLUENT}
+DELIVERS = {"bytes": Deliver.RAW, "json": Deliver.JSON}
+
+
+async def payload_codec(workload: Workload) -> PayloadCodec | None:
+    """The codec of the workload's payload; None when it names none.
+
+    Raises:
+        app.payload.descriptors.DescriptorError: its descriptors cannot be used; says what to do.
+    """
+    payload = workload.spec.payload
+    if payload is None or payload.protobuf is None:
+        return None
+    protobuf = payload.protobuf
+    # Reads files, and may run a compiler.
+    return await asyncio.to_thread(
+        open_codec, Path(protobuf.descriptor), protobuf.message, FRAMINGS[protobuf.framing]
+    )
+
+
+async def make_chain(workload: Workload, operators: Sequence[tuple[str, Interceptor]]) -> Chain | None:
+    """The workload's interceptors; None when there are none.
+
+    Raises:
+        app.payload.descriptors.DescriptorError: see `payload_codec`.
+    """
+    codec = await payload_codec(workload)
+    payload = workload.spec.payload
+    if codec is None or payload is None or payload.protobuf is None:
+        return workload_chain(operators, None)
+    wanted = payload.protobuf
+    interceptor = None
+    if wanted.deliver == "json" or wanted.invalid == "dlq":
+        interceptor = ProtobufInterceptor(
+            codec, deliver=DELIVERS[wanted.deliver], invalid=Invalid(wanted.invalid)
+        )
+    return workload_chain(operators, interceptor)

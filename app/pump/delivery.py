@@ -1,0 +1,198 @@
+"""What is on its way to a receiver: one message, or (over a stream) a run of messages of one partition.
+
+Both end in `WorkloadRuntime`, exactly once a message. A `Batch` holds first deliveries only; a message of it
+that is not acknowledged goes on as a `Delivery` of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left
+from operator import attrgetter
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from app.core.retry_headers import Header, Origin
+from app.payload.interceptors import Message, Outgoing, Skip
+from app.payload.metadata import Metadata
+from app.push.metadata import InvalidHeaderName
+from app.push.stream import OutBatch, StreamTarget
+from app.push.unary import CallResult
+
+if TYPE_CHECKING:
+    from app.core.outcome import Decision
+    from app.kafka.decode import Record
+    from app.pump.dispatch import DispatchPump
+    from app.pump.receiver import ReceiverLink
+
+_offset = attrgetter("offset")
+
+
+class Handle(Protocol):
+    """A call under way."""
+
+    def cancel(self) -> None: ...
+
+
+class _Told(NamedTuple):
+    """A message from a retry topic, as it is told to the receiver: where it first stood."""
+
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: list[Header]
+
+
+class _StreamHandle(NamedTuple):
+    stream: StreamTarget
+    batch: OutBatch
+
+    def cancel(self) -> None:
+        self.stream.cancel(self.batch, 0, 1)
+
+
+def _bytes(text: str | bytes) -> bytes:
+    return text.encode() if isinstance(text, str) else text
+
+
+class Delivery:
+    """One message, over all its in-memory attempts."""
+
+    __slots__ = (
+        "attempts", "canceled", "first_sent_s", "handle", "link", "origin", "pump", "record", "started_s",
+        "timeouts", "verdict",
+    )  # fmt: skip
+
+    def __init__(self, pump: DispatchPump, record: Record, origin: Origin | None) -> None:
+        self.pump = pump
+        self.record = record
+        self.origin = origin
+        self.attempts = 0
+        self.timeouts = 0
+        self.canceled = False
+        self.verdict: Decision | None = None  # what becomes of it whatever the receiver says now
+        self.first_sent_s = self.started_s = 0.0
+        self.handle: Handle | None = None
+        self.link: ReceiverLink | None = None
+
+    def start(self, link: ReceiverLink, now_s: float) -> None:
+        """Sends the message; `answered` is called exactly once, later."""
+        pump, record = self.pump, self.record
+        self.attempts += 1
+        self.canceled = False
+        self.started_s = now_s
+        self.first_sent_s = self.first_sent_s or now_s
+        self.link = link
+        link.in_flight += 1
+        pump.open[record.offset] = pump.calls[record.offset] = self
+        value = record.value
+        added: Metadata = ()
+        if (chain := pump.runtime.chain) is not None:
+            outgoing = chain.before(self._message())
+            if not isinstance(outgoing, Outgoing):
+                action = "Skip" if isinstance(outgoing, Skip) else None
+                result = CallResult.local(outgoing.reason, action)
+                asyncio.get_running_loop().call_soon(self.answered, result)
+                return
+            value, added = outgoing
+        if (stream := link.stream) is not None:
+            self._send_by(stream, value, added)
+            return
+        try:
+            metadata = (*pump.metadata(self), *added)
+        except InvalidHeaderName as error:
+            asyncio.get_running_loop().call_soon(self.answered, CallResult.local(str(error)))
+            return
+        timeouts = self.timeouts + (self.origin.timeouts if self.origin is not None else 0)
+        self.handle = link.target.call(value, metadata, link.timeout.for_message(timeouts), self.answered)
+
+    def _message(self) -> Message:
+        origin, record = self.told_origin(), self.record
+        return Message(
+            origin.topic, origin.partition, origin.offset, record.key, record.value, tuple(record.headers),
+            origin.timestamp_ms, origin.attempt + self.attempts,
+        )  # fmt: skip
+
+    def _send_by(self, stream: StreamTarget, value: bytes | None, added: Metadata) -> None:
+        origin, record = self.told_origin(), self.record
+        headers = [*record.headers, *((name, _bytes(text)) for name, text in added)]
+        told = _Told(origin.offset, origin.timestamp_ms, record.key, value, headers)
+        attempt = origin.attempt + self.attempts
+        batch = OutBatch(
+            origin.topic, origin.partition, [told], origin.retry_count, attempt, self._answered_by_stream
+        )
+        self.handle = _StreamHandle(stream, batch)
+        stream.send(batch)
+
+    def _answered_by_stream(self, _start: int, _end: int, result: CallResult) -> None:
+        self.answered(result)
+
+    def answered(self, result: CallResult) -> None:
+        """The call's answer, whatever it is."""
+        self.handle = None
+        self.pump.calls.pop(self.record.offset, None)
+        self.pump.runtime.answered(self, result)
+
+    def cancel(self) -> None:
+        """Gives the call up; the answer comes all the same."""
+        if self.handle is not None:
+            self.handle.cancel()
+
+    def told_origin(self) -> Origin:
+        """Where the message first stood, as headers tell it or as it stands here."""
+        if self.origin is not None:
+            return self.origin
+        pump, record = self.pump, self.record
+        return Origin(pump.job.topic, pump.job.partition, record.offset, record.timestamp)
+
+
+class BatchDelivery(OutBatch):
+    """A run of messages of one partition, sent together for the first time."""
+
+    __slots__ = ("left", "link", "pump", "started_s", "stream", "verdicts")
+
+    def __init__(
+        self, pump: DispatchPump, link: ReceiverLink, stream: StreamTarget, records: list[Record],
+        now_s: float,
+    ) -> None:  # fmt: skip
+        super().__init__(pump.job.topic, pump.job.partition, records, 0, 1, self.answered)
+        self.pump = pump
+        self.link = link
+        self.stream = stream
+        self.left = len(records)
+        self.started_s = now_s
+        self.verdicts: dict[int, Decision] = {}  # by offset
+
+    def start(self) -> None:
+        """Sends it; every message is answered exactly once, later."""
+        self.link.in_flight += self.left
+        self.pump.batches.add(self)
+        self.stream.send(self)
+
+    def answered(self, start: int, end: int, result: CallResult) -> None:
+        """Messages [start, end) of it were answered alike."""
+        self.left -= end - start
+        if not self.left:
+            self.pump.batches.discard(self)
+        self.pump.runtime.batch_answered(self, start, end, result)
+
+    def single(self, index: int) -> Delivery:
+        """The message at `index` on its own, with this attempt behind it."""
+        record = self.records[index]
+        delivery = Delivery(self.pump, record, None)
+        delivery.attempts = 1
+        delivery.first_sent_s = delivery.started_s = self.started_s
+        delivery.link = self.link
+        delivery.verdict = self.verdicts.get(record.offset)
+        self.pump.open[record.offset] = delivery
+        return delivery
+
+    def find(self, offset: int) -> int | None:
+        """Index of the message at `offset`."""
+        index = bisect_left(self.records, offset, key=_offset)
+        found = index < len(self.records) and self.records[index].offset == offset
+        return index if found else None
+
+    def cancel(self, start: int, end: int) -> None:
+        """Gives messages up; the answers come all the same."""
+        self.stream.cancel(self, start, end)

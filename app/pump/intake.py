@@ -1,0 +1,137 @@
+"""From fetched bytes to records that may be sent: decoded a chunk at a time, as the tracker has room.
+
+    Fetched -> RecordReader -> tracker.fetched -> ready (a few hundred records)
+
+Rules
+1. Records are decoded only as the tracker has room; the raw bytes wait, and their bytes are what the
+   fetch budget counts.
+2. What an inherited snapshot says is finished is not shown again.
+3. A batch that cannot be decoded goes to the DLQ as it is, so that what follows can flow.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from app.kafka.decode import Record, RecordReader, UndecodableBatch
+
+if TYPE_CHECKING:
+    from app.core.tracker import Tracker
+    from app.kafka.fetched import Fetched
+
+CHUNK_RECORDS = 256  # decoded at once: long enough to be cheap, short enough not to hold the loop
+READY_LOW = 64  # refilled below this many
+
+
+class Intake:
+    """See the module. `on_undecodable` is given what rule 3 speaks of, and its unfinished offsets."""
+
+    __slots__ = ("_ages", "_on_undecodable", "_readers", "_tracker", "ready")
+
+    def __init__(
+        self, tracker: Tracker, on_undecodable: Callable[[UndecodableBatch, list[tuple[int, int]]], None]
+    ) -> None:
+        self.ready: deque[Record] = deque()
+        self._tracker = tracker
+        self._on_undecodable = on_undecodable
+        self._readers: deque[RecordReader] = deque()
+        self._ages: deque[tuple[int, int]] = deque()
+
+    @property
+    def is_low(self) -> bool:
+        """Few records are ready, and more may be decoded."""
+        return len(self.ready) < READY_LOW and bool(self._readers)
+
+    def accept(self, fetched: Fetched) -> None:
+        """Takes a fetched response; its bytes go back to the budget once all of it is decoded."""
+        if fetched.next_offset <= self._tracker.end:
+            fetched.release()
+        else:
+            self._readers.append(RecordReader(fetched))
+
+    def skip(self, end: int) -> None:
+        """The log lost what lies below `end`: nothing there can ever be delivered."""
+        # What waits undecoded comes first; the next `fetched` behind the gap counts it.
+        if not self._readers and end > self._tracker.end:
+            self._tracker.skip(self._tracker.end, end)
+
+    def refill(self, wanted: int = READY_LOW) -> None:
+        """Decodes until `wanted` records are ready, as far as there are any and the tracker has room."""
+        ready, readers, tracker = self.ready, self._readers, self._tracker
+        while readers and len(ready) < wanted:
+            room = min(tracker.room, CHUNK_RECORDS)
+            if room <= 0:
+                break
+            reader = readers[0]
+            try:
+                records = reader.read(room)
+                if records and records[0].offset < tracker.end:
+                    records = [record for record in records if record.offset >= tracker.end]
+            except UndecodableBatch as error:
+                self._undecodable(error)
+                records = []
+            if records:
+                self._register(records)
+            if reader.next_offset > tracker.end:
+                tracker.skip(tracker.end, reader.next_offset)
+            if reader.exhausted:
+                readers.popleft().fetched.release()
+
+    def _register(self, records: list[Record]) -> None:
+        tracker, ready = self._tracker, self.ready
+        first, last = records[0].offset, records[-1].offset
+        self._ages.append((last + 1, records[0].timestamp))
+        dense = last - first + 1 == len(records)
+        runs = [(first, last + 1)] if dense else runs_of(records)
+        shown = [span for start, end in runs for span in tracker.fetched(start, end)]
+        if sum(end - start for start, end in shown) == len(records):
+            ready.extend(records)
+            return
+        spans = iter(shown)
+        start, end = next(spans, (0, 0))
+        for record in records:
+            while end <= record.offset and end:
+                start, end = next(spans, (0, 0))
+            if start <= record.offset < end:
+                ready.append(record)
+
+    def _undecodable(self, error: UndecodableBatch) -> None:
+        tracker = self._tracker
+        start = max(error.start, tracker.end)
+        end = max(error.end, start)
+        # All of the batch at once, whatever room there is: none of it takes a call's place.
+        tracker.capacity += end - start
+        try:
+            shown = tracker.fetched(start, end) if end > start else []
+        finally:
+            tracker.capacity -= end - start
+        if shown:
+            self._on_undecodable(error, shown)
+
+    def oldest_ms(self) -> int:
+        """Append time of about the oldest unfinished message (its chunk's first), -1 when all is done."""
+        ages, base = self._ages, self._tracker.base
+        while ages and ages[0][0] <= base:
+            ages.popleft()
+        return ages[0][1] if ages and not self._tracker.idle else -1
+
+    def close(self) -> None:
+        """Gives back all bytes; nothing more is ready."""
+        self.ready.clear()
+        while self._readers:
+            self._readers.popleft().fetched.release()
+
+
+def runs_of(records: list[Record]) -> list[tuple[int, int]]:
+    """Contiguous runs of offsets, half-open."""
+    runs: list[tuple[int, int]] = []
+    start = previous = records[0].offset
+    for record in records[1:]:
+        if record.offset != previous + 1:
+            runs.append((start, previous + 1))
+            start = record.offset
+        previous = record.offset
+    runs.append((start, previous + 1))
+    return runs

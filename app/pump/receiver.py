@@ -1,0 +1,160 @@
+"""One receiver of a workload as this worker sees it: how much it may be given now, and how it fares.
+
+A workload has one, or with isolation one for each of its targets; what befalls one is no other's trouble.
+
+Rules
+1. No more in flight than `limit`: this worker's share of a fixed number, or what the adaptive limit finds.
+2. While the breaker is not closed only probes go out. After it closed the limit grows from a little to its
+   full size within `SLOW_START_S`: a receiver that has just come back is not thrown down again.
+3. What was held (the receiver was away) goes first, with its attempts as they were.
+4. A receiver without the stream contract is called message by message.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from app.core.breaker import Breaker
+from app.core.concurrency import AdaptiveLimit
+from app.core.timeout import MAXIMUM_S, AdaptiveTimeout
+
+if TYPE_CHECKING:
+    from app.config.definitions import Workload
+    from app.pump.delivery import Delivery
+    from app.push.stream import StreamTarget
+    from app.push.unary import CallResult, UnaryTarget
+
+SLOW_START_S = 1.0
+SLOW_START_LEAST = 4
+MAX_ADAPTIVE = 10_000
+CANCELLED, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, UNAVAILABLE = 1, 4, 8, 14
+DROPPED = {DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, UNAVAILABLE}  # tell of too much at once
+NOBODY = {CANCELLED, UNAVAILABLE}
+
+
+class Targets(Protocol):
+    """Makes the clients of a workload's receiver."""
+
+    def unary(self, workload: Workload, address: str) -> UnaryTarget: ...
+
+    def stream(
+        self, workload: Workload, address: str, on_room: Callable[[], None],
+        on_lost: Callable[[CallResult], None],
+    ) -> StreamTarget: ...  # fmt: skip
+
+
+class ReceiverLink:
+    """See the module. `share` is this worker's part of the workload's jobs; `on_room` is told of new room."""
+
+    def __init__(
+        self, workload: Workload, address: str, targets: Targets, clock: Callable[[], float],
+        on_room: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self.address = address
+        self.breaker = Breaker()
+        self.in_flight = 0
+        self.held: deque[Delivery] = deque()
+        self.share = 1.0
+        self.adaptive: AdaptiveLimit | None = None
+        self.target = targets.unary(workload, address)
+        self._clock = clock
+        self._on_room = on_room
+        self._stream: StreamTarget | None = None
+        if workload.spec.target.contract != "unary":
+            self._stream = targets.stream(workload, address, on_room, self._lost)
+        self.change(workload)
+
+    def change(self, workload: Workload) -> None:
+        """Takes a changed definition of the same target into force."""
+        wanted = workload.spec.flow.max_inflight
+        self.fixed = wanted if isinstance(wanted, int) else None
+        if self.fixed is not None:
+            self.adaptive = None
+        elif self.adaptive is None:
+            self.adaptive = AdaptiveLimit(maximum=MAX_ADAPTIVE)
+        base_s = workload.spec.target.timeout
+        self.timeout = AdaptiveTimeout(base_s, max(base_s, MAXIMUM_S))
+
+    @property
+    def limit(self) -> int:
+        """Messages in flight from this worker, at most."""
+        if self.adaptive is not None:
+            return self.adaptive.limit
+        return max(1, round((self.fixed or 1) * self.share))
+
+    @property
+    def timeout_s(self) -> float:
+        """How long a call may take now."""
+        return self.timeout.timeout_s
+
+    @property
+    def stream(self) -> StreamTarget | None:
+        """The stream, when messages go by it (rule 4)."""
+        stream = self._stream
+        return stream if stream is not None and stream.supported is not False else None
+
+    def room(self, now_s: float) -> int:
+        """How many messages may be sent now. While the breaker is not closed at most one, a probe: send it,
+        or `breaker.forgo` it."""
+        limit = self.limit
+        breaker = self.breaker
+        open_s = now_s - breaker.closed_at_s
+        if open_s < SLOW_START_S:
+            limit = min(limit, max(SLOW_START_LEAST, int(limit * open_s / SLOW_START_S)))
+        room = limit - self.in_flight
+        if room <= 0 or not (breaker.closed or breaker.allow(now_s)):
+            return 0
+        stream = self.stream
+        if stream is not None:
+            stream.timeout_s = self.timeout_s
+            room = min(room, stream.room)
+            if room <= 0:
+                stream.connect()  # of no effect when it is up, and only its credit is used up
+                return 0
+        return room if breaker.closed else 1
+
+    def wait_s(self, now_s: float) -> float:
+        """Seconds until there may be room although nothing is answered; 0 when only answers give it."""
+        if not self.breaker.closed:
+            return max(self.breaker.next_probe_at_s - now_s, 0.01)
+        return 0.01 if now_s - self.breaker.closed_at_s < SLOW_START_S else 0.0
+
+    def answered(self, result: CallResult, count: int, started_s: float, now_s: float) -> None:
+        """`count` messages sent at `started_s` were answered alike."""
+        before = self.in_flight
+        self.in_flight -= count
+        if result.local_error is not None:
+            self.breaker.forgo(now_s)
+            return
+        code = result.code
+        was_closed = self.breaker.closed
+        self.breaker.on_result(code, now_s, started_s)
+        latency_s = now_s - started_s
+        if self.breaker.closed and not was_closed:
+            self.timeout.reset(now_s)
+            if self.adaptive is not None:
+                self.adaptive.reset(now_s)
+        if self.adaptive is not None:
+            dropped = count if code in DROPPED else 0
+            self.adaptive.on_samples(now_s, count - dropped, latency_s, before, dropped)
+        if code == DEADLINE_EXCEEDED:
+            self.timeout.on_timeout(now_s, latency_s, count)
+        elif code not in NOBODY:
+            self.timeout.on_answers(now_s, count, latency_s)
+
+    def _lost(self, result: CallResult) -> None:
+        """The stream ended, or could not be opened."""
+        now_s = self._clock()
+        stream = self._stream
+        if stream is not None and stream.supported is not False:
+            self.breaker.on_result(result.code, now_s, now_s)
+        self._on_room()
+
+    async def close(self) -> None:
+        """Ends the connections; what is under way ends as CANCELLED."""
+        self.held.clear()
+        if self._stream is not None:
+            await self._stream.close()
+        await self.target.close()

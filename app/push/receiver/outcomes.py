@@ -1,0 +1,113 @@
+"""Verdicts of deliveries, gathered into the ranges of a response."""
+
+from __future__ import annotations
+
+from app.push.proto.switchyard.v1.receiver_pb2 import DeliverResponse, Range, Results
+from app.push.receiver.verdicts import MAX_REASON_CHARS, NoVerdict, Retry, Skip, Stash, Verdict, failure_text
+
+UNKNOWN, INTERNAL = 2, 13
+MAX_AFTER_MS = (1 << 32) - 1
+
+
+class Outcomes:
+    """What is to be said. Acknowledgements may come in any order, one by one, and cost a list's append.
+
+    Attributes:
+        count: deliveries with an outcome that is not said.
+        acknowledged: their numbers; appended to directly where many come.
+    """
+
+    __slots__ = ("_ranges", "_results", "acknowledged", "others")
+
+    def __init__(self) -> None:
+        self.acknowledged: list[int] = []
+        self.others = 0
+        self._ranges: list[tuple[int, int]] = []
+        self._results: Results | None = None
+
+    @property
+    def count(self) -> int:
+        """Deliveries with an outcome that is not said; a range counts as one."""
+        return len(self.acknowledged) + len(self._ranges) + self.others
+
+    def acknowledge(self, start: int, end: int) -> None:
+        """All of [start, end)."""
+        if start < end:
+            self._ranges.append((start, end))
+
+    def add(self, number: int, verdict: Verdict) -> None:
+        """One delivery's verdict."""
+        if isinstance(verdict, Retry | Stash | Skip):
+            results = self._others()
+            span = Range(start=number, end=number + 1)
+            if isinstance(verdict, Retry):
+                results.retried.add(deliveries=span, after_ms=after_ms(verdict))
+            elif isinstance(verdict, Stash):
+                results.stashed.add(deliveries=span, reason=_text(verdict.reason))
+            else:
+                results.skipped.append(span)
+        else:
+            self.acknowledged.append(number)
+
+    def fail(self, start: int, end: int, error: BaseException) -> None:
+        """The handler raised, or returned what is no verdict."""
+        wrong = isinstance(error, NoVerdict)
+        self._others().failed.add(
+            deliveries=Range(start=start, end=end),
+            code=INTERNAL if wrong else UNKNOWN,
+            message=_text(str(error) if wrong else failure_text(error)),
+        )
+
+    def take(self, response: DeliverResponse) -> None:
+        """Moves everything into `response`."""
+        if self._results is not None:
+            response.results.CopyFrom(self._results)
+            self._results = None
+        if self.acknowledged or self._ranges:
+            add = response.results.acknowledged.add
+            for start, end in merged(self.acknowledged, self._ranges):
+                add(start=start, end=end)
+        self.acknowledged, self._ranges, self.others = [], [], 0
+
+    def _others(self) -> Results:
+        self.others += 1
+        if self._results is None:
+            self._results = Results()
+        return self._results
+
+
+def merged(numbers: list[int], ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The same as few ranges as it takes, ascending."""
+    joined: list[tuple[int, int]] = []
+    if numbers:
+        start, *rest = sorted(numbers)
+        end = start + 1
+        for number in rest:
+            if number > end:
+                joined.append((start, end))
+                start = number
+            end = number + 1
+        joined.append((start, end))
+    if not ranges:
+        return joined
+    spans, joined = sorted([*joined, *ranges]), []
+    start, end = spans[0]
+    for low, high in spans:
+        if low > end:
+            joined.append((start, end))
+            start = low
+        end = max(end, high)
+    return [*joined, (start, end)]
+
+
+def after_ms(verdict: Retry) -> int:
+    """The wish as it travels: 0 for none, at least 1 for any other that can be told."""
+    after_s = verdict.after
+    if after_s is None or not after_s > 0:
+        return 0
+    return max(1, round(min(after_s * 1000, MAX_AFTER_MS)))
+
+
+def _text(text: str) -> str:
+    """What protobuf takes as text."""
+    return text[:MAX_REASON_CHARS].encode(errors="replace").decode()

@@ -1,0 +1,266 @@
+"""The stream contract, seen from the receiver: requests in, verdicts gathered, credit given back.
+
+Rules
+1. A synchronous handler is called where the message is read: no task, no future a message. After `SLICE_S`
+   the loop gets its turn, so that a slow handler holds up neither results nor health checks.
+2. An asynchronous one is a task a message (a batch, for batch handlers), as many at once as the gate lets in.
+3. Results go out at most every `PAUSE_S`, the credit of what is done with them.
+4. Credit = what is done + the window. Of a request's bytes each of its deliveries gives back its part, so
+   that one stuck message does not hold on to its neighbours' share.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+from functools import partial
+from time import perf_counter
+from types import CoroutineType
+from typing import Any
+
+from google.protobuf.message import DecodeError
+from grpc import aio
+
+from app.push.proto.switchyard.v1.receiver_pb2 import DeliverRequest, DeliverResponse, Open
+from app.push.receiver.intake import Gate, Violation, Window, read_batch
+from app.push.receiver.outcomes import Outcomes
+from app.push.receiver.unary_side import Route
+from app.push.receiver.verdicts import Message, checked, spread
+
+SLICE_S = 0.005
+PAUSE_S = 0.001
+BROKEN = (aio.AioRpcError, aio.UsageError, aio.InternalError, asyncio.InvalidStateError)
+EOF: Any = aio.EOF  # type: ignore[attr-defined]
+
+
+class Session:
+    """One stream."""
+
+    def __init__(self, context: Any, route: Route, opened: Open, window: Window, gate: Gate) -> None:
+        self._context = context
+        self._route = route
+        self._opened = opened
+        self._window = window
+        self._gate = gate
+        self._outcomes = Outcomes()
+        self._next = 0  # number of the next delivery
+        self._open = 0  # deliveries that are not done
+        self._released = 0  # bytes given back
+        self._tasks: dict[int, tuple[int, asyncio.Future[Any] | None]] = {}  # by first number: end, task
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._ending = False
+
+    async def run(self, first: DeliverRequest, size: int, stopping: asyncio.Event) -> None:
+        """Serves until the sender ends the stream or drains it, or the receiver stops.
+
+        Raises:
+            Violation: see there.
+        """
+        response = DeliverResponse()
+        response.accept.max_request_bytes = self._window.max_request_bytes
+        self._credit(response)
+        await self._context.write(response.SerializeToString())
+        loop = asyncio.get_running_loop()
+        flusher = loop.create_task(self._flush())
+        reader = loop.create_task(self._read(first, size))
+        stopper = loop.create_task(stopping.wait())
+        try:
+            await asyncio.wait([reader, stopper, flusher], return_when=asyncio.FIRST_COMPLETED)
+            if reader.done():
+                reader.result()
+            if flusher.done():
+                return  # nobody is there to be told
+            reader.cancel()
+            await self._idle.wait()
+            self._ending = True
+            self._wake.set()
+            await flusher
+        finally:
+            for task in (flusher, reader, stopper, *(task for _, task in self._tasks.values())):
+                if task is not None:
+                    task.cancel()
+            self._tasks.clear()
+
+    # -- in --------------------------------------------------------------------------------------
+
+    async def _read(self, request: DeliverRequest, size: int) -> None:
+        while True:
+            if request.canceled:
+                self._cancel(request)
+            if request.batches:
+                await self._take(request, size)
+            if request.drain:
+                return
+            data = await self._context.read()
+            if data is EOF:
+                return
+            try:
+                request, size = DeliverRequest.FromString(data), len(data)
+            except DecodeError as error:
+                raise Violation(f"this is no DeliverRequest: {error}") from error
+
+    async def _take(self, request: DeliverRequest, size: int) -> None:
+        count = sum(len(batch.messages) for batch in request.batches)
+        if self._open + count > self._window.deliveries:
+            raise Violation(f"{count} deliveries sent beyond the credit")
+        self._idle.clear()
+        self._open += count
+        share = size // count if count else 0
+        self._settle(0, size - share * count)
+        for batch in request.batches:
+            start = self._next
+            if batch.first_delivery != start:
+                raise Violation(f"delivery {batch.first_delivery} comes where {start} is next")
+            messages = read_batch(batch, self._opened)
+            self._next += len(messages)
+            if self._route.batch:
+                self._enter_batch(start, messages, share)
+            elif self._route.tasks:
+                self._enter_all(start, messages, share)
+            else:
+                await self._inline(start, messages, share)
+
+    async def _inline(self, start: int, messages: list[Message], share: int) -> None:
+        """Rule 1."""
+        handler = self._route.handler
+        said = number = start  # outcomes are told of all below `said`
+        until_s = perf_counter() + SLICE_S
+        for message in messages:
+            try:
+                verdict = handler(message)
+                if verdict is not None and inspect.isawaitable(verdict):
+                    self._outcomes.acknowledge(said, number)
+                    self._settle(number - said, share * (number - said))
+                    self._route.tasks = True
+                    self._gate.enter(partial(self._watch, number, number + 1, share, verdict))
+                    self._enter_all(number + 1, messages[number + 1 - start :], share)
+                    return
+                if verdict is not None:
+                    self._outcomes.acknowledge(said, number)
+                    self._outcomes.add(number, checked(verdict))
+                    self._settle(number + 1 - said, share * (number + 1 - said))
+                    said = number + 1
+            except Exception as error:  # noqa: BLE001 - the handler's
+                self._outcomes.acknowledge(said, number)
+                self._outcomes.fail(number, number + 1, error)
+                self._settle(number + 1 - said, share * (number + 1 - said))
+                said = number + 1
+            number += 1
+            if perf_counter() > until_s:
+                self._outcomes.acknowledge(said, number)
+                self._settle(number - said, share * (number - said))
+                said = number
+                await asyncio.sleep(0)
+                until_s = perf_counter() + SLICE_S
+        self._outcomes.acknowledge(said, number)
+        self._settle(number - said, share * (number - said))
+
+    # -- tasks -----------------------------------------------------------------------------------
+
+    def _enter_all(self, start: int, messages: list[Message], share: int) -> None:
+        gate = self._gate
+        for number, message in enumerate(messages, start):
+            self._tasks[number] = (number + 1, None)
+            if gate.running < gate.limit:  # as `enter`, without what only those that wait need
+                gate.running += 1
+                self._start(number, number + 1, share, message)
+            else:
+                gate.enter(partial(self._start, number, number + 1, share, message))
+
+    def _enter_batch(self, start: int, messages: list[Message], share: int) -> None:
+        end = start + len(messages)
+        if messages:
+            self._tasks[start] = (end, None)
+            self._gate.enter(partial(self._start, start, end, share, messages))
+
+    def _start(self, start: int, end: int, share: int, argument: Any) -> None:
+        if start not in self._tasks:  # canceled while it waited
+            self._left(start, end, share)
+            return
+        try:
+            answer = self._route.handler(argument)
+            if type(answer) is CoroutineType or inspect.isawaitable(answer):
+                self._watch(start, end, share, answer)
+                return
+            self._judge(start, end, answer)
+        except Exception as error:  # noqa: BLE001 - the handler's
+            self._outcomes.fail(start, end, error)
+        del self._tasks[start]
+        self._left(start, end, share)
+
+    def _watch(self, start: int, end: int, share: int, answer: Any) -> None:
+        task: asyncio.Future[Any]
+        if type(answer) is CoroutineType:
+            task = asyncio.get_running_loop().create_task(answer)
+        else:
+            task = asyncio.ensure_future(answer)
+        self._tasks[start] = (end, task)
+        task.add_done_callback(partial(self._finished, start, end, share))
+
+    def _finished(self, start: int, end: int, share: int, task: asyncio.Future[Any]) -> None:
+        wanted = self._tasks.pop(start, None) is not None
+        try:
+            answer = task.result()
+            if wanted:
+                self._judge(start, end, answer)
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the handler's
+            if wanted:
+                self._outcomes.fail(start, end, error)
+        self._left(start, end, share)
+
+    def _left(self, start: int, end: int, share: int) -> None:
+        self._gate.leave()
+        self._settle(end - start, share * (end - start))
+
+    def _judge(self, start: int, end: int, answer: Any) -> None:
+        outcomes = self._outcomes
+        if answer is None:
+            if end == start + 1:
+                outcomes.acknowledged.append(start)
+            else:
+                outcomes.acknowledge(start, end)
+        elif self._route.batch:
+            for number, verdict in enumerate(spread(answer, end - start), start):
+                outcomes.add(number, verdict)
+        else:
+            outcomes.add(start, checked(answer))
+
+    def _cancel(self, request: DeliverRequest) -> None:
+        """What is canceled whole is stopped; of the rest the sender ignores the results."""
+        for span in request.canceled:
+            inside = range(span.start, min(span.end, self._next))
+            numbers = inside if len(inside) <= len(self._tasks) else list(self._tasks)
+            for number in numbers:
+                end, task = self._tasks.get(number, (0, None))
+                if span.start <= number < end <= span.end:
+                    del self._tasks[number]
+                    if task is not None:
+                        task.cancel()
+
+    # -- out -------------------------------------------------------------------------------------
+
+    def _settle(self, count: int, size: int) -> None:
+        self._open -= count
+        self._released += size
+        self._wake.set()
+        if not self._open:
+            self._idle.set()
+
+    def _credit(self, response: DeliverResponse) -> None:
+        response.credit.deliveries = self._next - self._open + self._window.deliveries
+        response.credit.bytes = self._released + self._window.size
+
+    async def _flush(self) -> None:
+        """Ends when all is said, or nobody listens any more."""
+        with contextlib.suppress(*BROKEN):
+            while not (self._ending and not self._outcomes.count):
+                await self._wake.wait()
+                self._wake.clear()
+                response = DeliverResponse()
+                self._outcomes.take(response)
+                self._credit(response)
+                await self._context.write(response.SerializeToString())
+                await asyncio.sleep(PAUSE_S)

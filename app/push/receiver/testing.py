@@ -1,0 +1,66 @@
+"""Handlers under test, without a network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from app.push.receiver.verdicts import Ack, Message, Retry, Verdict
+
+if TYPE_CHECKING:
+    from app.push.receiver.sdk import Receiver
+
+
+class TestClient:
+    """Delivers messages to a receiver's handlers in memory, as either contract would."""
+
+    __test__ = False  # not a test class, whatever pytest thinks of its name
+
+    def __init__(self, receiver: Receiver) -> None:
+        self._receiver = receiver
+
+    async def deliver(
+        self, *, topic: str, group: str, value: bytes, retries: int = 0, **fields: Any
+    ) -> Verdict:
+        """What the handler says of the message in the end: a verdict (`Ack()` for None).
+
+        Args:
+            topic: where the message was produced.
+            group: the consumer group.
+            value: the message's body.
+            retries: how often it is delivered again at most, when the handler raises or returns `Retry`;
+                `attempt` and `retry_count` grow as they do in earnest.
+            fields: other fields of `Message`.
+
+        Raises:
+            KeyError: there is no handler. Whatever the handler raises at last.
+        """
+        message = Message(topic=topic, group=group, value=value, **fields)
+        for left in range(retries, -1, -1):
+            retried = 1
+            try:
+                verdict = await self._receiver.handle(message) or Ack()
+            except Exception:
+                if not left or not self._receiver.handles(topic, group):
+                    raise
+                retried = 0
+            else:
+                if not left or not isinstance(verdict, Retry):
+                    return verdict
+            message = replace(message, attempt=message.attempt + 1, retry_count=message.retry_count + retried)
+        raise AssertionError("unreachable: the last delivery returns or raises")
+
+    async def deliver_batch(
+        self, *, topic: str, group: str, values: Sequence[bytes], **fields: Any
+    ) -> list[Verdict]:
+        """What the handler says of messages that come together, at consecutive offsets.
+
+        Raises:
+            KeyError: there is no handler. Whatever the handler raises.
+        """
+        first = Message(topic=topic, group=group, value=b"", **fields)
+        messages = [
+            replace(first, value=value, offset=first.offset + index) for index, value in enumerate(values)
+        ]
+        return [verdict or Ack() for verdict in await self._receiver.handle_batch(messages)]

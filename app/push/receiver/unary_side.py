@@ -1,0 +1,142 @@
+"""The unary contract, seen from the receiver: one call a message, the verdict as status and trailers."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from app.push.receiver.outcomes import after_ms
+from app.push.receiver.verdicts import (
+    MAX_REASON_CHARS,
+    Ack,
+    Message,
+    NoVerdict,
+    Retry,
+    Skip,
+    Verdict,
+    checked,
+    failure_text,
+    spread,
+)
+
+HEADER_PREFIX = "kafka-header-"
+ACTION, RETRY_AFTER = "kafka-action", "kafka-retry-after-ms"
+
+
+@dataclass(slots=True)
+class Route:
+    """A handler, and how to call it.
+
+    Attributes:
+        batch: it takes lists of messages.
+        tasks: it is asynchronous; found out when it first returns an awaitable, if it does not say so.
+    """
+
+    handler: Any
+    batch: bool
+    tasks: bool
+
+    async def one(self, message: Message) -> Verdict:
+        """The verdict on one message.
+
+        Raises:
+            NoVerdict: what was returned is none. Whatever the handler raises.
+        """
+        answer = self.handler([message] if self.batch else message)
+        if inspect.isawaitable(answer):
+            answer = await answer
+        return spread(answer, 1)[0] if self.batch else checked(answer)
+
+
+class UnarySide:
+    """Takes calls; counts those in progress, so that a receiver that stops can wait for them."""
+
+    def __init__(self, routes: dict[str, Route]) -> None:
+        self.routes = routes  # by gRPC method
+        self.stopping = False
+        self.active = 0
+        self._handlers: dict[str, Any] = {}
+
+    def find(self, method: str) -> Any:
+        """What gRPC calls for `method`; None when nobody handles it."""
+        found = self._handlers.get(method)
+        if found is None and method in self.routes:
+            behaviour = self._behaviour(self.routes[method])
+            found = self._handlers[method] = grpc.unary_unary_rpc_method_handler(behaviour)
+        return found
+
+    def _behaviour(self, route: Route) -> Any:
+        async def behave(value: bytes, context: Any) -> bytes:
+            if self.stopping:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "the receiver is shutting down")
+            self.active += 1
+            try:
+                return await _answer(route, value, context)
+            finally:
+                self.active -= 1
+
+        return behave
+
+
+async def _answer(route: Route, value: bytes, context: Any) -> bytes:
+    message = read_message(value, context.invocation_metadata() or ())
+    try:
+        verdict = await route.one(message)
+    except NoVerdict as error:
+        await context.abort(grpc.StatusCode.INTERNAL, str(error)[:MAX_REASON_CHARS])
+        raise
+    except Exception as error:
+        await context.abort(grpc.StatusCode.UNKNOWN, failure_text(error))
+        raise
+    if verdict is None or isinstance(verdict, Ack):
+        return b""
+    if isinstance(verdict, Skip):
+        context.set_trailing_metadata(((ACTION, "Skip"),))
+        return b""
+    if isinstance(verdict, Retry):
+        wish = after_ms(verdict)
+        trailers: tuple[tuple[str, str], ...] = ((ACTION, "Retry"),)
+        if wish:
+            trailers = (*trailers, (RETRY_AFTER, str(wish)))
+        context.set_trailing_metadata(trailers)
+        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "retry later")
+    else:
+        context.set_trailing_metadata(((ACTION, "Stash"),))
+        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, verdict.reason[:MAX_REASON_CHARS])
+    return b""
+
+
+def read_message(value: bytes, metadata: Sequence[tuple[str, str | bytes]]) -> Message:
+    """The message of a call's body and metadata. Numbers that cannot be read count as 0."""
+    text: dict[str, str] = {}
+    headers: list[tuple[str, bytes]] = []
+    key: bytes | None = None
+    for name, item in metadata:
+        if isinstance(item, bytes):
+            if name == "kafka-key-bin":
+                key = item
+            elif name.startswith(HEADER_PREFIX):
+                headers.append((name[len(HEADER_PREFIX) : -4], item))
+        else:
+            text[name] = item
+    return Message(
+        topic=text.get("kafka-topic", ""),
+        group=text.get("kafka-consumergroup", ""),
+        value=value,
+        partition=_number(text.get("kafka-partition")),
+        offset=_number(text.get("kafka-offset")),
+        key=key,
+        headers=headers,
+        timestamp_ms=_number(text.get("kafka-timestamp"), -1),
+        retry_count=_number(text.get("kafka-retrycount")),
+        attempt=_number(text.get("kafka-attemptcount"), 1),
+        traceparent=text.get("traceparent", ""),
+    )
+
+
+def _number(text: str | None, default: int = 0) -> int:
+    return int(text) if text and text.isascii() and text.isdigit() and len(text) < 20 else default

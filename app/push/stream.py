@@ -1,0 +1,158 @@
+"""The stream contract's client: `switchyard.v1.Receiver/Deliver`, one target a workload and worker.
+
+    target = StreamTarget("dns:///billing:443", group="billing", topic="orders", worker="w1", timeout_s=10,
+                          on_room=runtime.send, on_lost=runtime.stream_lost)
+    if target.room >= len(records):
+        target.send(OutBatch("orders", 3, records, 0, 1, on_results))
+
+Callbacks, as thousands of messages are in flight: nothing is made a message but its protobuf. Everything
+that was given to `send` is told once through `OutBatch.on_results`:
+
+| what happened                       | result                                                       |
+|-------------------------------------|--------------------------------------------------------------|
+| acknowledged                        | code 0                                                       |
+| skipped, retried, stashed, failed   | as of a unary call: code, `action`, details, `retry_after_s` |
+| no result within `timeout_s`        | DEADLINE_EXCEEDED                                            |
+| the stream was lost                 | UNAVAILABLE: the receiver may have handled it                |
+| the receiver will not have it at all | UNIMPLEMENTED, PERMISSION_DENIED, UNAUTHENTICATED            |
+| given up by `cancel`, drain, close  | CANCELLED                                                    |
+| larger than the receiver takes      | `too_large`                                                  |
+| protobuf cannot carry it            | `local_error`                                                |
+
+A receiver without the method makes `supported` False, and what was sent UNAVAILABLE: unary is the way then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from grpc import aio
+
+from app.push.proto.switchyard.v1.receiver_pb2 import Open
+from app.push.stream_encode import OutBatch
+from app.push.stream_link import UNIMPLEMENTED, Link
+from app.push.stream_results import CANCELLED, StreamResult
+
+METHOD = "/switchyard.v1.Receiver/Deliver"
+MAX_TIMEOUT_MS = (1 << 32) - 1
+
+OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 5_000),  # how long connecting may take; it delays no other attempt
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),  # results of a whole window, with reasons
+    # A peer that is silently gone is noticed by unacknowledged data within keepalive_timeout; idle streams
+    # ping seldom enough for servers that forbid more than one ping in five minutes.
+    ("grpc.keepalive_time_ms", 310_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.lb_policy_name", "round_robin"),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_retries", 0),
+]
+
+
+class StreamTarget:
+    """See the module.
+
+    Attributes:
+        supported: whether the receiver has the contract; None while that is not known.
+        timeout_s: for batches sent from now on.
+        on_room: told, from the loop, when `room` may have grown or a stream is up.
+        on_lost: told when a stream ended that was not asked to, or could not be opened: how it ended.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        group: str,
+        topic: str,
+        worker: str,
+        timeout_s: float,
+        on_room: Callable[[], None],
+        on_lost: Callable[[StreamResult], None],
+        streams: int = 1,
+    ) -> None:
+        self.address = address
+        self.supported: bool | None = None
+        self.timeout_s = timeout_s
+        self.on_room = on_room
+        self.on_lost = on_lost
+        self._identity = (group, topic, worker)
+        self._channel = aio.insecure_channel(address, options=OPTIONS)
+        method: Any = self._channel.stream_stream(METHOD, None, None)
+        self._links = [Link(method, self._open, self._has_room, self._lost) for _ in range(streams)]
+        self._draining = False
+
+    @property
+    def room(self) -> int:
+        """Messages that one batch may have, to be sent at once; 0 while not connected."""
+        if len(self._links) == 1:
+            return self._links[0].room
+        return max(link.room for link in self._links)
+
+    @property
+    def in_flight(self) -> int:
+        """Messages sent that have no result."""
+        return sum(link.load[1] for link in self._links)
+
+    def connect(self) -> None:
+        """Opens every stream that is down, after a backoff of a second at most."""
+        if not self._draining:
+            for link in self._links:
+                link.connect()
+
+    def send(self, batch: OutBatch) -> None:
+        """Sends a batch, in parts when it must; beyond `room` it waits, no longer than its timeout.
+
+        Raises:
+            ValueError: the batch is empty, or under way.
+        """
+        if self._draining:
+            result = StreamResult(CANCELLED, "the target is closed")
+            asyncio.get_running_loop().call_soon(batch.on_results, 0, len(batch.records), result)
+            return
+        self.connect()
+        links = self._links
+        link = links[0] if len(links) == 1 else max(links, key=lambda each: (each.room, -sum(each.load)))
+        link.queue(batch, self.timeout_s)
+
+    def cancel(self, batch: OutBatch, start: int, end: int) -> None:
+        """Gives up the indexes [start, end) that have no result; they are told as CANCELLED."""
+        for link in self._links:
+            if link.cancel(batch, start, end):
+                return
+
+    async def drain(self) -> None:
+        """Takes nothing more, gives up what was not sent, returns when all that was sent is told."""
+        self._draining = True
+        await asyncio.gather(*(link.drain() for link in self._links))
+
+    async def close(self) -> None:
+        """Ends the streams; what has no result is told as CANCELLED."""
+        self._draining = True
+        for link in self._links:
+            await link.close()
+        await self._channel.close(None)
+
+    def _open(self) -> Open:
+        group, topic, worker = self._identity
+        timeout_ms = min(int(self.timeout_s * 1000), MAX_TIMEOUT_MS)
+        return Open(group=group, topic=topic, worker=worker, timeout_ms=timeout_ms)
+
+    def _has_room(self) -> None:
+        self.supported = True
+        self.on_room()
+
+    def _lost(self, result: StreamResult, accepted: bool) -> None:
+        if accepted:
+            self.supported = True
+        elif result.code == UNIMPLEMENTED:
+            self.supported = False
+        self.on_lost(result)
+
+
+__all__ = ["METHOD", "OutBatch", "StreamResult", "StreamTarget"]

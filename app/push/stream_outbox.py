@@ -1,0 +1,100 @@
+"""What goes out on one stream: requests made of the book's batches, within every limit.
+
+Rules
+1. As much as there is goes into one request, up to `REQUEST_BYTES`, the credit, and what the receiver takes.
+2. A message that fits in none of these alone travels alone, when nothing is in flight or the credit suffices.
+3. What can never be sent, because it is larger than the receiver takes or cannot be encoded, is dropped with
+   its reason and harms no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from app.push.proto.switchyard.v1.receiver_pb2 import DeliverRequest
+from app.push.stream_book import Book
+from app.push.stream_encode import OutBatch, Refused, add_run, alone
+from app.push.stream_results import OK, StreamResult, too_large
+
+REQUEST_BYTES = 256 * 1024  # longer ones gain nothing, and hold the loop and the first message's answer up
+MAX_LARGE = 64  # lone messages remembered
+DROPPED = b""
+
+Told = list[tuple[OutBatch, int, int]]
+
+
+class Outbox:
+    """See the module.
+
+    Attributes:
+        canceled: deliveries that the receiver may forget; the next request says so.
+        max_request: bytes that the receiver takes at once.
+        blocked_bytes: size of a lone message that waits for credit; 0: none does.
+    """
+
+    def __init__(self, book: Book[OutBatch], tell: Callable[[Told, StreamResult], None]) -> None:
+        self.book = book
+        self.canceled: list[tuple[int, int]] = []
+        self.max_request = 0
+        self.blocked_bytes = 0
+        self._tell = tell
+        self._large: dict[int, tuple[OutBatch, int]] = {}  # lone messages in flight, by request size
+
+    def next_request(self) -> bytes | None:
+        """What there is to say; None: nothing, or not now."""
+        book = self.book
+        request = DeliverRequest()
+        for start, end in self.canceled:
+            request.canceled.add(start=start, end=end)
+        self.canceled.clear()
+        budget = min(REQUEST_BYTES, book.bytes_left, self.max_request)
+        while (run := book.next_run()) is not None:
+            batch, start, end = run
+            try:
+                count, size = add_run(request, batch, start, end, book.next_number, budget)
+                if not count:
+                    if not (request.batches or request.canceled):
+                        lone = self._lone(batch, start)
+                        if lone == DROPPED:
+                            continue
+                        return lone
+                    break
+            except Refused as error:
+                self._drop(batch, start, StreamResult(OK, local_error=str(error)))
+                continue
+            budget -= size
+            book.sent(count)
+        data = request.SerializeToString()
+        if request.batches:
+            book.sent_bytes(len(data))
+        return data or None
+
+    def _lone(self, batch: OutBatch, index: int) -> bytes | None:
+        """A message too large for what is left, in a request of its own; None when it must wait."""
+        book = self.book
+        if self.blocked_bytes and self.blocked_bytes > book.bytes_left and book.in_flight:
+            return None
+        self.blocked_bytes = 0
+        data = alone(batch, index, book.next_number)
+        if len(data) > self.max_request:
+            self._drop(batch, index, too_large(len(data), self.max_request))
+            return DROPPED
+        if len(data) > book.bytes_left and book.in_flight:
+            self.blocked_bytes = len(data)
+            return None
+        book.sent(1)
+        book.sent_bytes(len(data))
+        self._large[len(data)] = (batch, index)
+        if len(self._large) > MAX_LARGE:
+            del self._large[next(iter(self._large))]
+        return data
+
+    def condemn(self, size: int, limit: int) -> None:
+        """The receiver ended the stream over a request of `size` bytes: its message is too large."""
+        guilty = self._large.get(size)
+        if guilty is not None:
+            self._drop(*guilty, too_large(size, limit))
+
+    def _drop(self, batch: OutBatch, index: int, result: StreamResult) -> None:
+        told, _ = self.book.cancel(batch, index, index + 1)
+        self._tell(told, result)

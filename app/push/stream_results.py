@@ -1,0 +1,61 @@
+"""What a receiver says of deliveries, as the results that unary calls would have had."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from app.push.proto.switchyard.v1.receiver_pb2 import Range, Results
+from app.push.unary import CallResult
+
+OK, CANCELLED, UNKNOWN, DEADLINE_EXCEEDED = 0, 1, 2, 4
+RESOURCE_EXHAUSTED, FAILED_PRECONDITION, UNAVAILABLE = 8, 9, 14
+MAX_REASON_CHARS = 500
+
+
+class StreamResult(CallResult):
+    """A delivery's result.
+
+    Attributes:
+        retry_after_s: the receiver's wish, with the action Retry; None when it has none.
+    """
+
+    __slots__ = ("retry_after_s",)
+
+    def __init__(
+        self,
+        code: int,
+        details: str = "",
+        action: str | None = None,
+        *,
+        retry_after_s: float | None = None,
+        local_error: str | None = None,
+    ) -> None:
+        super().__init__(code, details[:MAX_REASON_CHARS], action, local_error=local_error)
+        self.retry_after_s = retry_after_s
+
+
+ACKNOWLEDGED = StreamResult(OK)
+SKIPPED = StreamResult(OK, action="Skip")
+
+
+def read_results(results: Results) -> Iterator[tuple[Range, StreamResult]]:
+    """Every range with its result."""
+    for span in results.acknowledged:
+        yield span, ACKNOWLEDGED
+    for span in results.skipped:
+        yield span, SKIPPED
+    for retry in results.retried:
+        after_s = retry.after_ms / 1000 if retry.after_ms else None
+        yield (
+            retry.deliveries,
+            StreamResult(RESOURCE_EXHAUSTED, retry.reason or "retry later", "Retry", retry_after_s=after_s),
+        )
+    for stash in results.stashed:
+        yield stash.deliveries, StreamResult(FAILED_PRECONDITION, stash.reason, "Stash")
+    for failure in results.failed:
+        yield failure.deliveries, StreamResult(failure.code or UNKNOWN, failure.message)
+
+
+def too_large(size: int, limit: int) -> StreamResult:
+    """A message that the receiver would not take; worded as gRPC words it, so that it counts as such."""
+    return StreamResult(RESOURCE_EXHAUSTED, f"message larger than max ({size} vs. {limit})")

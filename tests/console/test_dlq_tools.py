@@ -1,0 +1,191 @@
+"""The REST side of the DLQ tools, over a server with a real cluster behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+import pytest
+
+from app.dlq.progress import merge_topic
+from tests.console.client import Answer, Console
+from tests.console.hand_fed import HandFed, beat, definition, flowing, job, put, serving
+from tests.dlq.queues import Clusters, create, fill, merged, numbers_of, of_topic
+
+Run = Callable[[Coroutine[Any, Any, Any]], Any]
+
+
+class Queue:
+    """A console, and a workload whose queue holds 0..99 in two partitions."""
+
+    def __init__(self, console: Console, bootstrap: str, topic: str) -> None:
+        self.console = console
+        self.bootstrap = bootstrap
+        self.workload = of_topic(topic)
+        self.path = f"/api/v1/dlq/billing/{topic}"
+
+    def ask(self, method: str, path: str, body: Any = None) -> Answer:
+        return self.console.ask(method, f"{self.path}{path}", body)
+
+    def ended(self, answer: Answer) -> Any:
+        """The operation of a 202, once it has ended."""
+        assert answer.status == 202, answer.text
+        place = answer.headers["Location"]
+        until_s = time.monotonic() + 60
+        while time.monotonic() < until_s:
+            told = self.console.ask("GET", place).json
+            if told["state"] != "running":
+                return told
+            time.sleep(0.05)
+        raise AssertionError(f"{place} does not end: {told}")
+
+    def merged(self) -> list[int]:
+        return numbers_of(asyncio.run(merged(self.bootstrap, self.workload)))
+
+
+@pytest.fixture
+def queue(bootstrap: str, topic_name: str) -> Iterator[Queue]:
+    fed = HandFed()
+    clusters = Clusters(bootstrap)
+    fed.clusters = clusters  # type: ignore[assignment]
+    fed.apply(put(definition(topic=topic_name)))
+    workload = of_topic(topic_name)
+    asyncio.run(create(bootstrap, workload.dlq_topic(), 2))
+    asyncio.run(fill(bootstrap, workload, range(80)))
+    asyncio.run(fill(bootstrap, workload, range(80, 100), code="DATA_LOSS", reason="gone"))
+    with serving(fed) as url:
+        yield Queue(Console(url, fed), bootstrap, topic_name)
+
+
+def test_letters_are_found_by_query_page_by_page(queue: Queue) -> None:
+    items: list[Any] = []
+    cursor = ""
+    while cursor is not None:
+        page = queue.ask("GET", f"/messages?code=DATA_LOSS&reason=GONE&limit=7&cursor={cursor}").json
+        assert len(page["items"]) <= 7
+        items += page["items"]
+        cursor = page["next"]
+    assert sorted(int(item["value"]["text"]) for item in items) == list(range(80, 100))
+    assert {item["partition"] for item in queue.ask("GET", "/messages?partition=1").json["items"]} == {1}
+    assert queue.ask("GET", "/messages?attempt_min=4").json["items"] == []
+    assert [i["value"]["text"] for i in queue.ask("GET", "/messages?key=42").json["items"]] == ["42"]
+    assert queue.ask("GET", "/messages?since=1h").json["items"] == []
+
+
+def test_one_letter_is_shown_decoded(queue: Queue) -> None:
+    letter = queue.ask("GET", "/messages/1/3").json
+    assert (letter["value"]["as"], letter["value"]["shown"]) == ("text", "7")
+    assert letter["origin"]["topic"] == "orders"
+    assert {name: value["shown"] for name, value in letter["headers"]}["switchyard-code"] == "INTERNAL"
+    assert queue.ask("GET", "/messages/1/3000").status == 404
+    assert queue.ask("GET", "/messages/1/x").status == 400
+
+
+def test_figures_and_an_export_are_of_what_is_asked_for(queue: Queue) -> None:
+    assert queue.ask("GET", "/stats").json["codes"] == {"INTERNAL": 80, "DATA_LOSS": 20}
+    answer = queue.ask("GET", "/export?code=data_loss")
+    assert answer.headers["X-Switchyard-Offsets"] == "100"
+    told = [json.loads(line) for line in answer.text.splitlines()]
+    assert sorted(int(line["value"]["text"]) for line in told) == list(range(80, 100))
+
+
+def test_a_merge_looks_first_and_merges_only_what_it_saw(queue: Queue) -> None:
+    look = queue.ask("POST", "/merge", {"query": {"code": ["INTERNAL"]}}).json
+    assert (look["counts"]["merged"], look["complete"]) == (80, True)
+    assert queue.merged() == [], "a look changes nothing"
+    asyncio.run(fill(queue.bootstrap, queue.workload, range(200, 210)))  # after the look
+    asked = {"query": {"code": ["INTERNAL"]}, "ranges": look["partitions"], "rate": 1e5, "execute": True}
+    told = queue.ended(queue.ask("POST", "/merge", asked))
+    assert (told["state"], told["kind"], told["progress"]["counts"]["merged"]) == ("done", "merge", 80)
+    assert queue.merged() == list(range(80))
+    remembered = queue.ask("GET", "/merges").json["items"]
+    assert [(merge["operation"], merge["done"]) for merge in remembered] == [(told["id"], True)]
+    assert queue.ask("POST", "/merge", {}).json["counts"]["merged"] == 30
+
+
+def test_a_canceled_merge_goes_on_under_its_id_and_twice_at_once_is_refused(queue: Queue) -> None:
+    slow = {"rate": 20, "execute": True, "operation": "mine"}
+    answer = queue.ask("POST", "/merge", slow)
+    place = answer.headers["Location"]
+    assert place == "/api/v1/operations/mine"
+    assert queue.ask("POST", "/merge", {"execute": True}).status == 409
+    while not queue.console.ask("GET", place).json["progress"].get("looked_at"):
+        time.sleep(0.02)
+    assert queue.console.ask("DELETE", place).json["state"] == "canceled"
+    so_far = queue.merged()
+    assert 0 < len(so_far) < 100
+    assert queue.ask("POST", "/merge", {}).json["unfinished"] == ["mine"]
+    again = {"operation": "mine", "resume": True, "execute": True, "rate": 1e5}
+    assert queue.ended(queue.ask("POST", "/merge", again))["progress"]["counts"]["merged"] == 100
+    assert queue.merged() == list(range(100))
+    assert queue.ask("POST", "/merge", again | {"operation": "other"}).status == 404
+
+
+def test_the_workload_says_how_often_a_letter_is_merged_unless_the_merge_does(queue: Queue) -> None:
+    asyncio.run(fill(queue.bootstrap, queue.workload, range(300, 304), merges=1))
+    topic = queue.workload.metadata.topic
+    queue.console.fed.apply(put(definition(topic=topic, dlq={"maxMerges": 1})))
+    assert queue.ask("POST", "/merge", {}).json["counts"]["quarantined"] == 4
+    assert queue.ask("POST", "/merge", {"max_merges": 2}).json["counts"]["quarantined"] == 0
+
+
+def test_a_purge_looks_first_and_deletes_only_what_it_saw(queue: Queue) -> None:
+    look = queue.ask("POST", "/purge", {"ranges": {"0": {"end": 10}}}).json
+    assert (look["offsets"], list(look["partitions"])) == (10, ["0"])
+    assert queue.ask("POST", "/purge", {"before": "30d"}).json["offsets"] == 0
+    assert queue.ask("GET", "").json["messages"] == 100
+    assert queue.ask("POST", "/purge", {"execute": True}).status == 400
+    told = queue.ended(queue.ask("POST", "/purge", {"ranges": look["partitions"], "execute": True}))
+    assert told["progress"] == {"partitions": {"0": {"first": 10}}}
+    assert queue.ask("GET", "").json["messages"] == 90
+
+
+def test_any_worker_knows_the_operations_of_the_others(queue: Queue) -> None:
+    told = queue.ended(queue.ask("POST", "/merge", {"execute": True, "rate": 1e5}))
+    other = HandFed()
+    other.worker = "worker-b"
+    other.hear(beat(flowing(job(0)), url=queue.console.url))
+    with serving(other) as url:
+        console = Console(url, other)
+        assert console.ask("GET", f"/api/v1/operations/{told['id']}").json == told
+        missing = console.ask("GET", "/api/v1/operations/none")
+        assert (missing.status, missing.json["title"]) == (404, "No such operation")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("GET", "/messages?reason=/(/", None),
+        ("GET", "/stats?since=whenever", None),
+        ("GET", "/export?partition=x", None),
+        ("POST", "/merge", {"query": {"nonsense": 1}}),
+        ("POST", "/merge", {"nonsense": 1}),
+        ("POST", "/merge", {"execute": "yes"}),
+        ("POST", "/merge", {"max_merges": -1}),
+        ("POST", "/merge", {"rate": 0, "execute": True}),
+        ("POST", "/merge", {"ranges": {"7": {"end": 1}}}),
+        ("POST", "/merge", {"ranges": {"0": {"end": -1}}}),
+        ("POST", "/merge", {"operation": "a b", "execute": True}),
+        ("POST", "/merge", [1]),
+        ("POST", "/merge", "{"),
+        ("POST", "/purge", {"before": "soon"}),
+        ("POST", "/purge", {"partitions": "0"}),
+        ("POST", "/purge", {"ranges": {"0": {"end": 10**9}}, "execute": False, "nonsense": 1}),
+    ],
+)
+def test_what_cannot_be_meant_is_a_problem_and_nothing_happens(
+    queue: Queue, method: str, path: str, body: Any
+) -> None:
+    answer = queue.ask(method, path, body)
+    assert (answer.status, answer.json["title"]) == (400, "Bad query"), answer.text
+
+
+def test_a_queue_that_is_not_there_is_not_found(queue: Queue) -> None:
+    queue.console.fed.apply(put(definition(topic="nothing-died")))
+    for method, path in (("GET", "/stats"), ("POST", "/merge"), ("POST", "/purge"), ("GET", "/export")):
+        answer = queue.console.ask(method, f"/api/v1/dlq/billing/nothing-died{path}")
+        assert (answer.status, answer.json["title"]) == (404, "No queue")
+    assert merge_topic(queue.workload).endswith("__billing__merge")

@@ -1,0 +1,67 @@
+"""A message reaches the receiver of its zone and environment, and never one of another environment."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.core.routing import Refusal, Routing, Unmatched
+
+TARGETS = [
+    ("staging", None, "staging:1"),
+    ("staging", "b", "staging-b:1"),
+    ("ci", "b", "ci-b:1"),
+    (None, "b", "main-b:1"),
+]
+PRODUCTION = ("production", "prod")
+
+
+def routing(unmatched: Unmatched = Unmatched.DLQ) -> Routing:
+    """With all of it."""
+    return Routing(
+        "main:1", zone="zone", environment="env", targets=TARGETS, unmatched=unmatched, production=PRODUCTION
+    )
+
+
+@pytest.mark.parametrize(
+    ("headers", "address"),
+    [
+        ([], "main:1"),
+        ([("env", b"prod")], "main:1"),
+        ([("env", b"Production")], "main:1"),
+        ([("env", None)], "main:1"),
+        ([("zone", b"b")], "main-b:1"),
+        ([("zone", b"unknown")], "main:1"),
+        ([("env", b"prod"), ("zone", b"b")], "main-b:1"),
+        ([("env", b"staging")], "staging:1"),
+        ([("env", b"staging"), ("zone", b"b")], "staging-b:1"),
+        ([("env", b"staging"), ("zone", b"unknown")], "staging:1"),
+        ([("env", b"ci"), ("zone", b"b")], "ci-b:1"),
+        ([("env", b"prod"), ("env", b"staging")], "staging:1"),
+    ],
+)
+def test_each_message_has_its_receiver(headers: list[tuple[str, bytes | None]], address: str) -> None:
+    assert routing().choose(headers) == address
+
+
+@pytest.mark.parametrize("headers", [[("env", b"ci")], [("env", b"qa")], [("env", b"\xff\xfe")]])
+def test_an_environment_without_a_target_does_as_the_definition_says(
+    headers: list[tuple[str, bytes | None]],
+) -> None:
+    refused = routing().choose(headers)
+    skipped = routing(Unmatched.SKIP).choose(headers)
+    assert isinstance(refused, Refusal) and not refused.skip and "no target" in refused.reason
+    assert isinstance(skipped, Refusal) and skipped.skip
+    assert routing(Unmatched.DEFAULT).choose(headers) == "main:1"
+
+
+@given(st.lists(st.tuples(st.sampled_from(["env", "zone", "other"]), st.none() | st.binary(max_size=8))))
+def test_only_production_reaches_production_whatever_the_headers(
+    headers: list[tuple[str, bytes | None]],
+) -> None:
+    chosen = routing().choose(headers)
+    told = [value for name, value in headers if name == "env"]
+    environment = (told[-1] or b"").decode("utf-8", "replace").strip() if told else ""
+    is_production = not environment or environment.casefold() in PRODUCTION
+    assert (chosen in ("main:1", "main-b:1")) == is_production

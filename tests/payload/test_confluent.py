@@ -1,0 +1,133 @@
+"""Confluent's wire format: which message a value is, by schema id and indexes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from app.payload.codec import Framing, InvalidPayload, PayloadCodec, open_codec
+from app.payload.descriptors import DescriptorError, Schema
+from tests.payload.schemas import ORDERS, compiled, file_of, framed, set_of
+
+WORD = b"\x0a\x01w"  # field 1, a string
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Schema 7: Order, with Line behind the entry of a map, and Refund; schema 8: Parcel."""
+    path = tmp_path_factory.mktemp("registry")
+    (path / "7.binpb").write_bytes(compiled(tmp_path_factory.mktemp("source"), ORDERS))
+    (path / "8.binpb").write_bytes(set_of(file_of("p.proto", "Parcel")))
+    return path
+
+
+@pytest.fixture(scope="module")
+def any_codec(folder: Path) -> PayloadCodec:
+    """Takes whatever the registry defines."""
+    return open_codec(folder, framing=Framing.CONFLUENT)
+
+
+def test_the_schema_id_and_the_indexes_name_the_message(any_codec: PayloadCodec) -> None:
+    for schema_id, indexes, name in [
+        (7, [0], "acme.Order"),
+        (7, [1], "acme.Refund"),
+        (7, [0, 0], "acme.Order.Line"),
+        (8, [0], "acme.Parcel"),
+    ]:
+        assert any_codec.to_named_json(framed(schema_id, indexes, WORD))[0] == name
+    short = b"\0\0\0\0\x08\0"  # a single 0 stands for [0]
+    assert any_codec.to_named_json(short + WORD) == ("acme.Parcel", b'{"word":"w"}')
+    assert any_codec.to_json(short) == b"{}"
+
+
+def test_indexes_that_count_map_entries_are_understood_where_the_message_is_named(folder: Path) -> None:
+    codec = open_codec(folder, "acme.Order.Line", Framing.CONFLUENT)
+    assert codec.to_json(framed(7, [0, 0], WORD)) == b'{"sku":"w"}'  # as Java counts
+    assert codec.to_json(framed(7, [0, 1], WORD)) == b'{"sku":"w"}'  # the entry of `weights` is 0
+
+
+def test_another_message_than_the_named_one_is_refused(folder: Path) -> None:
+    codec = open_codec(folder, "acme.Order", Framing.CONFLUENT)
+    assert codec.check(framed(7, [0], WORD)) is None
+    told = codec.check(framed(7, [1], WORD))
+    assert told == "a acme.Refund (schema id 7), and acme.Order is expected"
+    assert "acme.Parcel" in (codec.check(framed(8, [0], WORD)) or "")
+
+
+def test_an_unknown_schema_id_is_told_with_the_folder_and_what_is_there(
+    any_codec: PayloadCodec, folder: Path
+) -> None:
+    told = any_codec.check(framed(4_000_000_000, [0], WORD)) or ""
+    assert "schema id 4000000000" in told
+    assert str(folder) in told
+    assert "there: 7, 8" in told
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (b"", "not in Confluent's wire format"),
+        (WORD + b"more", "framing none?"),
+        (b"\0\0\0\0\x08", "not in Confluent's wire format"),
+        (framed(7, [5], WORD), "no message with indexes [5]"),
+        (framed(7, [0, 9], WORD), "no message with indexes [0, 9]"),
+        (b"\0\0\0\0\x08\x01" + WORD, "wrong count"),
+        (b"\0\0\0\0\x08" + b"\xff" * 9, "cut off"),
+        (b"\0\0\0\0\x08\x04\x00", "cut off"),
+        (b"\0\0\0\0\x08\x02\x01" + WORD, "negative"),
+        (framed(8, [0], b"\x0a\x05w"), "not acme.Parcel"),
+    ],
+)
+def test_a_frame_that_cannot_be_is_refused_in_words(
+    any_codec: PayloadCodec, value: bytes, words: str
+) -> None:
+    assert words in (any_codec.check(value) or "")
+    for read in (any_codec.decode, any_codec.to_json):
+        with pytest.raises(InvalidPayload):
+            read(value)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.binary(max_size=40), st.sampled_from([b"", b"\0", b"\0\0\0\0\x07", b"\0\0\0\0\x08\0"]))
+def test_random_frames_are_never_more_than_refused(
+    any_codec: PayloadCodec, value: bytes, start: bytes
+) -> None:
+    problem = any_codec.check(start + value)
+    assert problem is None or problem
+
+
+def test_a_single_set_stands_for_every_schema_id(orders: Schema) -> None:
+    kind = orders.message_class("acme.Refund")
+    codec = PayloadCodec(kind, Framing.CONFLUENT, source=orders)
+    assert codec.to_json(framed(12345, [1], WORD)) == b'{"order_id":"w"}'
+    assert "acme.Refund is expected" in (codec.check(framed(12345, [0], WORD)) or "")
+    assert PayloadCodec(kind, Framing.CONFLUENT).to_json(framed(1, [3], WORD)) == b'{"order_id":"w"}'
+
+
+def test_in_a_set_of_many_files_the_file_of_the_named_message_is_meant(tmp_path: Path) -> None:
+    path = tmp_path / "all.binpb"
+    path.write_bytes(set_of(file_of("a.proto", "A", "B"), file_of("z.proto", "Z")))
+    assert open_codec(path, "acme.B", Framing.CONFLUENT).check(framed(1, [1], WORD)) is None
+
+
+def test_a_codec_that_could_not_know_its_message_is_refused_when_it_is_made(folder: Path) -> None:
+    with pytest.raises(ValueError, match="a codec needs a message"):
+        open_codec(folder)
+    with pytest.raises(DescriptorError, match=r"did you mean acme\.Order"):
+        open_codec(folder, "acme.Oder", Framing.CONFLUENT)
+
+
+def test_a_schema_file_that_came_late_and_is_bad_refuses_its_messages_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.payload.registry.LOOK_AGAIN_S", 0.0)
+    (tmp_path / "8.binpb").write_bytes(set_of(file_of("p.proto", "Parcel")))
+    codec = open_codec(tmp_path, framing=Framing.CONFLUENT)
+    (tmp_path / "9.binpb").write_bytes(b"{}")
+    assert "9.binpb: is JSON" in (codec.check(framed(9, [0], WORD)) or "")
+    assert codec.check(framed(8, [0], WORD)) is None
+    (tmp_path / "9.binpb").write_bytes(set_of(file_of("q.proto", "Quote")))
+    assert codec.to_named_json(framed(9, [0], WORD))[0] == "acme.Quote"

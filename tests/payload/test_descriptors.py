@@ -1,0 +1,238 @@
+"""Descriptor sets and registry folders: what is loaded, and what is told when it cannot be."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+from google.protobuf import descriptor_pool
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.payload import registry
+from app.payload.descriptors import MAX_SET_BYTES, DescriptorError, Schema, load_schema, parse_set
+from app.payload.registry import LOOK_AGAIN_S, Registry, open_source
+from tests.payload.schemas import ORDERS, compiled, file_of, set_of, write_source
+
+
+def _written(path: Path, data: bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return path
+
+
+def _refused(path: Path) -> str:
+    with pytest.raises(DescriptorError) as caught:
+        open_source(path)
+    assert isinstance(caught.value, ValueError)
+    assert caught.value.remedy
+    return str(caught.value)
+
+
+def test_a_descriptor_set_gives_its_messages_and_leaves_the_default_pool_alone(tmp_path: Path) -> None:
+    schema = load_schema(_written(tmp_path / "x.binpb", compiled(tmp_path, ORDERS)))
+    assert schema.messages == ["acme.Order", "acme.Refund", "acme.Order.Line"]
+    order = schema.message_class("acme.Order")
+    assert order.DESCRIPTOR.file.pool is schema.pool
+    assert schema.message_class(".acme.Order") is order
+    with pytest.raises(KeyError):
+        descriptor_pool.Default().FindMessageTypeByName("acme.Order")
+
+
+def test_two_sets_may_define_the_same_message_differently(tmp_path: Path) -> None:
+    one = load_schema(_written(tmp_path / "1.binpb", set_of(file_of("a.proto", "Order"))))
+    file = file_of("a.proto", "Order")
+    file.message_type[0].field[0].name = "other"
+    two = load_schema(_written(tmp_path / "2.binpb", set_of(file)))
+    assert [f.name for f in one.message_class("acme.Order").DESCRIPTOR.fields] == ["word"]
+    assert [f.name for f in two.message_class("acme.Order").DESCRIPTOR.fields] == ["other"]
+
+
+def test_files_in_any_order_with_well_known_imports_left_out_are_a_set() -> None:
+    upper = file_of("b.proto", "B", imports=("a.proto", "google/protobuf/timestamp.proto"))
+    upper.message_type[0].field.add(name="a", number=2, label=1, type=11, type_name=".acme.A")
+    upper.message_type[0].field.add(
+        name="at", number=3, label=1, type=11, type_name=".google.protobuf.Timestamp"
+    )
+    lower = file_of("a.proto", "A", imports=("google/protobuf/descriptor.proto",))
+    schema = Schema(Path("x"), parse_set(Path("x"), set_of(upper, lower, lower)))
+    assert schema.messages == ["acme.B", "acme.A"]
+    message = schema.message_class("acme.B")()
+    message.at.FromJsonString("2026-01-01T00:00:00Z")  # type: ignore[attr-defined]
+
+
+def test_imports_shared_by_many_files_are_walked_once() -> None:
+    files, before = [], ()
+    for layer in range(60):  # 2**60 ways from the top to the bottom
+        names = (f"{layer}a.proto", f"{layer}b.proto")
+        files += [file_of(name, f"M{name[:-6]}", imports=before) for name in names]
+        before = names
+    assert len(Schema(Path("x"), parse_set(Path("x"), set_of(*reversed(files)))).messages) == 120
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b'{"$schema": "https://json-schema.org"}', "is JSON (a JSON Schema?)"),
+        (b'  // comment\nsyntax = "proto3";', ".proto source"),
+        (gzip.compress(b"x"), "gunzip"),
+        (b"\xff\xff\xff", "not a descriptor set"),
+        (b"", "holds no message files"),
+        (set_of(file_of("", "A")), "a file without a name"),
+        (set_of(file_of("a.proto", "A"), file_of("a.proto", "B")), "two different files 'a.proto'"),
+        (set_of(file_of("a.proto", "A"), file_of("b.proto", "A")), "duplicate symbol 'acme.A'"),
+        (set_of(file_of("a.proto", "A", imports=("x/y.proto",))), "'x/y.proto' (imported by 'a.proto')"),
+        (
+            set_of(
+                file_of("a.proto", "A", imports=("b.proto",)), file_of("b.proto", "B", imports=("a.proto",))
+            ),
+            "imports itself in a circle",
+        ),
+    ],
+)
+def test_what_is_no_usable_set_is_refused_with_its_file_and_a_remedy(
+    tmp_path: Path, data: bytes, words: str
+) -> None:
+    path = _written(tmp_path / "x.binpb", data)
+    told = _refused(path)
+    assert words in told
+    assert str(path) in told
+
+
+def test_a_missing_a_huge_and_an_impossible_file_are_told(tmp_path: Path) -> None:
+    assert "does not exist" in _refused(tmp_path / "gone.binpb")
+    with (tmp_path / "huge.binpb").open("wb") as file:
+        file.truncate(MAX_SET_BYTES + 1)
+    assert "larger than 16 MiB" in _refused(tmp_path / "huge.binpb")
+    assert "cannot be read" in _refused(tmp_path / "a\0b")
+
+
+def test_an_unknown_message_is_told_with_what_may_have_been_meant(tmp_path: Path) -> None:
+    schema = Schema(Path("x.binpb"), [file_of("a.proto", "Order", "Refund")])
+    for name, words in [
+        ("acme.Ordr", "did you mean acme.Order?"),
+        ("shop.Refund", "did you mean acme.Refund?"),
+        ("zzz", "known: acme.Order, acme.Refund"),
+        ("", "known:"),
+        ("acme.Order.word", "no message"),
+    ]:
+        with pytest.raises(DescriptorError) as caught:
+            schema.message_class(name)
+        assert words in str(caught.value)
+        assert "x.binpb" in str(caught.value)
+
+
+@given(st.binary(max_size=400))
+def test_random_bytes_are_refused_in_words_and_never_crash(data: bytes) -> None:
+    _load_or_refuse(data)
+
+
+@given(st.data())
+def test_a_damaged_set_is_loaded_or_refused_in_words(data: st.DataObject) -> None:
+    whole = bytearray(
+        set_of(file_of("a.proto", "A", "B"), file_of("b.proto", "C", imports=("a.proto",), package="b"))
+    )
+    for _ in range(data.draw(st.integers(1, 5))):
+        whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
+    _load_or_refuse(bytes(whole[: data.draw(st.integers(0, len(whole)))]))
+
+
+def _load_or_refuse(data: bytes) -> None:
+    try:
+        schema = Schema(Path("x"), parse_set(Path("x"), data))
+    except DescriptorError:
+        return
+    for name in schema.messages:
+        schema.message_class(name)
+
+
+# -- sources -----------------------------------------------------------------------------------------
+
+
+def test_a_proto_source_is_compiled_with_its_imports(tmp_path: Path) -> None:
+    write_source(tmp_path, 'syntax = "proto3"; package acme; message Item {}', "item.proto")
+    path = write_source(
+        tmp_path, 'syntax = "proto3"; import "item.proto"; message Cart { acme.Item item = 1; }', "cart.proto"
+    )
+    schema = load_schema(path)
+    assert set(schema.messages) == {"Cart", "acme.Item"}
+
+
+def test_a_source_that_does_not_compile_is_refused_in_the_words_of_protoc(tmp_path: Path) -> None:
+    told = _refused(write_source(tmp_path, 'syntax = "proto3"; message Broken { strin x = 1; }'))
+    assert "orders.proto: does not compile" in told
+    assert '"strin" is not defined' in told
+    assert "is empty" in _refused(write_source(tmp_path, " ", "empty.proto"))
+
+
+def test_without_grpcio_tools_a_source_is_refused_with_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    told = _refused(write_source(tmp_path, ORDERS))
+    assert "grpcio-tools is not installed" in told
+    assert "protoc --include_imports" in told
+
+
+# -- registry folders --------------------------------------------------------------------------------
+
+
+def test_a_registry_gives_the_latest_version_of_a_subject_and_every_schema_by_its_id(tmp_path: Path) -> None:
+    newer = file_of("a.proto", "Order")
+    newer.message_type[0].field.add(name="more", number=2, label=1, type=9)
+    _written(tmp_path / "orders-value" / "2.binpb", set_of(file_of("a.proto", "Order")))
+    _written(tmp_path / "orders-value" / "10.binpb", set_of(newer))
+    _written(tmp_path / "7.binpb", set_of(file_of("r.proto", "Refund")))
+    write_source(tmp_path, 'syntax = "proto3"; package acme; message Parcel {}', "8.proto")
+    write_source(tmp_path, "an import of another, passed over", "common.proto")
+    (tmp_path / "README").write_text("passed over, too")
+    found = open_source(tmp_path)
+    assert isinstance(found, Registry)
+    assert sorted(found.by_id) == [7, 8]
+    assert sorted(found.by_subject["orders-value"]) == [2, 10]
+    assert [f.name for f in found.message_class("acme.Order").DESCRIPTOR.fields] == ["word", "more"]
+    assert found.message_class("acme.Refund").DESCRIPTOR.full_name == "acme.Refund"
+    with pytest.raises(DescriptorError, match=r"did you mean acme\.Parcel"):
+        found.message_class("acme.Parcl")
+
+
+def test_a_registry_with_a_bad_file_is_refused_as_a_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "holds no schema" in _refused(tmp_path)
+    good = set_of(file_of("a.proto", "Order"))
+    _written(tmp_path / "7.binpb", good)
+    for name, data, words in [
+        ("8.binpb", b"{}", "8.binpb: is JSON"),
+        ("orders.binpb", good, "orders.binpb: has no schema id or version"),
+        ("99999999999.binpb", good, "has no schema id"),
+        ("7.pb", good, "is there twice"),
+        ("orders/x.binpb", good, "has no schema id or version"),
+    ]:
+        bad = _written(tmp_path / name, data)
+        assert words in _refused(tmp_path), name
+        bad.unlink()
+    _written(tmp_path / "8.binpb", good)
+    monkeypatch.setattr(registry, "MAX_SCHEMAS", 1)
+    assert "more than 1 schemas" in _refused(tmp_path)
+
+
+def test_a_schema_added_while_workers_run_is_found_without_asking_the_folder_for_every_message(
+    tmp_path: Path,
+) -> None:
+    now = [0.0]
+    _written(tmp_path / "7.binpb", set_of(file_of("a.proto", "Order")))
+    found = Registry(tmp_path, clock=lambda: now[0])
+    _written(tmp_path / "8.binpb", set_of(file_of("a.proto", "Refund")))
+    _written(tmp_path / "9.binpb", b"{}")
+    assert found.schema(8) is None
+    now[0] = LOOK_AGAIN_S
+    eight = found.schema(8)
+    assert eight is not None
+    assert eight.messages == ["acme.Refund"]
+    assert found.schema(9) is None
+    now[0] *= 2
+    with pytest.raises(DescriptorError, match="is JSON"):
+        found.schema(9)
+    assert found.schema(7) is not None

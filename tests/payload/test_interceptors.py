@@ -1,0 +1,211 @@
+"""Interceptors: what they may change, what they may not, and what becomes of those that misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import structlog
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.payload.interceptors import (
+    MAX_REASON_CHARS,
+    SEND,
+    SLOW_S,
+    STALL_S,
+    TELL_EVERY_S,
+    Chain,
+    Message,
+    Outgoing,
+    Reject,
+    Send,
+    Skip,
+)
+
+MESSAGE = Message("orders", 3, 42, b"key", b"value", (("h", b"1"),), 1_000, 1)
+SENT = Outgoing(b"value", ())
+
+
+class Do:
+    """An interceptor that does as it is told, and remembers what it saw."""
+
+    def __init__(self, act: Callable[[Message], Any]) -> None:
+        self.act = act
+        self.saw: list[Message] = []
+
+    def before(self, message: Message) -> Any:
+        self.saw.append(message)
+        return self.act(message)
+
+
+def _chain(*acts: Callable[[Message], Any]) -> Chain:
+    return Chain([(f"i{number}", Do(act)) for number, act in enumerate(acts)])
+
+
+def _raise(error: BaseException) -> Callable[[Message], Any]:
+    def act(message: Message) -> Any:
+        raise error
+
+    return act
+
+
+def test_each_sees_the_value_the_one_before_it_left_and_the_same_identity() -> None:
+    first, second = Do(lambda m: Send(b"<" + m.value + b">", (("a", "1"),))), Do(lambda m: Send(m.value * 2))
+    last = Do(lambda m: Send(metadata=(("b-bin", b"\xff"),)))
+    chain = Chain([("first", first), ("second", second), ("last", last)])
+    assert chain.before(MESSAGE) == Outgoing(b"<value><value>", (("a", "1"), ("b-bin", b"\xff")))
+    assert second.saw == [MESSAGE._replace(value=b"<value>")]
+    assert last.saw == [MESSAGE._replace(value=b"<value><value>")]
+    with pytest.raises(AttributeError):
+        MESSAGE.offset = 7  # type: ignore[misc]
+
+
+def test_a_value_may_become_a_tombstone_and_unchanged_ones_are_kept() -> None:
+    assert _chain(lambda m: Send(None)).before(MESSAGE) == Outgoing(None, ())
+    assert _chain(lambda m: SEND, lambda m: Send()).before(MESSAGE) == SENT
+    assert _chain(lambda m: Send(None), lambda m: Send()).before(MESSAGE) == Outgoing(None, ())
+
+
+def test_the_first_reject_or_skip_ends_the_row() -> None:
+    last = Do(lambda m: SEND)
+    for verdict, expected in [
+        (Reject("no"), Reject("interceptor first: no")),
+        (Skip("not mine"), Skip("interceptor first: not mine")),
+    ]:
+        chain = Chain([("first", Do(lambda m, verdict=verdict: verdict)), ("last", last)])
+        assert chain.before(MESSAGE) == expected
+    assert last.saw == []
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("secret"), SystemExit("secret"), asyncio.CancelledError(), RecursionError()]
+)
+def test_one_that_raises_rejects_this_message_only_and_its_words_are_not_told(error: BaseException) -> None:
+    left = [error]
+
+    def act(message: Message) -> Send:
+        if left:
+            raise left.pop()
+        return SEND
+
+    chain = _chain(act)
+    assert chain.before(MESSAGE) == Reject(f"interceptor i0 raised {type(error).__name__}")
+    assert chain.before(MESSAGE) == SENT
+    assert (chain.counts["i0"].seen, chain.counts["i0"].failed) == (2, 1)
+
+
+def test_an_operator_can_still_interrupt() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        _chain(_raise(KeyboardInterrupt())).before(MESSAGE)
+
+
+async def _forgotten() -> None:
+    """A coroutine, which an interceptor must not be."""
+
+
+@pytest.mark.parametrize(
+    ("act", "words"),
+    [
+        (lambda m: None, "returned NoneType"),
+        (lambda m: b"bytes", "returned bytes"),
+        (lambda m: _forgotten(), "returned coroutine"),
+        (lambda m: Send("text"), "sent a value of type str, not bytes"),
+        (lambda m: Send(metadata=[("a", "b")]), "metadata as a list"),
+        (lambda m: Send(metadata=None), "metadata as a NoneType"),
+        (lambda m: Send(metadata=("ab",)), "not a tuple of pairs"),
+        (lambda m: Send(metadata=(("A", "b"),)), "name that gRPC does not take"),
+        (lambda m: Send(metadata=((7, "b"),)), "name that gRPC does not take"),
+        (lambda m: Send(metadata=(("kafka-offset", "7"),)), "'kafka-offset', which is not its to set"),
+        (lambda m: Send(metadata=(("traceparent", "x"),)), "not its to set"),
+        (lambda m: Send(metadata=(("grpc-timeout", "x"),)), "not its to set"),
+        (lambda m: Send(metadata=(("a", b"b"),)), "'a' that is not printable ASCII"),
+        (lambda m: Send(metadata=(("a", "b\n"),)), "'a' that is not printable ASCII"),
+        (lambda m: Send(metadata=(("a-bin", "b"),)), "'a-bin' that is not bytes"),
+        (lambda m: Send(metadata=(("a", "b" * 5000),)), "more than 4096"),
+        (lambda m: Reject(None), "no reason given"),
+        (lambda m: Skip(""), "no reason given"),
+    ],
+)
+def test_a_verdict_that_cannot_be_rejects_the_message_in_words(
+    act: Callable[[Message], Any], words: str
+) -> None:
+    verdict = _chain(lambda m: SEND, act, _raise(AssertionError("not reached"))).before(MESSAGE)
+    assert not isinstance(verdict, Outgoing)
+    assert words in verdict.reason
+    assert "interceptor i1" in verdict.reason
+
+
+def test_metadata_of_all_together_is_bounded() -> None:
+    add = lambda m: Send(metadata=(("a", "b" * 2000),))  # noqa: E731
+    assert isinstance(_chain(add).before(MESSAGE), Outgoing)
+    assert isinstance(_chain(add, add, add).before(MESSAGE), Reject)
+
+
+def test_a_reason_is_made_safe_and_cut() -> None:
+    verdict = _chain(lambda m: Reject("\x1b[31m" + "x" * 10_000)).before(MESSAGE)
+    assert isinstance(verdict, Reject)
+    assert verdict.reason.isprintable()
+    assert len(verdict.reason) <= MAX_REASON_CHARS + 50
+
+
+def test_a_slow_one_is_counted_and_told_once_in_a_while() -> None:
+    now = [0.0]
+
+    def slow(message: Message) -> Send:
+        now[0] += SLOW_S * 2
+        return SEND
+
+    chain = Chain([("slow", Do(slow)), ("fast", Do(lambda m: SEND))], clock=lambda: now[0])
+    with structlog.testing.capture_logs() as logged:
+        for _ in range(5):
+            chain.before(MESSAGE)
+        assert len(logged) == 1
+        now[0] += TELL_EVERY_S
+        chain.before(MESSAGE)
+    assert [entry["slow"] for entry in logged] == [1, 6]
+    assert b"value" not in repr(logged).encode()
+    assert chain.counts["slow"].slow == 6
+    assert chain.counts["slow"].longest_s == pytest.approx(SLOW_S * 2)
+    assert chain.counts["fast"].slow == 0
+
+
+def test_a_hiccup_among_many_is_counted_and_not_told_and_a_stall_is() -> None:
+    now, took_s = [0.0], [0.0]
+
+    def act(message: Message) -> Send:
+        now[0] += took_s[0]
+        return SEND
+
+    chain = Chain([("act", Do(act))], clock=lambda: now[0])
+    with structlog.testing.capture_logs() as logged:
+        for _ in range(200):
+            chain.before(MESSAGE)
+        took_s[0] = SLOW_S * 2
+        chain.before(MESSAGE)
+        assert (chain.counts["act"].slow, logged) == (1, [])
+        took_s[0] = STALL_S * 2
+        chain.before(MESSAGE)
+    assert (chain.counts["act"].slow, len(logged)) == (2, 1)
+
+
+def _anything() -> st.SearchStrategy[Any]:
+    leaf = st.one_of(st.none(), st.binary(max_size=4), st.text(max_size=4), st.integers())
+    return st.recursive(
+        leaf, lambda inner: st.lists(inner, max_size=3) | st.tuples(inner, inner), max_leaves=6
+    )
+
+
+@given(st.lists(st.one_of(_anything(), st.builds(Send, _anything(), _anything())), max_size=3))
+def test_whatever_interceptors_return_the_verdict_is_one_that_can_be_sent(results: list[Any]) -> None:
+    verdict = _chain(*(lambda m, result=result: result for result in results)).before(MESSAGE)
+    if isinstance(verdict, Outgoing):
+        assert verdict.value is None or isinstance(verdict.value, bytes)
+        assert all(
+            isinstance(name, str) and isinstance(value, str | bytes) for name, value in verdict.metadata
+        )
+    else:
+        assert isinstance(verdict, Reject)
+        assert verdict.reason

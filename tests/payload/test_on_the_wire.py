@@ -1,0 +1,64 @@
+"""What a chain lets through is what a real gRPC receiver gets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from app.payload.descriptors import Schema
+from app.payload.interceptors import Chain, Message, Outgoing, Send
+from app.payload.metadata import MAX_METADATA_BYTES, PAIR_BYTES
+from app.payload.protobuf import Deliver, ProtobufInterceptor
+from tests.payload.schemas import codec_of
+from tests.push.servers import serving
+
+Pairs = tuple[tuple[str, str | bytes], ...]
+
+
+class Adds:
+    """An interceptor that adds metadata."""
+
+    def __init__(self, metadata: Pairs) -> None:
+        self.metadata = metadata
+
+    def before(self, message: Message) -> Send:
+        return Send(metadata=self.metadata)
+
+
+async def _received(chain: Chain, value: bytes | None) -> tuple[bytes, dict[str, str | bytes]]:
+    sent = chain.before(Message("orders", 0, 0, None, value))
+    assert isinstance(sent, Outgoing)
+    got: list[tuple[bytes, dict[str, str | bytes]]] = []
+
+    async def note(body: bytes, context: Any) -> bytes:
+        got.append((body, dict(context.invocation_metadata())))
+        return b""
+
+    async with serving(note) as call:
+        result = await call(sent.value, sent.metadata)
+    assert (result.code, result.local_error) == (0, None)
+    return got[0]
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        (("plain", "text with ~ and  spaces"), ("a.b_c-d", "")),
+        (("bytes-bin", bytes(range(256))), ("empty-bin", b"")),
+        (("0", "x" * (MAX_METADATA_BYTES - PAIR_BYTES - 1)),),
+        (("n" * 256, "1"),),
+    ],
+)
+async def test_metadata_that_is_let_through_arrives_as_it_was_added(metadata: Pairs) -> None:
+    body, arrived = await _received(Chain([("adds", Adds(metadata))]), b"value")
+    assert body == b"value"
+    assert {name: arrived.get(name) for name, _ in metadata} == dict(metadata)
+
+
+async def test_a_protobuf_message_arrives_as_json_that_says_so(orders: Schema) -> None:
+    protobuf = ProtobufInterceptor(codec_of(orders, "acme.Refund"), deliver=Deliver.JSON)
+    body, arrived = await _received(Chain([("protobuf", protobuf)]), b"\x0a\x01x")
+    assert body == b'{"order_id":"x"}'
+    assert arrived["switchyard-payload-format"] == "json"
+    assert arrived["switchyard-payload-message"] == "acme.Refund"

@@ -1,0 +1,173 @@
+"""A pump on a stand: batches by hand on one side, a real receiver over gRPC on the other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+from app.config.definitions import Workload
+from app.core.job import JobId, Kind
+from app.core.lease import Lease
+from app.core.tracker import Snapshot
+from app.kafka.clusters import ClusterClient, ClusterSpec
+from app.kafka.fetch import FetchService
+from app.kafka.fetched import ByteBudget, Fetched, PartitionFetch
+from app.pump.dispatch import DispatchPump
+from app.pump.workload import WorkloadRuntime
+from app.push.receiver import Message, Receiver
+from app.pump.targets import GrpcTargets
+from tests.core.batches import make_batch
+
+GROUP, TOPIC = "billing", "orders"
+ENOUGH_S = 20.0  # ends a test that would hang; nothing is measured with it
+BATCH = 100
+
+Handler = Callable[[Message], Any]
+Row = tuple[bytes | None, bytes | None]
+
+
+def definition(address: str, **spec: Any) -> Workload:
+    """A workload whose receiver is at `address`."""
+    target = {"address": address, **spec.pop("target", {})}
+    return Workload.from_wire(
+        {
+            "apiVersion": "switchyard/v1",
+            "kind": "Workload",
+            "metadata": {"group": GROUP, "topic": TOPIC, "cluster": "east"},
+            "spec": {"target": target, **spec},
+        }
+    )
+
+
+class Copied:
+    """Takes the copies, as a producer would; `refuse` makes it fail."""
+
+    def __init__(self) -> None:
+        self.records: list[tuple[str, bytes | None, bytes | None, dict[str, bytes | None]]] = []
+        self.refuse = False
+
+    async def send(
+        self, topic: str, key: bytes | None, value: bytes | None, headers: list[tuple[str, bytes | None]]
+    ) -> None:
+        """Keeps the record."""
+        await asyncio.sleep(0)
+        if self.refuse:
+            raise OSError("the cluster is away")
+        self.records.append((topic, key, value, dict(headers)))
+
+    def values(self, suffix: str) -> list[bytes | None]:
+        """Values of the copies in the topic with this suffix."""
+        return [value for topic, _, value, _ in self.records if topic.endswith(suffix)]
+
+
+class Stand:
+    """A receiver, a runtime, and the pumps of some partitions."""
+
+    def __init__(self, handler: Handler, budget: int = 1 << 30) -> None:
+        self.seen: list[Message] = []
+        self.copied = Copied()
+        self.budget = ByteBudget(budget)
+        self.lease = Lease(1e9)
+        self.lease.renewed(time.monotonic())
+        self.lease.saved(time.monotonic(), 1e9)
+        self.receiver = Receiver()
+        self.pumps: list[DispatchPump] = []
+        self._handler = handler
+        self._service = FetchService(ClusterClient(ClusterSpec("none", ("h:1",))), self._nowhere, self.budget)
+        self._parts: dict[int, PartitionFetch] = {}
+        self.port = 0
+        self.runtime: WorkloadRuntime
+
+    async def _nowhere(self, _: Any) -> None: ...
+
+    async def start_receiver(self) -> None:
+        """Listens; on the same port as before when there was one."""
+        self.receiver = Receiver(port=self.port)
+
+        @self.receiver.on(topic=TOPIC, group=GROUP)
+        async def handle(message: Message) -> Any:
+            self.seen.append(message)
+            answer = self._handler(message)
+            return await answer if asyncio.iscoroutine(answer) else answer
+
+        self.port = await self.receiver.start()
+
+    def run(self, **spec: Any) -> None:
+        """Makes the runtime."""
+        workload = definition(f"127.0.0.1:{self.port}", **spec)
+        self.runtime = WorkloadRuntime(workload, GrpcTargets("w1"), self.copied, self.lease)
+
+    def pump(self, partition: int = 0, *, tier: int | None = None, capacity: int = 10_000) -> DispatchPump:
+        """A pump of the partition, from offset 0."""
+        workload = self.runtime.workload
+        topic = TOPIC if tier is None else workload.retry_topics()[tier]
+        job = JobId(Kind.DISPATCH, workload.key, topic, partition)
+        pump = DispatchPump(
+            job, 1, self.runtime, tier=tier, next_offset=0, snapshot=Snapshot(0), capacity=capacity,
+            group=GROUP, lineage=0,
+        )  # fmt: skip
+        self._parts[id(pump)] = PartitionFetch(self._service, "k", topic, partition, 0)
+        self.pumps.append(pump)
+        return pump
+
+    def feed(self, pump: DispatchPump, rows: Sequence[Row], *, timestamp_ms: int | None = None) -> None:
+        """The rows, in batches, at the end of what it has been fed."""
+        part = self._parts[id(pump)]
+        now_ms = time.time_ns() // 1_000_000 if timestamp_ms is None else timestamp_ms
+        for at in range(0, len(rows), BATCH):
+            some = rows[at : at + BATCH]
+            data = make_batch(part.next_offset, some, timestamp_ms=now_ms)
+            end = part.next_offset + len(some)
+            fetched = Fetched(part, len(data), data, end, [], end)
+            part.unreleased_bytes += len(data)
+            self.budget.used_bytes += len(data)
+            part.next_offset = end
+            pump.accept(fetched)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Waits until it holds."""
+        async with asyncio.timeout(ENOUGH_S):
+            while not condition():  # noqa: ASYNC110 - callbacks change it
+                await asyncio.sleep(0.005)
+
+    async def idle(self) -> None:
+        """Waits until every pump has finished everything."""
+        await self.until(lambda: all(pump.tracker.base == self._fed(pump) for pump in self.pumps))
+
+    def _fed(self, pump: DispatchPump) -> int:
+        return self._parts[id(pump)].next_offset
+
+    def values(self) -> Counter[bytes | None]:
+        """How often each value was delivered."""
+        return Counter(message.value for message in self.seen)
+
+    async def close(self) -> None:
+        """Ends everything."""
+        for pump in self.pumps:
+            pump.close()
+        await self.runtime.close()
+        await self.receiver.stop(0)
+
+
+@contextlib.asynccontextmanager
+async def standing(handler: Handler, **spec: Any) -> AsyncIterator[Stand]:
+    """A stand whose receiver runs `handler`, with a workload of this spec."""
+    stand = Stand(handler)
+    await stand.start_receiver()
+    stand.run(**spec)
+    try:
+        yield stand
+    finally:
+        await stand.close()
+
+
+def numbers(count: int, start: int = 0, keys: int = 0) -> list[Row]:
+    """Rows whose values are numbers; with `keys` keys in turn."""
+    return [
+        (str(number % keys).encode() if keys else None, str(number).encode())
+        for number in range(start, start + count)
+    ]
