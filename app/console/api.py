@@ -221,6 +221,10 @@ class Api:
             raise ApiError(
                 422, "Wrong address", f"the definition is of {workload.key}, the address of {told}"
             )
+        try:
+            await payload_codec(workload)
+        except ValueError as error:  # as this worker sees the file; the others need it at the same path
+            raise ApiError(422, "Payload descriptors cannot be used", str(error)) from error
         current = self.runtime.control.view.workloads.get(workload.key)
         self._match(request, current)
         etag = workload.etag()

@@ -17,7 +17,8 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from app.config.definitions import Workload
 from app.console.answers import ApiError, is_number
 from app.core import retry_headers as names
-from app.dlq.letter import MERGES, read_letter
+from app.core.retry_headers import MERGES
+from app.dlq.letter import read_letter
 from app.dlq.query import Query
 from app.kafka.clusters import EARLIEST, LATEST
 

@@ -8,13 +8,15 @@ never by a clock.
 Rules
 1. A `Claim` makes its worker the leader when its term is above the current one; of two claims for
    one term the first in the log wins.
-2. Only an assignment that carries the current term counts: a leader that was deposed while it slept
-   cannot move anything, whatever it still writes.
+2. Only an assignment that carries the current term counts, and names a job: a leader that was deposed
+   while it slept cannot move anything, whatever it still writes.
 3. A job's epoch only grows. The new owner of a job has a higher epoch than any before it; the same
    epoch may be written again only by its leader to ask for a release.
 4. A `Released` counts for the epoch it names and no other.
 5. Refused events change nothing and are counted; the leader that sees one writes the valid record
    again, so that compaction (which keeps the last record a key) cannot keep the refused one.
+6. A `Begun` counts while its workload exists, and the first one of a deployment stays: the leader writes
+   it again behind every change of the definition, so that compaction never puts it before the deployment.
 
 Invariants: `term` and every job's epoch never decrease; a job has at most one owner.
 """
@@ -106,7 +108,22 @@ class OperatorAct(ControlEvent, frozen=True, tag="operator-act"):
     actor: str
 
 
-AnyControlEvent = WorkloadPut | WorkloadDeleted | Claim | Assignment | Released | Paused | OperatorAct
+class Begun(ControlEvent, frozen=True, tag="begun"):
+    """Where a workload with `start: latest` begins: the ends of its topic's partitions when it was deployed.
+
+    Resolved once for all, so that no takeover skips what came meanwhile, and partitions that are added later
+    begin at their beginning. `etag` is that of the definition it stands behind; `topic_id` the topic's.
+    """
+
+    key: str
+    etag: str
+    ends: list[int]
+    topic_id: str = ""
+
+
+AnyControlEvent = (
+    WorkloadPut | WorkloadDeleted | Claim | Assignment | Released | Paused | OperatorAct | Begun
+)
 ALL = -1
 
 
@@ -129,6 +146,8 @@ def compaction_key(event: AnyControlEvent) -> str:
             return f"paused/{event.key}/{event.partition}"
         case OperatorAct():
             return f"act/{event.subject}"
+        case Begun():
+            return f"begun/{event.key}"
 
 
 class ControlState:
@@ -140,11 +159,14 @@ class ControlState:
         workloads: key ("group/topic") -> `WorkloadPut`.
         assignments: job -> the valid `Assignment`; one whose worker is "" has no owner.
         floor: job -> the highest epoch ever named for it.
+        begun: key -> its `Begun`, when its leader wrote one.
         paused: key -> the partitions that are paused, `ALL` among them when the whole workload is.
         refused: events that did not count (rule 5).
     """
 
-    __slots__ = ("assignments", "floor", "leader", "next_offset", "paused", "refused", "term", "workloads")
+    __slots__ = (
+        "assignments", "begun", "floor", "leader", "next_offset", "paused", "refused", "term", "workloads",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.term = 0
@@ -152,6 +174,7 @@ class ControlState:
         self.workloads: dict[str, WorkloadPut] = {}
         self.assignments: dict[str, Assignment] = {}
         self.floor: dict[str, int] = {}
+        self.begun: dict[str, Begun] = {}
         self.paused: dict[str, set[int]] = {}
         self.refused = 0
         self.next_offset = 0
@@ -170,6 +193,7 @@ class ControlState:
                 return True
             case WorkloadDeleted():
                 self.paused.pop(event.key, None)
+                self.begun.pop(event.key, None)
                 return self.workloads.pop(event.key, None) is not None
             case Claim():
                 if event.term <= self.term:
@@ -179,6 +203,8 @@ class ControlState:
             case Assignment():
                 return self._assign(event)
             case Released():
+                if not _names_a_job(event.job):
+                    return False
                 current = self.assignments.get(event.job)
                 self.floor[event.job] = max(
                     self.floor.get(event.job, 0), event.epoch, min(event.known_epoch, MAX_EPOCH)
@@ -194,6 +220,17 @@ class ControlState:
                 return True
             case OperatorAct():
                 return True
+            case Begun():
+                return self._begin(event)
+
+    def _begin(self, event: Begun) -> bool:
+        if event.key not in self.workloads:
+            return False
+        first = self.begun.get(event.key, event)
+        self.begun[event.key] = msgspec.structs.replace(
+            event, ends=first.ends, topic_id=first.topic_id, at_ms=first.at_ms
+        )
+        return True
 
     def _pause(self, event: Paused) -> None:
         found = self.paused.setdefault(event.key, set())
@@ -212,7 +249,7 @@ class ControlState:
         return ALL in found or partition in found
 
     def _assign(self, event: Assignment) -> bool:
-        if self.term and event.term < self.term:
+        if event.term != self.term or not _names_a_job(event.job):
             return False
         current = self.assignments.get(event.job)
         floor = self.floor.get(event.job, 0)
@@ -238,6 +275,14 @@ class ControlState:
     def owned_by(self, worker: str) -> dict[str, Assignment]:
         """Every job that belongs to `worker`."""
         return {job: a for job, a in self.assignments.items() if a.worker == worker}
+
+
+def _names_a_job(text: str) -> bool:
+    try:
+        JobId.parse(text)
+    except ValueError:
+        return False
+    return True
 
 
 MAX_EPOCH = 1 << 53  # what every JSON reader of the changelogs can still count exactly

@@ -12,6 +12,8 @@ Rules
 3. Snapshots of one lineage join (union of finished offsets, highest base): nothing finished becomes
    unfinished. A new lineage (the log was truncated or made anew) replaces what was known of the old one,
    and only there may the base go back.
+4. A record says of which log it speaks: the ids of its cluster and topic. Within a lineage they are only
+   ever filled in, never changed: a new owner that finds another log (`LogId.is_another`) begins a new lineage.
 
 Invariants: a record's epoch never decreases; within a lineage its base never decreases.
 """
@@ -25,6 +27,30 @@ import msgspec
 from app.core.tracker import CorruptSnapshot, Snapshot
 
 
+class LogId(msgspec.Struct, frozen=True, array_like=True):
+    """Which log offsets are of: another topic of the same name, or of another cluster, has other ids.
+
+    "" is not known: the broker is too old to tell, or it was written before ids were.
+    """
+
+    cluster_id: str = ""
+    topic_id: str = ""
+
+    def is_another(self, present: LogId) -> bool:
+        """Whether `present` is certainly not this log."""
+        return bool(
+            (self.cluster_id and present.cluster_id and self.cluster_id != present.cluster_id)
+            or (self.topic_id and present.topic_id and self.topic_id != present.topic_id)
+        )
+
+    def filled_in(self, present: LogId) -> LogId:
+        """This one, with what it does not know from `present`."""
+        return LogId(self.cluster_id or present.cluster_id, self.topic_id or present.topic_id)
+
+    def __str__(self) -> str:
+        return f"topic id {self.topic_id or 'unknown'} in cluster id {self.cluster_id or 'unknown'}"
+
+
 class TrackerRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What the tracker table holds for a job.
 
@@ -34,6 +60,7 @@ class TrackerRecord(msgspec.Struct, frozen=True, kw_only=True):
         base: next offset to commit; everything below is finished (readable without decoding).
         snapshot: `Snapshot` bytes: base and the finished offsets above it; b"" before the first.
         lineage: how often the offsets have begun to mean something else.
+        cluster_id, topic_id: of the log that the offsets are of; "" is not known.
         at_ms: when it last changed, by the event's own time.
     """
 
@@ -43,15 +70,23 @@ class TrackerRecord(msgspec.Struct, frozen=True, kw_only=True):
     snapshot: bytes = b""
     lineage: int = 0
     at_ms: int = 0
+    cluster_id: str = ""
+    topic_id: str = ""
+
+    @property
+    def log(self) -> LogId:
+        """The log that it speaks of."""
+        return LogId(self.cluster_id, self.topic_id)
 
 
 class SnapshotItem(msgspec.Struct, frozen=True, array_like=True):
-    """One job's snapshot on its way to the table: (job, epoch, bytes, lineage)."""
+    """One job's snapshot on its way to the table: (job, epoch, bytes, lineage, log)."""
 
     job: str
     epoch: int
     snapshot: bytes
     lineage: int = 0
+    log: LogId = LogId()
 
 
 class Snapshots(msgspec.Struct, frozen=True, tag="snapshots", tag_field="event", kw_only=True):
@@ -86,6 +121,7 @@ class TakeoverAnswer(msgspec.Struct, frozen=True, tag="takeover-answer", tag_fie
     known_epoch: int
     snapshot: bytes = b""
     lineage: int = 0
+    log: LogId = LogId()
 
 
 def on_takeover(record: TrackerRecord | None, event: Takeover) -> tuple[TrackerRecord, TakeoverAnswer]:
@@ -105,6 +141,7 @@ def on_takeover(record: TrackerRecord | None, event: Takeover) -> tuple[TrackerR
         known_epoch=current.epoch,
         snapshot=current.snapshot if granted else b"",
         lineage=current.lineage,
+        log=current.log,
     )
     return current, answer
 
@@ -119,17 +156,25 @@ def on_snapshot(
     """
     if record is None or item.epoch != record.epoch or worker != record.worker:
         return None
-    if item.lineage < record.lineage:
+    same = item.lineage == record.lineage
+    if item.lineage < record.lineage or (same and record.log.is_another(item.log)):
         return None
+    log = record.log.filled_in(item.log) if same else item.log
     new = Snapshot.from_bytes(item.snapshot)
-    if record.snapshot and item.lineage == record.lineage:
+    if record.snapshot and same:
         # A stored one that cannot be read any more gives way: the new one is the best truth there is, and a
         # lost acknowledgement costs a duplicate, never a message.
         with contextlib.suppress(CorruptSnapshot):
             new = Snapshot.from_bytes(record.snapshot).merge(new)
     packed = new.to_bytes()
-    if packed == record.snapshot and item.lineage == record.lineage:
+    if packed == record.snapshot and same and log == record.log:
         return None
     return msgspec.structs.replace(
-        record, base=new.base, snapshot=packed, lineage=item.lineage, at_ms=max(record.at_ms, at_ms)
+        record,
+        base=new.base,
+        snapshot=packed,
+        lineage=item.lineage,
+        at_ms=max(record.at_ms, at_ms),
+        cluster_id=log.cluster_id,
+        topic_id=log.topic_id,
     )

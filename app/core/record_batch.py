@@ -6,17 +6,25 @@
 
 Source: Apache Kafka's protocol guide, "Record Batch". `length` counts from the leader epoch on. A fetch
 response may end in the middle of a batch; that piece is left out, it comes again with the next fetch.
+
+Damage (`take`)
+1. Nothing of a header is believed before the checksum matches; base offset and length lie outside of it.
+2. Offsets only grow. Where two neighbours contradict each other, the one is right that begins where the
+   offsets before it end.
+3. A damaged batch ends where its next sound neighbour begins. Until that is known it stays where it is:
+   its neighbours' offsets are never passed over with it.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 HEADER = struct.Struct(">qiibIhiqqqhii")
 HEADER_BYTES = HEADER.size
 LOG_OVERHEAD_BYTES = 12  # base offset and length
+CHECKED_FROM = 21  # what the checksum covers: from the attributes on
 MIN_LENGTH = HEADER_BYTES - LOG_OVERHEAD_BYTES
 MAGIC = 2
 MAX_BATCH_BYTES = 1 << 30  # Kafka's own sizes are signed 32 bit; beyond this it is garbage
@@ -77,19 +85,131 @@ def iter_batches(buffer: bytes | memoryview) -> Iterator[Batch]:
     Raises:
         CorruptBatch: a length or magic that no batch can have.
     """
-    view = memoryview(buffer)
+    at = 0
+    for batch in _framed(memoryview(buffer)):
+        header = batch.header
+        if header.magic != MAGIC:
+            raise CorruptBatch(f"magic {header.magic} at byte {at}; only record batches of format 2 are read")
+        if header.last_offset_delta < 0:
+            raise CorruptBatch(f"the batch at byte {at} ends before it begins")
+        yield batch
+        at += len(batch.data)
+
+
+def _framed(view: memoryview) -> Iterator[Batch]:
+    """The complete batches by nothing but their lengths."""
     at, size = 0, len(view)
     while size - at >= HEADER_BYTES:
         header = BatchHeader._make(HEADER.unpack_from(view, at))
-        if header.magic != MAGIC:
-            raise CorruptBatch(f"magic {header.magic} at byte {at}; only record batches of format 2 are read")
-        if not MIN_LENGTH <= header.length <= MAX_BATCH_BYTES or header.last_offset_delta < 0:
+        if not MIN_LENGTH <= header.length <= MAX_BATCH_BYTES:
             raise CorruptBatch(f"length {header.length} at byte {at} cannot be a record batch's")
         end = at + LOG_OVERHEAD_BYTES + header.length
         if end > size:
             return
         yield Batch(header, view[at:end])
         at = end
+
+
+class Piece(NamedTuple):
+    """Bytes of a response that stand for the offsets up to `next_offset`; `damage`: why they cannot be read,
+    "" when they can."""
+
+    start_byte: int
+    end_byte: int
+    next_offset: int
+    damage: str
+
+
+def take(
+    buffer: bytes | memoryview, position: int, log_end: int, checksum: Callable[[memoryview], int]
+) -> list[Piece]:
+    """What a response to a fetch at `position` holds up to the first damage: sound batches, then the damaged
+    one if its end is known. What follows comes with the next fetch; empty: not one whole batch.
+
+    Args:
+        log_end: the end that the broker tells of the log.
+        checksum: CRC-32C.
+
+    Raises:
+        CorruptBatch: it begins with a batch that is damaged, and nobody knows at which offset that ends.
+    """
+    batches: list[Batch] = []
+    broken = ""
+    try:
+        batches.extend(_framed(memoryview(buffer)))
+    except CorruptBatch as error:
+        broken = str(error)
+    faults = [_fault(batch, checksum) for batch in batches]
+    lowest = _lowest_behind(batches, faults)
+    start_byte = at = 0
+    next_offset = position
+    for index, batch in enumerate(batches):
+        moved = next_offset > position
+        fault = faults[index] or _contradiction(batch.header, next_offset, moved, lowest[index])
+        if not fault:
+            next_offset = max(next_offset, batch.header.next_offset)
+            at += len(batch.data)
+            continue
+        sound = [Piece(start_byte, at, next_offset, "")] if moved else []
+        end_byte, end = _end_of_damage(batches, faults, index, at, next_offset, lowest[index])
+        if end < 0 and end_byte == len(buffer) and batch.header.next_offset == log_end > next_offset:
+            end = log_end  # the broker's word for it
+        if end > next_offset:
+            return [*sound, Piece(at, end_byte, end, fault)]
+        if sound:
+            return sound
+        if end < 0:
+            raise CorruptBatch(
+                f"{fault}; where it ends is not known (base offset {batch.header.base_offset})"
+            )
+        start_byte = at = at + len(batch.data)  # all of it lies before what was asked for
+    if next_offset > position:
+        return [Piece(start_byte, at, next_offset, "")]
+    if broken:
+        raise CorruptBatch(broken)
+    return []
+
+
+def _fault(batch: Batch, checksum: Callable[[memoryview], int]) -> str:
+    header = batch.header
+    if header.magic != MAGIC:
+        return f"magic {header.magic}; only record batches of format 2 are read"
+    if checksum(batch.data[CHECKED_FROM:]) != header.crc & 0xFFFFFFFF:
+        return "its checksum does not match"
+    return "it ends before it begins" if header.last_offset_delta < 0 else ""
+
+
+def _lowest_behind(batches: Sequence[Batch], faults: Sequence[str]) -> list[int]:
+    """For each batch the lowest base offset of the sound ones behind it; -1: there are none."""
+    found, lowest = [-1] * len(batches), -1
+    for index in range(len(batches) - 1, -1, -1):
+        found[index] = lowest
+        if not faults[index]:
+            base_offset = batches[index].header.base_offset
+            lowest = base_offset if lowest < 0 else min(lowest, base_offset)
+    return found
+
+
+def _contradiction(header: BatchHeader, next_offset: int, moved: bool, lowest_behind: int) -> str:
+    """Why a batch whose checksum matches cannot be where it is (rule 2); those before it end at `next_offset`."""
+    if moved and header.base_offset < next_offset:
+        return f"its base offset {header.base_offset} lies before {next_offset}, where the one before it ends"
+    if header.base_offset > next_offset and next_offset <= lowest_behind < header.next_offset:
+        return f"its offsets reach beyond {lowest_behind}, where a batch behind it begins"
+    return ""
+
+
+def _end_of_damage(
+    batches: Sequence[Batch], faults: Sequence[str], index: int, at: int, next_offset: int, lowest_behind: int
+) -> tuple[int, int]:
+    """Byte and offset at which the damage that begins with a batch ends; offset -1: nobody knows (rule 3)."""
+    end_byte = at + len(batches[index].data)
+    for batch, fault in zip(batches[index + 1 :], faults[index + 1 :], strict=True):
+        if not fault and (batch.header.base_offset >= next_offset or index == 0):
+            end = lowest_behind if lowest_behind >= next_offset else batch.header.base_offset
+            return end_byte, max(end, next_offset)
+        end_byte += len(batch.data)
+    return end_byte, -1
 
 
 class Committed:

@@ -19,6 +19,7 @@ ORIGIN_OFFSET = "switchyard-origin-offset"
 ORIGIN_TIMESTAMP = "switchyard-origin-timestamp"
 ATTEMPT = "switchyard-attempt"
 RETRY_COUNT = "switchyard-retry-count"
+MERGES = "switchyard-merges"  # times it was merged from the DLQ
 TIER = "switchyard-tier"
 TIER_ATTEMPT = "switchyard-tier-attempt"
 TIMEOUTS = "switchyard-timeouts"
@@ -41,6 +42,7 @@ class Origin:
         retry_count: how many times it went through a retry topic.
         tier, tier_attempt: the retry tier it lies in (None = main topic) and its deliveries from there.
         timeouts: deliveries that were given up for lack of an answer.
+        merges: how many times it was merged back from the DLQ.
     """
 
     topic: str
@@ -52,6 +54,7 @@ class Origin:
     tier: int | None = None
     tier_attempt: int = 0
     timeouts: int = 0
+    merges: int = 0
 
 
 def read_origin(
@@ -73,6 +76,7 @@ def read_origin(
         tier=tier,
         tier_attempt=_number(found.get(TIER_ATTEMPT), 0) if told_tier == tier else 0,
         timeouts=_number(found.get(TIMEOUTS), 0),
+        merges=_number(found.get(MERGES), 0),
     )
 
 
@@ -101,8 +105,8 @@ def moved_headers(
         (CODE, code),
         (MOVED_AT, moved_at_ms),
     ]
-    if origin.timeouts:
-        values.append((TIMEOUTS, origin.timeouts))
+    counts = ((TIMEOUTS, origin.timeouts), (MERGES, origin.merges))
+    values += [(name, count) for name, count in counts if count]
     if tier is not None:
         values += [(TIER, tier), (TIER_ATTEMPT, origin.tier_attempt if stays else 0)]
     kept = [(name, value) for name, value in headers if not name.startswith(PREFIX)]

@@ -14,9 +14,8 @@ from typing import Any, Protocol
 import orjson
 
 from app.core import retry_headers as names
-from app.core.retry_headers import Header
+from app.core.retry_headers import MERGES, Header
 
-MERGES = "switchyard-merges"  # how many times the message has been merged, kept through every later copy
 MAX_SHOWN_HEADERS = 200
 MAX_PREVIEW_BYTES = 64 * 1024
 HEX_LINE_BYTES = 16

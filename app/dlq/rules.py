@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from app.core import retry_headers as names
-from app.core.retry_headers import Header
-from app.dlq.letter import MERGES, Letter
+from app.core.retry_headers import MERGES, Header
+from app.dlq.letter import Letter
 from app.dlq.query import BadQuery, Query
 
 DEFAULT_MAX_MERGES = 3

@@ -49,7 +49,11 @@ def _now_ms() -> int:
 
 
 class DispatchPump:
-    """See the module. Owned by the job manager; fed by the dispatch agent."""
+    """See the module. Owned by the job manager; fed by the dispatch agent.
+
+    `tier` is that of a retry topic, None for the main topic, and for the topic of what was `merged` back from
+    the DLQ: its messages tell where they first stood, and begin again.
+    """
 
     def __init__(
         self,
@@ -58,6 +62,7 @@ class DispatchPump:
         runtime: WorkloadRuntime,
         *,
         tier: int | None,
+        merged: bool = False,
         next_offset: int,
         snapshot: Snapshot | None,
         capacity: int,
@@ -75,7 +80,8 @@ class DispatchPump:
         self.batches: set[BatchDelivery] = set()  # runs on their way
         self.copying: dict[int, asyncio.Task[None]] = {}  # on their way to a retry topic or the DLQ
         self.waiting: dict[int, tuple[asyncio.TimerHandle, Delivery]] = {}  # for their next attempt
-        self.lanes = runtime.new_lanes() if tier is None else None
+        self._is_main = tier is None and not merged
+        self.lanes = runtime.new_lanes() if self._is_main else None
         self.paused = False
         self.in_turn = False
         self.closed = False
@@ -157,7 +163,7 @@ class DispatchPump:
 
     def next_records(self, most: int) -> list[Record]:
         """At most `most` messages that may go together over a stream; empty: ask `next_delivery`."""
-        if self._again or self.tier is not None or self.closed or self.draining or self.paused:
+        if not self._is_main or self._again or self.closed or self.draining or self.paused:
             return []
         if self._delay_ms():
             return []
@@ -223,12 +229,12 @@ class DispatchPump:
 
     def _delay_ms(self) -> int:
         if self.tier is None:
-            return self.runtime.delay_ms
+            return self.runtime.delay_ms if self._is_main else 0
         tiers = self.runtime.policy.tiers
         return int(tiers[self.tier].delay_s * 1000) if self.tier < len(tiers) else 0
 
     def _delivery(self, record: Record) -> Delivery:
-        if self.tier is None:
+        if self._is_main:
             return Delivery(self, record, None)
         origin = read_origin(
             record.headers,

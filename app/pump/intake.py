@@ -3,10 +3,12 @@
     Fetched -> RecordReader -> tracker.fetched -> ready (a few hundred records)
 
 Rules
-1. Records are decoded only as the tracker has room; the raw bytes wait, and their bytes are what the
-   fetch budget counts.
+1. Records are decoded only as the tracker has room, and while what is ready is small; the raw bytes wait,
+   and their bytes are what the fetch budget counts.
 2. What an inherited snapshot says is finished is not shown again.
-3. A batch that cannot be decoded goes to the DLQ as it is, so that what follows can flow.
+3. What is fetched begins where the last ended, or behind a gap that was told: anything else is a fault of
+   ours, and must stop the job before it commits what was never seen.
+4. A batch that cannot be decoded goes to the DLQ as it is, so that what follows can flow.
 """
 
 from __future__ import annotations
@@ -23,12 +25,13 @@ if TYPE_CHECKING:
 
 CHUNK_RECORDS = 256  # decoded at once: long enough to be cheap, short enough not to hold the loop
 READY_LOW = 64  # refilled below this many
+READY_BYTES = 4 * 1024 * 1024  # no more is decoded while this much is ready
 
 
 class Intake:
-    """See the module. `on_undecodable` is given what rule 3 speaks of, and its unfinished offsets."""
+    """See the module. `on_undecodable` is given what rule 4 speaks of, and its unfinished offsets."""
 
-    __slots__ = ("_ages", "_on_undecodable", "_readers", "_tracker", "ready")
+    __slots__ = ("_ages", "_expected", "_large", "_on_undecodable", "_readers", "_tracker", "ready")
 
     def __init__(
         self, tracker: Tracker, on_undecodable: Callable[[UndecodableBatch, list[tuple[int, int]]], None]
@@ -37,6 +40,8 @@ class Intake:
         self._tracker = tracker
         self._on_undecodable = on_undecodable
         self._readers: deque[RecordReader] = deque()
+        self._expected = tracker.end
+        self._large: deque[tuple[int, int]] = deque()  # (offset behind, bytes) of chunks of large records
         self._ages: deque[tuple[int, int]] = deque()
 
     @property
@@ -45,7 +50,15 @@ class Intake:
         return len(self.ready) < READY_LOW and bool(self._readers)
 
     def accept(self, fetched: Fetched) -> None:
-        """Takes a fetched response; its bytes go back to the budget once all of it is decoded."""
+        """Takes a fetched response; its bytes go back to the budget once all of it is decoded.
+
+        Raises:
+            LookupError: something between it and the last is missing (rule 3).
+        """
+        if fetched.start_offset > self._expected:
+            fetched.release()
+            raise LookupError(f"expected offset {self._expected}, and {fetched.start_offset} was fetched")
+        self._expected = max(self._expected, fetched.next_offset)
         if fetched.next_offset <= self._tracker.end:
             fetched.release()
         else:
@@ -53,6 +66,7 @@ class Intake:
 
     def skip(self, end: int) -> None:
         """The log lost what lies below `end`: nothing there can ever be delivered."""
+        self._expected = max(self._expected, end)
         # What waits undecoded comes first; the next `fetched` behind the gap counts it.
         if not self._readers and end > self._tracker.end:
             self._tracker.skip(self._tracker.end, end)
@@ -62,7 +76,7 @@ class Intake:
         ready, readers, tracker = self.ready, self._readers, self._tracker
         while readers and len(ready) < wanted:
             room = min(tracker.room, CHUNK_RECORDS)
-            if room <= 0:
+            if room <= 0 or (self._large and self._ready_bytes() >= READY_BYTES):
                 break
             reader = readers[0]
             try:
@@ -82,6 +96,9 @@ class Intake:
     def _register(self, records: list[Record]) -> None:
         tracker, ready = self._tracker, self.ready
         first, last = records[0].offset, records[-1].offset
+        size = sum(len(record.value or b"") for record in records)
+        if size > READY_BYTES // 8:
+            self._large.append((last + 1, size))
         self._ages.append((last + 1, records[0].timestamp))
         dense = last - first + 1 == len(records)
         runs = [(first, last + 1)] if dense else runs_of(records)
@@ -96,6 +113,13 @@ class Intake:
                 start, end = next(spans, (0, 0))
             if start <= record.offset < end:
                 ready.append(record)
+
+    def _ready_bytes(self) -> int:
+        """About the bytes of large records that are ready."""
+        large, ready = self._large, self.ready
+        while large and (not ready or large[0][0] <= ready[0].offset):
+            large.popleft()
+        return sum(size for _, size in large)
 
     def _undecodable(self, error: UndecodableBatch) -> None:
         tracker = self._tracker

@@ -6,7 +6,8 @@ Rules
 1. No more in flight than `limit`: this worker's share of a fixed number, or what the adaptive limit finds.
 2. While the breaker is not closed only probes go out. After it closed the limit grows from a little to its
    full size within `SLOW_START_S`: a receiver that has just come back is not thrown down again.
-3. What was held (the receiver was away) goes first, with its attempts as they were.
+3. What was held (the receiver was away) goes first, with its attempts as they were. Probes take turns
+   between held and fresh messages: one that is never taken cannot keep the receiver from being found.
 4. A receiver without the stream contract is called message by message.
 """
 
@@ -57,6 +58,7 @@ class ReceiverLink:
         self.in_flight = 0
         self.held: deque[Delivery] = deque()
         self.share = 1.0
+        self.probe_held = False  # the next probe is of what is held; they take turns (rule 3)
         self.adaptive: AdaptiveLimit | None = None
         self.target = targets.unary(workload, address)
         self._clock = clock
@@ -125,7 +127,7 @@ class ReceiverLink:
         """`count` messages sent at `started_s` were answered alike."""
         before = self.in_flight
         self.in_flight -= count
-        if result.local_error is not None:
+        if result.local_error is not None or result.too_large:  # tells of the message only
             self.breaker.forgo(now_s)
             return
         code = result.code

@@ -90,14 +90,20 @@ class WorkloadRuntime:
         """Takes a changed definition into force; messages in flight end under the old one."""
         former = self.workload
         self.chain = chain
-        if workload.spec.target != former.spec.target:
+        if _way(workload) != _way(former):
             self._old_links += self.links.values()
             self.links = {}
         self._set(workload)
-        for link in self._old_links:  # what they held goes to their successors
+        for link in list(self._old_links):  # what they held goes to their successors
             self.link.held += link.held
             link.held.clear()
+            self._close_when_idle(link)
         self.shared(self._share)
+
+    def _close_when_idle(self, link: ReceiverLink) -> None:
+        if link in self._old_links and not link.in_flight:
+            self._old_links.remove(link)
+            asyncio.get_running_loop().create_task(link.close())
 
     def _set(self, workload: Workload) -> None:
         spec = workload.spec
@@ -184,17 +190,18 @@ class WorkloadRuntime:
             self._call_at(now_s + LEASE_RETRY_S)
             return
         for link in self.links.values():
-            if link.held:
+            if link.held and (link.breaker.closed or link.probe_held or not self._turns):
                 self._send_held(link, now_s)
         if self.routing is not None:
             self._send_apart(self.routing, now_s)
-        elif not self.link.held:
+        elif not self.link.held or not self.link.breaker.closed:
             self._send_fresh(self.link, now_s)
 
     def _send_fresh(self, link: ReceiverLink, now_s: float) -> None:
         """Sends what is ready to the only receiver there is."""
         turns = self._turns
         while turns and (room := self._room(link, now_s)):
+            link.probe_held = True
             if (stream := link.stream) is not None and self.chain is None:
                 pump, records = self._next_records(min(room, MAX_BATCH), now_s)
                 if records:
@@ -235,6 +242,7 @@ class WorkloadRuntime:
             if held[0].pump.draining:  # stopped or moved meanwhile: its next owner delivers it
                 held.popleft()
             elif self._room(link, now_s):
+                link.probe_held = False
                 self._start(held.popleft(), link, now_s)
             else:
                 return
@@ -311,6 +319,7 @@ class WorkloadRuntime:
         link, pump = delivery.link, delivery.pump
         assert link is not None
         link.answered(result, 1, delivery.started_s, now_s)
+        self._close_when_idle(link)
         if result.code == 0 and result.action is None:
             if not pump.closed:
                 pump.finished(delivery.record, acknowledged=True)
@@ -322,6 +331,7 @@ class WorkloadRuntime:
         """Messages [start, end) of `batch` were answered alike."""
         now_s = self.clock()
         batch.link.answered(result, end - start, batch.started_s, now_s)
+        self._close_when_idle(batch.link)
         pump = batch.pump
         if result.code == 0 and result.action is None:
             if not pump.closed:
@@ -445,6 +455,12 @@ def _bucket(
         return TokenBucket(rate_per_s * share)
     former.change(rate_per_s * share, now_s)
     return former
+
+
+def _way(workload: Workload) -> tuple[str, str, str]:
+    """What connections depend on."""
+    target = workload.spec.target
+    return target.address, target.contract, workload.method()
 
 
 def _routing(workload: Workload) -> Routing | None:

@@ -22,13 +22,17 @@ def make_batch(
     producer_id: int = -1,
     transactional: bool = False,
     timestamp_ms: int = 1_000,
+    headers: Sequence[tuple[str, bytes]] = (),
 ) -> bytes:
     """A batch with its base offset in place; the checksum does not cover it."""
     builder = DefaultRecordBatchBuilder(
         2, codec, int(transactional), producer_id, 0 if producer_id >= 0 else -1, 0, 1 << 24
     )
     for index, (key, value) in enumerate(records):
-        assert builder.append(index, timestamp=timestamp_ms + index, key=key, value=value, headers=[])
+        added = builder.append(
+            index, timestamp=timestamp_ms + index, key=key, value=value, headers=list(headers)
+        )
+        assert added
     return struct.pack(">q", base_offset) + bytes(builder.build())[8:]
 
 

@@ -51,8 +51,11 @@ def test_an_environment_without_a_target_does_as_the_definition_says(
 ) -> None:
     refused = routing().choose(headers)
     skipped = routing(Unmatched.SKIP).choose(headers)
-    assert isinstance(refused, Refusal) and not refused.skip and "no target" in refused.reason
-    assert isinstance(skipped, Refusal) and skipped.skip
+    assert isinstance(refused, Refusal)
+    assert not refused.skip
+    assert "no target" in refused.reason
+    assert isinstance(skipped, Refusal)
+    assert skipped.skip
     assert routing(Unmatched.DEFAULT).choose(headers) == "main:1"
 
 

@@ -16,10 +16,11 @@ from app.core.tracker import Snapshot
 from app.kafka.clusters import ClusterClient, ClusterSpec
 from app.kafka.fetch import FetchService
 from app.kafka.fetched import ByteBudget, Fetched, PartitionFetch
+from app.payload.interceptors import Chain
 from app.pump.dispatch import DispatchPump
+from app.pump.targets import GrpcTargets
 from app.pump.workload import WorkloadRuntime
 from app.push.receiver import Message, Receiver
-from app.pump.targets import GrpcTargets
 from tests.core.batches import make_batch
 
 GROUP, TOPIC = "billing", "orders"
@@ -76,6 +77,7 @@ class Stand:
         self.lease.saved(time.monotonic(), 1e9)
         self.receiver = Receiver()
         self.pumps: list[DispatchPump] = []
+        self._others: list[Receiver] = []
         self._handler = handler
         self._service = FetchService(ClusterClient(ClusterSpec("none", ("h:1",))), self._nowhere, self.budget)
         self._parts: dict[int, PartitionFetch] = {}
@@ -86,20 +88,33 @@ class Stand:
 
     async def start_receiver(self) -> None:
         """Listens; on the same port as before when there was one."""
-        self.receiver = Receiver(port=self.port)
-
-        @self.receiver.on(topic=TOPIC, group=GROUP)
-        async def handle(message: Message) -> Any:
-            self.seen.append(message)
-            answer = self._handler(message)
-            return await answer if asyncio.iscoroutine(answer) else answer
-
+        self.receiver = self._receiver(self.seen, self._handler, self.port)
         self.port = await self.receiver.start()
 
-    def run(self, **spec: Any) -> None:
+    async def another_receiver(self, handler: Handler) -> tuple[str, list[Message], Receiver]:
+        """Its address, what it sees, and itself; ends with the stand."""
+        seen: list[Message] = []
+        receiver = self._receiver(seen, handler, 0)
+        port = await receiver.start()
+        self._others.append(receiver)
+        return f"127.0.0.1:{port}", seen, receiver
+
+    @staticmethod
+    def _receiver(seen: list[Message], handler: Handler, port: int) -> Receiver:
+        receiver = Receiver(port=port)
+
+        @receiver.on(topic=TOPIC, group=GROUP)
+        async def handle(message: Message) -> Any:
+            seen.append(message)
+            answer = handler(message)
+            return await answer if asyncio.iscoroutine(answer) else answer
+
+        return receiver
+
+    def run(self, chain: Chain | None = None, **spec: Any) -> None:
         """Makes the runtime."""
         workload = definition(f"127.0.0.1:{self.port}", **spec)
-        self.runtime = WorkloadRuntime(workload, GrpcTargets("w1"), self.copied, self.lease)
+        self.runtime = WorkloadRuntime(workload, GrpcTargets("w1"), self.copied, self.lease, chain)
 
     def pump(self, partition: int = 0, *, tier: int | None = None, capacity: int = 10_000) -> DispatchPump:
         """A pump of the partition, from offset 0."""
@@ -114,13 +129,16 @@ class Stand:
         self.pumps.append(pump)
         return pump
 
-    def feed(self, pump: DispatchPump, rows: Sequence[Row], *, timestamp_ms: int | None = None) -> None:
-        """The rows, in batches, at the end of what it has been fed."""
+    def feed(
+        self, pump: DispatchPump, rows: Sequence[Row], *, timestamp_ms: int | None = None,
+        headers: Sequence[tuple[str, bytes]] = (), codec: int = 0,
+    ) -> None:  # fmt: skip
+        """The rows, in batches, at the end of what it has been fed; all with these headers."""
         part = self._parts[id(pump)]
         now_ms = time.time_ns() // 1_000_000 if timestamp_ms is None else timestamp_ms
         for at in range(0, len(rows), BATCH):
             some = rows[at : at + BATCH]
-            data = make_batch(part.next_offset, some, timestamp_ms=now_ms)
+            data = make_batch(part.next_offset, some, timestamp_ms=now_ms, headers=headers, codec=codec)
             end = part.next_offset + len(some)
             fetched = Fetched(part, len(data), data, end, [], end)
             part.unreleased_bytes += len(data)
@@ -150,15 +168,16 @@ class Stand:
         for pump in self.pumps:
             pump.close()
         await self.runtime.close()
-        await self.receiver.stop(0)
+        for receiver in [self.receiver, *self._others]:
+            await receiver.stop(0)
 
 
 @contextlib.asynccontextmanager
-async def standing(handler: Handler, **spec: Any) -> AsyncIterator[Stand]:
+async def standing(handler: Handler, chain: Chain | None = None, **spec: Any) -> AsyncIterator[Stand]:
     """A stand whose receiver runs `handler`, with a workload of this spec."""
     stand = Stand(handler)
     await stand.start_receiver()
-    stand.run(**spec)
+    stand.run(chain, **spec)
     try:
         yield stand
     finally:

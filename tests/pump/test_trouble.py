@@ -1,0 +1,201 @@
+"""Nothing blocks, nothing storms, nothing is stuck: one bad message, one bad receiver, and all the others."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import grpc
+import pytest
+
+from app.payload.interceptors import Chain, Reject, Send, Skip
+from app.payload.interceptors import Message as Outbound
+from app.push.receiver import Message
+from app.push.receiver.sdk import MAX_MESSAGE_BYTES
+from tests.pump.stand import numbers, standing
+from tests.push.servers import start_server
+
+CONTRACTS = ["unary", "stream"]
+MIB = 1024 * 1024
+
+
+async def test_one_message_that_is_never_taken_keeps_none_of_the_others_from_a_receiver_that_works() -> None:
+    async def handle(value: bytes, context: Any) -> bytes:
+        if value == b"0":
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "never")
+        return b""
+
+    server, port = await start_server(handle)
+    async with standing(lambda _: None) as stand:
+        stand.port = port
+        stand.run()
+        pump = stand.pump()
+        stand.feed(pump, numbers(1))
+        await stand.until(lambda: not stand.runtime.link.breaker.closed)
+        stand.feed(pump, numbers(500, 1))
+        await stand.until(lambda: pump.delivered == 500)
+        assert pump.tracker.base == 0
+    await server.stop(None)
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+async def test_a_message_that_blocks_its_partition_goes_to_the_dlq_with_the_numbers_and_the_rest_flows(
+    contract: str,
+) -> None:
+    async def handle(message: Message) -> None:
+        if message.value == b"3":
+            await asyncio.sleep(3_600)
+
+    spec: dict[str, Any] = {"headOfLine": {"after": "300ms"}, "flow": {"max_inflight": 10}}
+    async with standing(handle, target={"contract": contract, "timeout": "1h"}, **spec) as stand:
+        pump, other = stand.pump(0, capacity=100), stand.pump(1)
+        stand.feed(pump, numbers(1_000))
+        stand.feed(other, numbers(1_000, 1_000))
+        await stand.until(lambda: other.tracker.base == 1_000)
+        while pump.tracker.base < 1_000:
+            pump.free_head(time.monotonic())
+            await asyncio.sleep(0.02)
+
+        ((topic, _, value, headers),) = stand.copied.records
+        assert (topic, value) == ("orders__billing__dlq", b"3")
+        assert b"head of line" in (headers["switchyard-reason"] or b"")
+        assert stand.runtime.in_flight == 0
+
+
+async def test_a_receiver_that_hangs_as_a_whole_has_nothing_flushed_into_the_dlq() -> None:
+    async def hang(_: Message) -> None:
+        await asyncio.sleep(3_600)
+
+    spec: dict[str, Any] = {"headOfLine": {"after": "100ms"}, "flow": {"max_inflight": 10}}
+    async with standing(hang, target={"timeout": "1h"}, **spec) as stand:
+        pump = stand.pump(capacity=100)
+        stand.feed(pump, numbers(1_000))
+        for _ in range(30):
+            assert pump.free_head(time.monotonic()) is None
+            await asyncio.sleep(0.02)
+        assert "nothing newer finishes" in pump.head.why_not
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+async def test_messages_too_large_for_the_receiver_go_to_the_dlq_and_slow_nobody_down(contract: str) -> None:
+    async with standing(lambda _: None, target={"contract": contract}) as stand:
+        pump = stand.pump()
+        large = [(None, bytes(MAX_MESSAGE_BYTES + MIB))]
+        for number in range(4):
+            stand.feed(pump, large, codec=4)
+            stand.feed(pump, numbers(10, 10 * number))
+        await stand.idle()
+
+        assert len(stand.copied.values("dlq")) == 4
+        for *_, headers in stand.copied.records:
+            assert b"too large" in (headers["switchyard-reason"] or b"")
+        assert len(stand.seen) == 40
+        assert stand.runtime.link.breaker.closed
+
+
+async def test_large_records_are_decoded_a_few_at_a_time() -> None:
+    gate = asyncio.Event()
+
+    async def wait(_: Message) -> None:
+        await gate.wait()
+
+    async with standing(wait, flow={"max_inflight": 1}) as stand:
+        pump = stand.pump()
+        for _ in range(40):
+            stand.feed(pump, [(None, bytes(MIB))], codec=4)
+        await stand.until(lambda: pump.in_flight == 1)
+        assert len(pump._intake.ready) <= 8
+        gate.set()
+        await stand.idle()
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+async def test_rates_are_kept_whatever_the_receiver_could_take(contract: str) -> None:
+    async with standing(
+        lambda _: None, target={"contract": contract}, flow={"messages_per_second": 200}
+    ) as stand:
+        stand.runtime.shared(1.0)
+        pump = stand.pump()
+        began_s = time.monotonic()
+        stand.feed(pump, numbers(150))
+        await stand.idle()
+
+        passed_s = time.monotonic() - began_s
+        assert len(stand.seen) <= 200 * passed_s + 20 + 1  # the burst is a tenth of a second's worth
+        assert passed_s > (150 - 21) / 200
+
+
+async def test_changed_definitions_leave_no_connection_behind() -> None:
+    async with standing(lambda _: None) as stand:
+        pump = stand.pump()
+        workload = stand.runtime.workload
+        for number in range(1, 30):
+            other = {"address": f"localhost:{stand.port}"} if number % 2 else {"timeout": float(number)}
+            target = workload.spec.target.model_copy(update=other)
+            spec = workload.spec.model_copy(update={"target": target})
+            stand.runtime.change(workload.model_copy(update={"spec": spec}), None)
+            stand.feed(pump, numbers(10, 10 * number))
+        await stand.idle()
+        await stand.until(lambda: not stand.runtime._old_links)
+
+        assert len(stand.seen) == 290
+
+
+ISOLATION = {"zone": "zone", "environment": "env"}
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+async def test_a_test_message_never_reaches_production_and_an_absent_test_receiver_never_stops_it(
+    contract: str,
+) -> None:
+    async with standing(lambda _: None) as stand:
+        address, staged, staging = await stand.another_receiver(lambda _: None)
+        isolation = {**ISOLATION, "targets": [{"environment": "staging", "address": address}]}
+        await stand.runtime.close()
+        stand.run(target={"contract": contract}, isolation=isolation)
+        pump = stand.pump()
+        stand.feed(pump, numbers(100), headers=[("env", b"staging")])
+        stand.feed(pump, numbers(100, 100), headers=[("env", b"production")])
+        stand.feed(pump, numbers(10, 200), headers=[("env", b"qa")])
+        stand.feed(pump, numbers(100, 210))
+        await stand.idle()
+        assert sorted(int(message.value) for message in staged) == list(range(100))
+        assert sorted(int(message.value) for message in stand.seen) == [*range(100, 200), *range(210, 310)]
+        assert len(stand.copied.values("dlq")) == 10
+
+        await staging.stop(0)
+        stand.feed(pump, numbers(2_000, 1_000), headers=[("env", b"staging")])
+        stand.feed(pump, numbers(2_000, 5_000))
+        await stand.until(lambda: len(stand.seen) == 2_200)
+        assert all(not 1_000 <= int(message.value) < 3_000 for message in stand.seen)
+
+
+class Odd:
+    """Turns 1 into ten, rejects 2, skips 3, fails on 4."""
+
+    def before(self, message: Outbound) -> Any:
+        if message.value == b"4":
+            raise RuntimeError("secret")
+        verdicts = {
+            b"1": Send(b"ten", (("x-seen", "yes"),)),
+            b"2": Reject("two is not allowed"),
+            b"3": Skip("three is nobody's"),
+        }
+        return verdicts.get(message.value or b"", Send())
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+async def test_interceptors_change_reject_and_skip_and_one_that_fails_harms_its_message_only(
+    contract: str,
+) -> None:
+    async with standing(lambda _: None, Chain([("odd", Odd())]), target={"contract": contract}) as stand:
+        pump = stand.pump()
+        stand.feed(pump, numbers(10))
+        await stand.idle()
+
+        assert set(stand.values()) == {b"0", b"ten", *(str(number).encode() for number in range(5, 10))}
+        assert sorted(stand.copied.values("dlq")) == [b"2", b"4"]  # as it was read
+        reasons = [headers["switchyard-reason"] or b"" for *_, headers in stand.copied.records]
+        assert not any(b"secret" in reason for reason in reasons)
+        assert stand.runtime.link.breaker.closed
