@@ -24,6 +24,7 @@ from app.control.leader import now_ms
 from app.control.runtime import Runtime
 from app.core.control import WorkloadDeleted, WorkloadPut
 from app.core.job import JobId, Kind
+from app.pump.chains import payload_codec
 
 log = structlog.get_logger(__name__)
 

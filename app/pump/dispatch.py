@@ -1,13 +1,8 @@
 """The pump of one dispatch job: fetched batches in, deliveries out, a contiguous prefix to commit.
 
-    Fetched -> Intake -> (its time, its turn) -> Delivery -> tracker
-                  ready ──▶ waiting for its delay ──▶ waiting behind its key ──▶ sent
+    Fetched -> Intake -> Line (its time, its turn) -> Delivery -> tracker
 
-Rules
-1. A pump that is `closed` (fenced, moved, stopped) finishes nothing and sends nothing.
-2. Retry tiers wait until each record's delay has passed since it was appended; records of a tier are
-   in order of time, so that looking at the first is enough. So does the workload's own delay.
-3. With an order, a message is sent only when those before it of the same key (or partition) are finished.
+Rule: a pump that is `closed` (fenced, moved, stopped) finishes nothing and sends nothing.
 
 Invariant: `tracker.base` never passes an offset whose message is not finished.
 """
@@ -16,23 +11,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from app.core.due import DueQueue, not_before_ms
 from app.core.head_of_line import HeadOfLine, Verdict
 from app.core.job import JobId
 from app.core.outcome import Decision
-from app.core.retry_headers import RAW_BATCH, Origin, moved_headers, read_origin
+from app.core.retry_headers import RAW_BATCH, Origin, moved_headers
 from app.core.tracker import Snapshot, Tracker
 from app.kafka.decode import Record, UndecodableBatch
 from app.pump.delivery import BatchDelivery, Delivery
 from app.pump.intake import Intake
+from app.pump.line import Line
 from app.push.metadata import MetadataTemplate
 from app.wire import JobStatus
 
@@ -41,11 +34,6 @@ if TYPE_CHECKING:
     from app.pump.workload import WorkloadRuntime
 
 log = structlog.get_logger(__name__)
-_offset = attrgetter("offset")
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 class DispatchPump:
@@ -79,9 +67,7 @@ class DispatchPump:
         self.calls: dict[int, Delivery] = {}  # those of them that are on their way
         self.batches: set[BatchDelivery] = set()  # runs on their way
         self.copying: dict[int, asyncio.Task[None]] = {}  # on their way to a retry topic or the DLQ
-        self.waiting: dict[int, tuple[asyncio.TimerHandle, Delivery]] = {}  # for their next attempt
-        self._is_main = tier is None and not merged
-        self.lanes = runtime.new_lanes() if self._is_main else None
+        self.is_main = tier is None and not merged
         self.paused = False
         self.in_turn = False
         self.closed = False
@@ -92,11 +78,7 @@ class DispatchPump:
         self.snapshot_version = self.tracker.version
         self.head = HeadOfLine(runtime.head_after_s, runtime.head_tokens)
         self._intake = Intake(self.tracker, self._stash_batch)
-        self._again: deque[Delivery] = deque()
-        self._freed: deque[Record] = deque()  # whose turn has come in their lane
-        self._due: DueQueue[Record] = DueQueue(runtime.workload.spec.tracker.capacity)
-        self._due_timer: asyncio.TimerHandle | None = None
-        self._due_at_ms = 0
+        self._line = Line(self, self._intake, runtime.new_lanes() if self.is_main else None, self._stirred)
         self._reading = False
         self._group = group
         self._template = MetadataTemplate(job.topic, group, job.partition)
@@ -123,16 +105,20 @@ class DispatchPump:
         if self.draining:
             return
         self._intake.refill()
-        if self._intake.ready or self._again or self._freed:
+        if self._line.has_some:
             self.runtime.offer(self)
+
+    def _stirred(self) -> None:
+        if not self.closed and not self.draining:
+            self.runtime.offer(self)
+            self.runtime.send()
 
     def pause(self, paused: bool) -> None:
         """Sends nothing new while paused; what was polled waits, within tracker and fetch budget."""
         if paused != self.paused:
             self.paused = paused
-            if not paused and not self.draining:
-                self.runtime.offer(self)
-                self.runtime.send()
+            if not paused:
+                self._stirred()
 
     def _refill_soon(self) -> None:
         if self._intake.is_low and not self._reading:
@@ -150,101 +136,23 @@ class DispatchPump:
         """The next message to send, or None when there is none (now)."""
         if self.closed or self.draining or self.paused:
             return None
-        if self._again:
-            return self._again.popleft()
-        ready = self._intake.ready
-        while self._freed or (ready and self._is_due(ready[0])):
-            record = self._freed.popleft() if self._freed else self._in_lane(ready.popleft())
-            if record is not None and not self._is_postponed(record):
-                self._refill_soon()
-                return self._delivery(record)
+        delivery = self._line.next_delivery()
         self._refill_soon()
-        return None
+        return delivery
 
     def next_records(self, most: int) -> list[Record]:
         """At most `most` messages that may go together over a stream; empty: ask `next_delivery`."""
-        if not self._is_main or self._again or self.closed or self.draining or self.paused:
+        if not self.is_main or self.closed or self.draining or self.paused:
             return []
-        if self._delay_ms():
-            return []
-        intake = self._intake
-        ready = intake.ready
-        if len(ready) < most:
-            intake.refill(most)
-        freed = self._freed
-        records = [freed.popleft() for _ in range(min(most, len(freed)))]
-        fresh = [ready.popleft() for _ in range(min(most - len(records), len(ready)))]
-        if self.lanes is not None:
-            fresh = self.lanes.offer_many((record.key, record) for record in fresh)
-            records = sorted(records + fresh, key=_offset)
-        else:
-            records = fresh
-        return [record for record in records if not (record.headers and self._is_postponed(record))]
+        return self._line.next_records(most)
 
-    def _in_lane(self, record: Record) -> Record | None:
-        return record if self.lanes is None else self.lanes.offer(record.key, record)
-
-    def _is_due(self, record: Record) -> bool:
-        """Rule 2; looks again when it is."""
-        delay_ms = self._delay_ms()
-        if not delay_ms:
-            return True
-        due_ms = record.timestamp + delay_ms
-        if due_ms <= _now_ms():
-            return True
-        self._wake_at(due_ms)
-        return False
-
-    def _is_postponed(self, record: Record) -> bool:
-        """Whether its own header puts it off; it comes again when its time has come."""
-        if not record.headers:
-            return False
-        now_ms = _now_ms()
-        at_ms, problem = not_before_ms(record.headers, now_ms)
-        if problem:
-            log.warning("a header is not heeded", job=str(self.job), problem=problem)
-        if at_ms is None or at_ms <= now_ms or not self._due.push(at_ms, record.offset, record):
-            return False
-        self._wake_at(at_ms)
-        return True
-
-    def _wake_at(self, at_ms: int) -> None:
-        if self._due_timer is not None:
-            if self._due_at_ms <= at_ms:
-                return
-            self._due_timer.cancel()
-        self._due_at_ms = at_ms
-        wait_s = max(0.0, (at_ms - _now_ms()) / 1000)
-        self._due_timer = asyncio.get_running_loop().call_later(wait_s, self._woken)
-
-    def _woken(self) -> None:
-        self._due_timer = None
-        if self.closed or self.draining:
-            return
-        self._again += [self._delivery(record) for _, record in self._due.pop_due(_now_ms()) if record]
-        if self._due.next_due_ms is not None:
-            self._wake_at(self._due.next_due_ms)
-        self.runtime.offer(self)
-        self.runtime.send()
-
-    def _delay_ms(self) -> int:
+    @property
+    def delay_ms(self) -> int:
+        """How long after it was appended a message may be delivered."""
         if self.tier is None:
-            return self.runtime.delay_ms if self._is_main else 0
+            return self.runtime.delay_ms if self.is_main else 0
         tiers = self.runtime.policy.tiers
         return int(tiers[self.tier].delay_s * 1000) if self.tier < len(tiers) else 0
-
-    def _delivery(self, record: Record) -> Delivery:
-        if self._is_main:
-            return Delivery(self, record, None)
-        origin = read_origin(
-            record.headers,
-            topic=self.job.topic,
-            partition=self.job.partition,
-            offset=record.offset,
-            timestamp_ms=record.timestamp,
-            tier=self.tier,
-        )
-        return Delivery(self, record, origin)
 
     def metadata(self, delivery: Delivery) -> Any:
         """The call's metadata; retried messages tell where they first stood."""
@@ -265,23 +173,14 @@ class DispatchPump:
 
     def later(self, delivery: Delivery, delay_s: float) -> None:
         """Delivers again after `delay_s`; meanwhile it takes no call's place."""
-        offset = delivery.record.offset
-        handle = asyncio.get_running_loop().call_later(delay_s, self._again_now, offset)
-        self.waiting[offset] = (handle, delivery)
-
-    def _again_now(self, offset: int) -> None:
-        _, delivery = self.waiting.pop(offset)
-        self._again.append(delivery)
-        self.runtime.offer(self)
-        self.runtime.send()
+        self._line.later(delivery, delay_s)
 
     # -- outcomes --------------------------------------------------------------------------------
 
     def finished(self, record: Record, *, acknowledged: bool, dead: bool = False) -> None:
         """The message is finished: acknowledged, or safe in another topic."""
         self.open.pop(record.offset, None)
-        if self.lanes is not None:
-            self._leave_lanes([record])
+        self._line.finished([record])
         if acknowledged:
             self.tracker.ack(record.offset)
             self.delivered += 1
@@ -301,16 +200,8 @@ class DispatchPump:
         else:
             self.tracker.ack_many([record.offset for record in records[start:end]])
         self.delivered += end - start
-        if self.lanes is not None:
-            self._leave_lanes(records[start:end])
+        self._line.finished(records[start:end])
         self._refill_soon()
-
-    def _leave_lanes(self, records: Sequence[Record]) -> None:
-        assert self.lanes is not None
-        freed = self.lanes.finished_many(record.key for record in records)
-        if freed:
-            self._freed += freed
-            self.runtime.offer(self)
 
     def conclude(self, offset: int, decision: Decision) -> bool:
         """Ends the message at `offset` as decided, wherever it is: its call and its retries are given up.
@@ -364,22 +255,12 @@ class DispatchPump:
 
     def _take(self, offset: int) -> Delivery | None:
         """Takes the message out of whatever it waits in."""
-        waiting = self.waiting.pop(offset, None)
-        if waiting is not None:
-            waiting[0].cancel()
-            return waiting[1]
-        for queue in (self._again, *self.runtime.held()):
+        for queue in self.runtime.held():
             for delivery in queue:
                 if delivery.pump is self and delivery.record.offset == offset:
                     queue.remove(delivery)
                     return delivery
-        if self.lanes is not None:
-            return None  # what has not been sent waits for its turn, and for what is decided about it then
-        for record in self._intake.ready:
-            if record.offset == offset:
-                self._intake.ready.remove(record)
-                return self._delivery(record)
-        return None
+        return self._line.take(offset)
 
     def _stash_batch(self, error: UndecodableBatch, shown: list[tuple[int, int]]) -> None:
         task = asyncio.get_running_loop().create_task(self._stash_raw(error, shown))
@@ -466,15 +347,8 @@ class DispatchPump:
     def stop_intake(self) -> None:
         """Sends nothing new from now on; what is in flight goes on."""
         self.draining = True
-        self._intake.close()
-        self._again.clear()
-        self._freed.clear()
-        for handle, _ in self.waiting.values():
-            handle.cancel()
-        self.waiting.clear()
+        self._line.close()
         self.open.clear()
-        if self._due_timer is not None:
-            self._due_timer.cancel()
 
     async def drain(self, grace_s: float) -> bool:
         """Waits for what is in flight, at most `grace_s`; then cancels it. Returns whether all ended."""

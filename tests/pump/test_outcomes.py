@@ -103,7 +103,7 @@ async def test_a_message_can_be_concluded_wherever_it_is(contract: str, action: 
     async with standing(wait, **spec) as stand:
         pump = stand.pump()
         stand.feed(pump, numbers(10))
-        await stand.until(lambda: 1 in pump.waiting and pump.in_flight == 4)
+        await stand.until(lambda: 1 in pump._line.waiting and pump.in_flight == 4)
         decision = Decision(action, None, 0.0, "an operator says so")
 
         for offset in (0, 1, 9):  # in flight, waiting, not sent yet
