@@ -2,6 +2,7 @@
 
 The same fold as every worker's (`ControlState`), written down: what the log refused does not reach the
 tables. Every update is a function of the event and its offset, so that a replay changes nothing.
+The activity is a ring: see `tables.activity`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 import structlog
 
 from app import app, wire
-from app.core.control import Assignment, Claim, Released, WorkloadDeleted, WorkloadPut
+from app.core.control import Assignment, Begun, WorkloadDeleted, WorkloadPut, names_a_job
 from tables.activity import activity
 from tables.assignments import assignments
 from tables.workloads import workloads
@@ -44,13 +45,15 @@ def _write(value: bytes | None, offset: int) -> None:
             workloads[decoded.key.encode()] = value
         case WorkloadDeleted():
             workloads.pop(decoded.key.encode(), None)
-        case Assignment():
+        case Assignment() if names_a_job(decoded.job):
             stored = assignments.get(decoded.job.encode())
             if stored is not None:
                 current = wire.control_event(stored)
                 if isinstance(current, Assignment) and current.epoch > decoded.epoch:
                     return
             assignments[decoded.job.encode()] = value
-        case Claim() | Released():
+        case _:
             pass
-    activity[b"%020d" % offset] = value
+    if not isinstance(decoded, Begun):
+        key, entry = wire.activity_entry(offset, decoded)
+        activity[key] = entry

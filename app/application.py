@@ -25,10 +25,13 @@ from app.config.static import Settings, load_settings
 from app.console import server as console
 from app.control.runtime import Runtime
 from app.control.tail import bounded
+from app.control.topic_settings import safe_replication
 from app.datadir import prepare_datadir, worker_directory
 from app.kafka.clusters import ClusterClient, ClusterSpec
 from app.kafka.topics import TopicSpec, ensure_topics
 from app.logs import configure_logging, logging_config
+from app.payload.interceptors import Interceptor
+from app.payload.loading import InterceptorError, load_interceptors
 from app.topics import ControlTopic, ControlTopics
 
 log = structlog.get_logger(__name__)
@@ -46,11 +49,12 @@ class SwitchyardApp(faust.App):
     """The Faust app with Switchyard's runtime beside it.
 
     Attributes: `settings`, `topics_declared` (the region's control topics), `dispatch_channel`,
-    `runtime` (made when the worker starts).
+    `interceptors` and `runtime` (made when the worker starts).
     """
 
     settings: Settings
     topics_declared: ControlTopics
+    interceptors: list[tuple[str, Interceptor]]
     runtime: Runtime
 
     def raw_topic(self, declared: ControlTopic) -> Any:
@@ -82,14 +86,20 @@ class SwitchyardApp(faust.App):
             log.critical("agents or tables are missing; see the import error above", missing=missing)
             raise SystemExit(1)
         settings = self.settings
+        try:
+            self.interceptors = load_interceptors(settings.interceptors)
+        except InterceptorError as error:
+            sys.stderr.write("".join(f"{problem}\n" for problem in error.problems))
+            raise SystemExit(EXIT_INVALID) from None
         client = ClusterClient(cluster_spec(settings, settings.control_cluster_name))
         await client.start()
         try:
             cluster_id = await client.cluster_id()
+            replication, safe = safe_replication(await client.broker_count())
             created = await ensure_topics(
                 client,
                 [
-                    TopicSpec(t.name, partitions=t.partitions, config=t.config)
+                    TopicSpec(t.name, t.partitions, replication, config={**safe, **t.config})
                     for t in self.topics_declared.all()
                 ],
             )
@@ -123,6 +133,7 @@ class SwitchyardApp(faust.App):
             deliver=self._deliver,
             memory_budget_bytes=settings.worker.memory_budget,
             grace_s=settings.worker.grace_s,
+            interceptors=self.interceptors,
         )
         await self.add_runtime_dependency(self.runtime)
         await super().on_started()

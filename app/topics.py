@@ -14,7 +14,11 @@ TRACKER_PARTITIONS = 8  # how far the single writers of the tracker table can be
 _HOUR_MS = 3_600_000
 _DAY_MS = 24 * _HOUR_MS
 
+# Events are kept below 1 MB (app.wire): a broker whose own limit is lower must not stop the control plane.
+_MAX_MESSAGE_BYTES = str(2 * 1024 * 1024)
+
 _COMPACTED = {
+    "max.message.bytes": _MAX_MESSAGE_BYTES,
     "cleanup.policy": "compact",
     # A fresh reader must never find that compaction kept a refused event before the leader could
     # write the valid one again (core.control, rule 5).
@@ -36,6 +40,7 @@ class ControlTopic:
 def _expiring(retention_ms: int) -> dict[str, str]:
     return {
         "cleanup.policy": "delete",
+        "max.message.bytes": _MAX_MESSAGE_BYTES,
         "retention.ms": str(retention_ms),
         "segment.bytes": str(16 * 1024 * 1024),
     }

@@ -6,12 +6,17 @@ only, `BadEvent`, so that an agent can count it, tell it, and go on.
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
 from app.core.control import AnyControlEvent
-from app.core.fencing import TakeoverAnswer, TrackerEvent, TrackerRecord
+from app.core.fencing import SnapshotItem, Snapshots, TakeoverAnswer, TrackerEvent, TrackerRecord
+
+MAX_EVENT_BYTES = 900_000  # below what brokers and producers take unless told otherwise: 1 MB
+ACTIVITY_KEEP = 10_000  # events that the activity table remembers
+_FRAME_BYTES = 2_000  # of an event without its items
 
 T = TypeVar("T")
 
@@ -55,7 +60,7 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     """A worker lives: who, where its web address is, and what it does.
 
     `member` is the worker's member id in Faust's consumer group, with which the leader can remove it
-    from there as soon as it is dead.
+    from there as soon as it is dead. One that is too large comes in `parts`, of which this is the `part`th.
     """
 
     worker: str
@@ -67,6 +72,8 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     member: str = ""
     jobs: list[JobStatus] = []
     workloads: list[WorkloadStatus] = []
+    part: int = 0
+    parts: int = 1
 
 
 class Incident(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,3 +134,45 @@ def tracker_record(data: bytes | None) -> TrackerRecord:
 def incident(data: bytes | None) -> Incident:
     """Raises `BadEvent`."""
     return _decode(_incident, "incident", data)
+
+
+def activity_entry(offset: int, event: AnyControlEvent) -> tuple[bytes, bytes]:
+    """Key and value, in the activity table, of the event at `offset` of the control log."""
+    return b"%05d" % (offset % ACTIVITY_KEEP), encode({"offset": offset, **msgspec.to_builtins(event)})
+
+
+def heartbeat_events(beat: Heartbeat) -> list[bytes]:
+    """`beat` as one event, or as many as it takes to keep each below `MAX_EVENT_BYTES`."""
+    whole = encode(beat)
+    if len(whole) <= MAX_EVENT_BYTES:
+        return [whole]
+    runs = _runs([*beat.jobs, *beat.workloads])
+    parts = [
+        msgspec.structs.replace(
+            beat,
+            jobs=[status for status in run if isinstance(status, JobStatus)],
+            workloads=[status for status in run if isinstance(status, WorkloadStatus)],
+            part=number,
+            parts=len(runs),
+        )
+        for number, run in enumerate(runs)
+    ]
+    return [encode(part) for part in parts]
+
+
+def snapshots_events(worker: str, at_ms: int, items: Sequence[SnapshotItem]) -> list[bytes]:
+    """Snapshots as events below `MAX_EVENT_BYTES`, unless one of them alone is larger."""
+    return [encode(Snapshots(worker=worker, at_ms=at_ms, items=run)) for run in _runs(items)]
+
+
+def _runs(items: Iterable[Any]) -> list[list[Any]]:
+    runs: list[list[Any]] = []
+    left = 0
+    for item in items:
+        size = len(encode(item)) + 1
+        if size > left:
+            runs.append([])
+            left = MAX_EVENT_BYTES - _FRAME_BYTES
+        runs[-1].append(item)
+        left -= size
+    return runs

@@ -1,7 +1,9 @@
-"""Table `activity`: control log offset -> who did what, when, with which result.
+"""Table `activity`: who did what, when: the last `ACTIVITY_KEEP` events of the control log.
 
 Writer: `agents.control`, alone. Changelog: `{app}-activity-changelog`. Readers: Spark and people.
-The key is the event's offset in the control log, so that an event replayed writes the same entry.
+The key is the event's offset in the control log modulo that (a ring: neither table nor changelog grows for
+ever); the value is the event with its `offset` (`app.wire.activity_entry`). An event replayed
+writes the same entry.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""workload list|describe, tracker show, worker list: what runs, and how it is."""
+"""workload list|describe, tracker show, worker list: what runs, and how it is. What changes: operators.py."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from urllib.parse import quote
 import click
 
 from app.cli.client import Client, guarded, workload_path
+from app.cli.operators import pause, reset, resume, skip, stash
 from app.cli.output import emit, output_option, url_option
 
 MAX_RANGES = 20  # in a table; -o json has all that the worker tells
@@ -90,6 +91,12 @@ def show(name: str, partition: int, topic: str | None, url: str | None, output: 
 def _ranges(ranges: list[list[int]]) -> str:
     shown = " ".join(f"[{start},{end})" for start, end in ranges[:MAX_RANGES])
     return shown + (f" and {len(ranges) - MAX_RANGES} more" if len(ranges) > MAX_RANGES else "")
+
+
+for command in (pause, resume, reset):
+    workload.add_command(command)
+for command in (skip, stash):
+    tracker.add_command(command)
 
 
 @click.group()

@@ -14,7 +14,6 @@ from app.config.trees import Path_
 
 # Validated now, in force with a later release. Ignoring them costs comfort, not correctness.
 NOT_YET: dict[Path_, str] = {
-    ("spec", "catchUp"): "catching up beside the latest",
     ("spec", "mode"): "several regions",
     ("spec", "primary"): "several regions",
 }
@@ -49,6 +48,7 @@ def checks(document: Document, clusters: Collection[str] | None) -> Iterator[Pro
         )
     yield from _stashes(document)
     yield from _isolation(document)
+    yield from _catch_up(document)
     for path, feature in NOT_YET.items():
         value = value_at(document.data, path)
         if value is not None:
@@ -127,3 +127,11 @@ def _isolation(document: Document) -> Iterator[Problem]:
             yield problem_at(
                 document, at, f"the same environment and zone as targets.{first}", "remove one of them"
             )
+
+
+def _catch_up(document: Document) -> Iterator[Problem]:
+    """The latest before the backlog is no order."""
+    ordering = value_at(document.data, ("spec", "ordering"))
+    if value_at(document.data, ("spec", "catchUp")) is not None and ordering in ("key", "partition"):
+        remedy = "leave it out, or write ordering: none"
+        yield problem_at(document, ("spec", "catchUp"), f"breaks the order by {ordering}", remedy)

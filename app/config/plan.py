@@ -77,11 +77,11 @@ def plan(current: Mapping[str, Workload], wanted: Sequence[Workload], *, prune: 
 
 
 def _stranded(before: Workload, after: Workload) -> list[str]:
-    """Retry tiers that go: nobody reads their topics any more, whatever still waits in them."""
+    """Retry tiers that go: what waits in them does not wait any longer."""
     kept = len(after.spec.retry)
     return [
-        f"{after.key}: nobody reads {topic} any more, and messages that wait in it are not delivered; leave "
-        f"the tier with its delay of {format_duration(tier.delay)} until its topic is empty"
+        f"{after.key}: what waits in {topic} is delivered at once, without its delay of "
+        f"{format_duration(tier.delay)}; then nobody reads the topic any more"
         for topic, tier in list(zip(before.retry_topics(), before.spec.retry, strict=True))[kept:]
     ]
 

@@ -20,6 +20,7 @@ from app.console import dlq, overview
 from app.console.answers import ApiError, is_number, json_response, number, paged
 from app.console.dlq_tools import DlqTools, query_of, told
 from app.console.metrics import exposition
+from app.console.operators import OperatorRoutes
 from app.control.leader import now_ms
 from app.control.runtime import Runtime
 from app.core.control import WorkloadDeleted, WorkloadPut
@@ -76,6 +77,7 @@ class Api:
             web.get(dlq_path, self.get_dlq),
             web.get(dlq_path + "/messages", told(self.get_dlq_messages)),
             *self.dlq_tools.routes(),
+            *OperatorRoutes(self).routes(),
             web.get("/api/v1/schema", self.get_schema),
             web.get("/api/v1/openapi.json", self.get_openapi),
         ]

@@ -33,16 +33,32 @@ class DataCluster:
         self.committer = OffsetCommitter(self.client)
 
     async def start(self) -> None:
-        """Raises the client's errors when the cluster cannot be reached."""
-        await self.client.start()
-        await self.producer.start()
-        await self.fetch.start()
+        """Raises the client's errors when the cluster cannot be reached; nothing of it runs then."""
+        started: list[tuple[str, Any]] = []
+        try:
+            for what, part in self._parts():
+                await part.start()
+                started.append((what, part))
+        except BaseException:  # also when who wanted it was cancelled meanwhile
+            await _stop(started)
+            raise
 
     async def stop(self) -> None:
         """Every step is bounded in time."""
-        await bounded(self.fetch.stop(), STOP_S, f"fetch from {self.name}")
-        await bounded(self.producer.stop(), STOP_S, f"producer to {self.name}")
-        await bounded(self.client.stop(), STOP_S, f"client of {self.name}")
+        await _stop(self._parts())
+
+    def _parts(self) -> list[tuple[str, Any]]:
+        """In the order in which they start."""
+        return [
+            (f"client of {self.name}", self.client),
+            (f"producer to {self.name}", self.producer),
+            (f"fetch from {self.name}", self.fetch),
+        ]
+
+
+async def _stop(parts: list[tuple[str, Any]]) -> None:
+    for what, part in reversed(parts):
+        await bounded(part.stop(), STOP_S, what)
 
 
 class DataClusters:

@@ -6,34 +6,37 @@
 
 Rules
 1. A pump exists only under the epoch that the control log names for this worker.
-2. Where to start is the join of what the tracker table says and what Kafka's group says: both are
-   facts, so the higher base is true.
-3. Snapshots, commits and copies are made only while the lease holds.
-4. A job's failure is that job's: it is tried again with backoff, the others flow on.
+2. Where it begins says `app.control.beginning`; what it has finished lasts by `app.control.checkpoints`.
+3. A job that cannot start is tried again every `START_RETRY_S`; asked for, it is let go all the same.
+4. A job's failure is that job's: the others flow on.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import structlog
 from mode import Service
 
-from app.config.definitions import Workload
+from app.control.beginning import Anew, find_beginning
 from app.control.catalog import Catalog
+from app.control.catching_up import BACKLOG, CatchingUp
+from app.control.changes import Changes
+from app.control.checkpoints import Checkpoints
 from app.control.data_clusters import DataClusters
+from app.control.heads import Heads
 from app.control.leader import now_ms
+from app.control.leftovers import tier_of
 from app.control.log import ControlLog
+from app.control.status import job_statuses, workload_statuses
 from app.control.takeover import TrackerClient
 from app.core.control import Assignment, Released
-from app.core.fencing import SnapshotItem
 from app.core.job import JobId
 from app.core.lease import Lease
-from app.core.tracker import CorruptSnapshot, Snapshot
+from app.core.placement import shares
+from app.dlq.progress import merge_topic
 from app.kafka.fetched import Fetched, FetchTrouble, Gap
 from app.payload.interceptors import Interceptor
 from app.pump.chains import make_chain
@@ -44,14 +47,8 @@ from app.wire import JobStatus, WorkloadStatus
 
 log = structlog.get_logger(__name__)
 
-SNAPSHOT_S = 0.1  # at most this often a job, when something changed
-SNAPSHOTS_PER_S = 1_000  # of all jobs together: what the table's writers take without falling behind
-COMMIT_S = 0.5
-COMMIT_PATIENCE_S = 5.0
-RECOMMIT_S = 30.0  # also when nothing changed: heals what a zombie may have set back
 START_RETRY_S = 1.0
-HEADS_S = 0.25
-EARLIEST, LATEST = -2, -1
+STOPPED = "its worker stopped"
 
 Trouble = Callable[[str, str, str, str], None]
 
@@ -77,7 +74,7 @@ class Jobs(Service):
         self.pumps: dict[str, DispatchPump] = {}
         self.runtimes: dict[str, WorkloadRuntime] = {}
         self.draining = False
-        self.committed_at_s = time.monotonic()
+        self.checkpoints = Checkpoints(self.pumps, clusters, trackers, lease, on_trouble)
         self._control = control
         self._catalog = catalog
         self._clusters = clusters
@@ -87,23 +84,30 @@ class Jobs(Service):
         self._grace_s = grace_s
         self._changed = asyncio.Event()
         self._work: dict[str, asyncio.Task[None]] = {}
+        self._starting: set[str] = set()  # those of `_work` that start a job
         self._troubles: dict[str, str] = {}
-        self._changing: dict[str, asyncio.Task[None]] = {}
         self._interceptors = interceptors
-        self._anew: dict[str, tuple[int, int]] = {}  # job -> lineage and next offset to begin with
-        self._committed: dict[str, tuple[int, float]] = {}
+        self._anew: dict[str, Anew] = {}
+        self._changes = Changes(
+            catalog, self.runtimes, interceptors, on_trouble,
+            changed=self._on_definition, moved=self._restart_all, ended=self._changed.set,
+        )  # fmt: skip
 
     async def on_start(self) -> None:
         self._control.on_change(self._changed.set)
+        await self.add_runtime_dependency(self.checkpoints)
+        await self.add_runtime_dependency(Heads(self.pumps, self._on_trouble))
+        await self.add_runtime_dependency(CatchingUp(self.pumps, self._clusters, self._on_trouble))
         self._changed.set()
 
     # -- what the fetch services deliver, through the dispatch agent -------------------------------
 
     def take(self, item: Fetched | Gap | FetchTrouble) -> None:
         """Hands a fetched batch (or what was told instead) to its pump. Never raises."""
-        key: tuple[str, int] = item.key
-        job, epoch = key
+        job, epoch, *part = item.key
         pump = self.pumps.get(job)
+        if pump is not None and part:
+            pump = None if pump.backlog is None else pump.backlog.pump
         if pump is None or pump.epoch != epoch:
             if isinstance(item, Fetched):
                 item.release()
@@ -114,8 +118,11 @@ class Jobs(Service):
                     pump.accept(item)
                     if not pump.closed and pump.trouble.startswith("fetch: "):
                         pump.trouble = ""
-                case Gap() if item.end < item.start:
-                    self._begin_anew(pump, item)
+                case Gap() if item.begun_anew:
+                    # Offsets mean something else now: the job starts over in a new lineage.
+                    self._anew[job] = Anew(pump.epoch, pump.lineage + 1, item.end, item.reason)
+                    self._close(job)
+                    self._changed.set()
                 case Gap():
                     pump.skip(item)
                     self._on_trouble(
@@ -130,26 +137,10 @@ class Jobs(Service):
         except Exception:
             # A programming error stops this job loudly, and only this job.
             log.exception("a pump failed; its job stops here and starts again", job=job)
-            pump.close()
-            self._drop(job)
+            self._close(job)
             if isinstance(item, Fetched):
                 item.release()
             self._changed.set()
-
-    def _begin_anew(self, pump: DispatchPump, gap: Gap) -> None:
-        """The log ends before the position: its offsets mean something else now. Delivering again what is
-        there is the lesser evil; the job starts over in a new lineage."""
-        job = str(pump.job)
-        self._on_trouble(
-            "log-begun-anew",
-            job,
-            f"{gap.topic}-{gap.partition}: {gap.reason}; delivery begins again at {gap.end}",
-            "expect duplicates if the log was truncated; look at why it was",
-        )  # fmt: skip
-        self._anew[job] = (pump.lineage + 1, gap.end)
-        pump.close()
-        self._drop(job)
-        self._changed.set()
 
     # -- reconciling -----------------------------------------------------------------------------
 
@@ -175,24 +166,33 @@ class Jobs(Service):
             if held is None or held.epoch != pump.epoch:
                 log.warning("job was moved away; it is closed here", job=job, epoch=pump.epoch)
                 self._end_task(job)
-                pump.close()
-                self._drop(job)
+                self._close(job)
         for job in [job for job in self._work if job not in mine]:
             self._end_task(job)
+        self._anew = {job: anew for job, anew in self._anew.items() if job in mine}
+        self._troubles = {job: trouble for job, trouble in self._troubles.items() if job in mine}
         if self.draining:
             return
         for job, held in mine.items():
+            if held.release and job in self._starting:
+                self._end_task(job)  # it may never come to be: the leader must not wait for that
             if job in self._work:
                 continue
             if held.release:
                 self._spawn(job, self._release(job, held))
             elif job not in self.pumps:
                 self._spawn(job, self._start_job(job, held))
+                self._starting.add(job)
         for pump in self.pumps.values():
-            partition = pump.job.partition if pump.tier is None else None
-            pump.pause(self._control.view.is_paused(pump.job.name, partition))
-        self._apply_definitions()
+            self._pause(pump)
+        self._changes.look()
         self._share_limits()
+
+    def _pause(self, pump: DispatchPump) -> None:
+        """Pauses the pump, or lets it go on, as the control log says."""
+        is_main = pump.job.topic == pump.runtime.workload.metadata.topic
+        partition = pump.job.partition if is_main else None
+        pump.pause(self._control.view.is_paused(pump.job.name, partition))
 
     def _spawn(self, job: str, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -201,6 +201,7 @@ class Jobs(Service):
         def done(ended: asyncio.Task[None]) -> None:
             if self._work.get(job) is ended:
                 del self._work[job]
+                self._starting.discard(job)
             if not ended.cancelled() and (error := ended.exception()) is not None:
                 log.error("work on a job failed", job=job, error=repr(error))
             self._changed.set()
@@ -209,72 +210,57 @@ class Jobs(Service):
 
     def _end_task(self, job: str) -> None:
         task = self._work.pop(job, None)
+        self._starting.discard(job)
         if task is not None:
             task.cancel()
+
+    def _close(self, job: str) -> None:
+        """Nothing of this job counts here from now on."""
+        self.pumps[job].close()
+        self._drop(job)
 
     def _drop(self, job: str) -> None:
         """Forgets a pump that was closed or released; its runtime goes with the last one."""
         pump = self.pumps.pop(job, None)
-        self._committed.pop(job, None)
+        self.checkpoints.forget(job)
         if pump is None:
             return
         for cluster in self._clusters.started():
             cluster.fetch.remove((job, pump.epoch))
+            cluster.fetch.remove((job, pump.epoch, BACKLOG))
         key = pump.job.name
         if not any(other.job.name == key for other in self.pumps.values()):
             runtime = self.runtimes.pop(key, None)
             if runtime is not None:
                 asyncio.get_running_loop().create_task(runtime.close())
 
-    def _apply_definitions(self) -> None:
-        for key, runtime in self.runtimes.items():
-            workload = self._catalog.workload(key)
-            if workload is not None and workload is not runtime.workload and key not in self._changing:
-                self._changing[key] = asyncio.get_running_loop().create_task(self._change(runtime, workload))
+    def _on_definition(self, runtime: WorkloadRuntime, reordered: bool) -> None:
+        for pump in self.pumps.values():
+            if pump.runtime is runtime:
+                pump.tracker.capacity = runtime.workload.spec.tracker.capacity
+                pump.refill()  # what waited for a delay that is shorter now, or gone, looks again
+        if reordered:
+            self._restart_all(runtime)
+        runtime.send()
 
-    async def _change(self, runtime: WorkloadRuntime, workload: Workload) -> None:
-        """Takes a changed definition into force; one that cannot be leaves the former in force."""
-        key = workload.key
-        try:
-            chain = await make_chain(workload, self._interceptors)
-        except ValueError as error:
-            if self._troubles.get(key) != str(error):
-                self._troubles[key] = str(error)
-                self._on_trouble("definition-not-in-force", key, str(error), "the former one stays in force")
-            await asyncio.sleep(START_RETRY_S)
-        else:
-            self._troubles.pop(key, None)
-            reordered = runtime.workload.spec.ordering != workload.spec.ordering
-            runtime.change(workload, chain)
-            for job, pump in list(self.pumps.items()):
-                if pump.job.name != key:
-                    continue
-                pump.tracker.capacity = workload.spec.tracker.capacity
-                if reordered and job not in self._work:
-                    self._spawn(job, self._restart(pump))
-            log.info("a changed definition is in force", workload=key)
-        finally:
-            del self._changing[key]
-            self._changed.set()
+    def _restart_all(self, runtime: WorkloadRuntime) -> None:
+        """Another order, or another cluster, is not for what is under way."""
+        for job, pump in list(self.pumps.items()):
+            if pump.runtime is runtime and job not in self._work:
+                self._spawn(job, self._restart(pump))
 
     async def _restart(self, pump: DispatchPump) -> None:
-        """Begins the job again from what it has finished: another order is not for what is under way."""
+        """Begins the job again from what it has finished."""
         await pump.drain(self._grace_s)
-        await self._save([pump])
+        await self.checkpoints.save([pump])
         pump.close()
         self._drop(str(pump.job))
 
     def _share_limits(self) -> None:
         """A worker's share of a workload's calls in flight is its share of the workload's jobs."""
-        total: dict[str, int] = defaultdict(int)
-        here: dict[str, int] = defaultdict(int)
-        for job, held in self._control.view.assignments.items():
-            if held.worker:
-                key = JobId.parse(job).name
-                total[key] += 1
-                here[key] += held.worker == self.worker
+        share = shares(self._control.view.assignments, self.worker)
         for key, runtime in self.runtimes.items():
-            runtime.shared(here[key] / max(1, total[key]))
+            runtime.shared(share.get(key, 0.0))
 
     # -- one job ---------------------------------------------------------------------------------
 
@@ -285,8 +271,6 @@ class Jobs(Service):
                 await self._take_over(identity, held)
                 self._troubles.pop(job, None)
                 return
-            except asyncio.CancelledError:
-                raise
             except Exception as error:  # noqa: BLE001 - whatever stands in the way, try again and say so
                 message = str(error) or repr(error)
                 if self._troubles.get(job) != message:
@@ -299,38 +283,20 @@ class Jobs(Service):
         job = str(identity)
         workload = self._catalog.workload(identity.name)
         if workload is None:
-            return  # deleted meanwhile: the leader releases the job next
-        cluster = await self._clusters.get(workload.metadata.cluster)
+            raise LookupError(f"this worker has no definition of {identity.name} that it can read")
+        name = workload.metadata.cluster
+        if name not in self._clusters.specs:
+            raise LookupError(f"cluster {name!r} is not in this worker's configuration")
+        cluster = await self._clusters.get(name)
         answer = await self._trackers.takeover(job, held.epoch)
         if not answer.granted:
-            log.warning("takeover refused: the table knows a later epoch", job=job, epoch=held.epoch,
-                        known_epoch=answer.known_epoch)  # fmt: skip
-            await self._control.append(
-                Released(
-                    at_ms=now_ms(),
-                    job=job,
-                    worker=self.worker,
-                    epoch=held.epoch,
-                    known_epoch=answer.known_epoch,
-                    reason="the tracker table knows a later epoch",
-                )
-            )
+            await self._refused(job, held, answer.known_epoch)
             return
-        snapshot = self._read_snapshot(job, answer.snapshot)
-        group, at = workload.metadata.group, (identity.topic, identity.partition)
-        committed = (await cluster.committer.committed(group, [at])).get(at)
-        lineage, begin = self._anew.pop(job, (answer.lineage, None))
-        if begin is not None:
-            snapshot = Snapshot(begin)
-        elif committed is not None and committed >= 0 and not (snapshot and lineage):
-            # In a later lineage the commit may still be of the one before.
-            snapshot = snapshot.merge(Snapshot(committed)) if snapshot else Snapshot(committed)
-        if snapshot is None:
-            # Retry topics are the workload's own: nothing in them may be skipped, ever.
-            start = workload.spec.start if identity.topic == workload.metadata.topic else "earliest"
-            where = EARLIEST if start == "earliest" else LATEST
-            offset = await cluster.fetch.offsets_at(identity.topic, identity.partition, where)
-            snapshot = Snapshot(offset)
+        anew = self._anew.get(job)
+        beginning = await find_beginning(
+            identity, workload, cluster, answer, begun=self._control.view.begun.get(identity.name),
+            anew=anew if anew is not None and anew.epoch == held.epoch else None, tell=self._on_trouble,
+        )  # fmt: skip
         chain = await make_chain(workload, self._interceptors)
         current = self._control.view.assignments.get(job)
         if current is None or current.epoch != held.epoch or current.worker != self.worker:
@@ -340,42 +306,47 @@ class Jobs(Service):
             targets = GrpcTargets(self.worker)
             runtime = WorkloadRuntime(workload, targets, cluster.producer, self._lease, chain)
             self.runtimes[identity.name] = runtime
-        retry_topics = workload.retry_topics()
+        elif runtime.workload.metadata.cluster != name:
+            raise LookupError(f"jobs of {identity.name} still leave its former cluster here")
+        snapshot = beginning.snapshot
         pump = DispatchPump(
             identity,
             held.epoch,
             runtime,
-            tier=retry_topics.index(identity.topic) if identity.topic in retry_topics else None,
+            tier=tier_of(workload, identity.topic),
+            merged=identity.topic == merge_topic(workload),
             next_offset=snapshot.base,
             snapshot=snapshot,
             capacity=workload.spec.tracker.capacity,
-            group=group,
-            lineage=lineage,
+            group=workload.metadata.group,
+            lineage=beginning.lineage,
         )
-        if begin is not None:
-            pump.snapshot_version = -1  # the table learns of the new lineage at once
+        self.checkpoints.begin(pump, beginning.log, known=beginning.known)
+        self._anew.pop(job, None)
         self.pumps[job] = pump
+        self._pause(pump)
         self._share_limits()
         log.info("job flows", job=job, epoch=held.epoch, next_offset=snapshot.base,
                  already_finished_above=sum(end - start for start, end in snapshot.finished))  # fmt: skip
-        cluster.fetch.add((job, held.epoch), identity.topic, identity.partition, pump.tracker.end)
+        cluster.fetch.add(
+            (job, held.epoch), identity.topic, identity.partition, pump.tracker.end,
+            topic_id=beginning.log.topic_id,
+        )  # fmt: skip
 
-    def _read_snapshot(self, job: str, data: bytes) -> Snapshot | None:
-        if not data:
-            return None
-        try:
-            return Snapshot.from_bytes(data)
-        except CorruptSnapshot as error:
-            self._on_trouble(
-                "snapshot-corrupt", job, f"{error}", "the job starts from Kafka's commit; expect duplicates"
-            )
-            return None
+    async def _refused(self, job: str, held: Assignment, known_epoch: int) -> None:
+        """The tracker table outlived the control log: the leader must give a higher epoch."""
+        reason = "the tracker table knows a later epoch"
+        log.warning("takeover refused", job=job, epoch=held.epoch, known_epoch=known_epoch, why=reason)
+        await self._control.append(
+            Released(at_ms=now_ms(), job=job, worker=self.worker, epoch=held.epoch,
+                     known_epoch=known_epoch, reason=reason)
+        )  # fmt: skip
 
     async def _release(self, job: str, held: Assignment) -> None:
         pump = self.pumps.get(job)
         if pump is not None:
             ended = await pump.drain(self._grace_s)
-            await self._save([pump])
+            await self.checkpoints.save([pump])
             if not ended:
                 log.warning(
                     "calls were cut off at the end of the grace time; they are delivered again", job=job
@@ -398,16 +369,13 @@ class Jobs(Service):
         for pump in pumps:
             pump.stop_intake()
         await asyncio.gather(*(pump.drain(self._grace_s) for pump in pumps))
-        if pumps:
-            await self._save(pumps)
+        await self.checkpoints.save(pumps)
         releases = list(self._work.values())
         for pump in pumps:
             pump.close()
             self._drop(str(pump.job))
         events = [
-            Released(
-                at_ms=now_ms(), job=job, worker=self.worker, epoch=held.epoch, reason="its worker stopped"
-            )
+            Released(at_ms=now_ms(), job=job, worker=self.worker, epoch=held.epoch, reason=STOPPED)
             for job, held in mine.items()
             if job not in self._work
         ]
@@ -415,122 +383,6 @@ class Jobs(Service):
             await self._control.append(*events)
         if releases:
             await asyncio.wait(releases, timeout=self._grace_s)
-
-    # -- checkpoints -----------------------------------------------------------------------------
-
-    async def _save(self, pumps: Iterable[DispatchPump]) -> None:
-        """The last snapshot and commit of jobs that are let go."""
-        pumps = list(pumps)
-        if not self._lease.holds(time.monotonic()):
-            return
-        await self._snapshot(pumps)
-        await self._commit(pumps)
-
-    @Service.task
-    async def _snapshots(self) -> None:
-        while not self.should_stop:
-            pumps = [p for p in self.pumps.values() if p.tracker.version != p.snapshot_version]
-            interval_s = max(SNAPSHOT_S, len(pumps) / SNAPSHOTS_PER_S)
-            await self.sleep(interval_s)
-            began_s = time.monotonic()
-            if not self._lease.holds(began_s):
-                continue
-            try:
-                await self._snapshot(self.pumps.values())
-                self._lease.saved(began_s, interval_s)
-            except Exception as error:  # noqa: BLE001 - the next round sends the same facts and more
-                log.warning("snapshots were not taken and are sent again", error=repr(error))
-
-    async def _snapshot(self, pumps: Iterable[DispatchPump]) -> None:
-        items: list[SnapshotItem] = []
-        sent: list[tuple[DispatchPump, int]] = []
-        for pump in pumps:
-            version = pump.tracker.version
-            if version != pump.snapshot_version and not pump.closed:
-                packed = pump.tracker.snapshot().to_bytes()
-                items.append(SnapshotItem(str(pump.job), pump.epoch, packed, pump.lineage))
-                sent.append((pump, version))
-        if items:
-            await self._trackers.send_snapshots(items)
-            for pump, version in sent:
-                pump.snapshot_version = version
-
-    @Service.task
-    async def _commits(self) -> None:
-        while not self.should_stop:
-            await self.sleep(COMMIT_S)
-            if not self._lease.holds(time.monotonic()):
-                continue
-            try:
-                await self._commit([p for p in self.pumps.values() if not p.closed])
-            except Exception as error:  # noqa: BLE001 - the next round commits the same and more
-                log.warning("offsets were not committed and are committed again", error=repr(error))
-
-    async def _commit(self, pumps: list[DispatchPump]) -> None:
-        now_s = time.monotonic()
-        rounds: dict[tuple[str, str], dict[tuple[str, int], int]] = defaultdict(dict)
-        for pump in pumps:
-            job, base = str(pump.job), pump.tracker.base
-            last, at_s = self._committed.get(job, (-1, 0.0))
-            if base != last or now_s - at_s > RECOMMIT_S:
-                metadata = pump.runtime.workload.metadata
-                rounds[metadata.cluster, metadata.group][pump.job.topic, pump.job.partition] = base
-        # Side by side: a cluster that is away holds up its own groups only.
-        await asyncio.gather(
-            *(self._commit_group(*at, offsets, pumps, now_s) for at, offsets in rounds.items())
-        )
-        self.committed_at_s = time.monotonic()
-
-    async def _commit_group(
-        self,
-        cluster_name: str,
-        group: str,
-        offsets: dict[tuple[str, int], int],
-        pumps: list[DispatchPump],
-        now_s: float,
-    ) -> None:
-        try:
-            async with asyncio.timeout(COMMIT_PATIENCE_S):
-                cluster = await self._clusters.get(cluster_name)
-                errors = await cluster.committer.commit(group, offsets)
-        except Exception as error:  # noqa: BLE001 - the next round commits the same and more
-            log.warning("a group's offsets were not committed and are committed again", group=group,
-                        cluster=cluster_name, error=repr(error))  # fmt: skip
-            errors = dict.fromkeys(offsets, f"cluster {cluster_name} takes no commit now")
-        for pump in pumps:
-            at = (pump.job.topic, pump.job.partition)
-            metadata = pump.runtime.workload.metadata
-            if (metadata.cluster, metadata.group) != (cluster_name, group) or at not in offsets:
-                continue
-            if refused := errors.get(at):
-                trouble = f"commit: {refused}"
-                if pump.trouble != trouble:
-                    pump.trouble = trouble
-                    self._on_trouble(
-                        "commit-refused", str(pump.job), refused, "it is tried again every second"
-                    )
-            else:
-                self._committed[str(pump.job)] = (offsets[at], now_s)
-                if pump.trouble.startswith("commit: "):
-                    pump.trouble = ""
-
-    # -- head-of-line blocking -------------------------------------------------------------------
-
-    @Service.task
-    async def _heads(self) -> None:
-        """On a timer, so that a quiet topic is freed too."""
-        while not self.should_stop:
-            await self.sleep(HEADS_S)
-            now_s = time.monotonic()
-            for job, pump in list(self.pumps.items()):
-                verdict = pump.free_head(now_s)
-                if verdict is not None:
-                    message = f"offset {verdict.offset}: {verdict.reason}"
-                    log.warning("a message blocked its partition and was moved away", job=job, why=message)
-                    self._on_trouble(
-                        "head-of-line", job, message,
-                        "it is in the dead letter queue or retry topic; look there for what is wrong with it",
-                    )  # fmt: skip
 
     # -- state -----------------------------------------------------------------------------------
 
@@ -540,25 +392,9 @@ class Jobs(Service):
             for cluster in self._clusters.started():
                 seen = cluster.fetch.high_watermark((str(pump.job), pump.epoch))
                 pump.high_watermark = max(pump.high_watermark, seen)
-        statuses = [pump.status() for pump in self.pumps.values()]
-        for job, held in self._control.view.owned_by(self.worker).items():
-            if job not in self.pumps:
-                statuses.append(
-                    JobStatus(
-                        job=job, epoch=held.epoch, state="starting", trouble=self._troubles.get(job, "")
-                    )
-                )
-        return statuses
+        mine = self._control.view.owned_by(self.worker)
+        return job_statuses(self.pumps.values(), mine, self._troubles)
 
     def workload_statuses(self) -> list[WorkloadStatus]:
         """What the heartbeat says of the receivers as seen from here."""
-        return [
-            WorkloadStatus(
-                key=key,
-                breaker=str(runtime.link.breaker.state),
-                in_flight=runtime.in_flight,
-                limit=runtime.link.limit,
-                held=len(runtime.link.held),
-            )
-            for key, runtime in self.runtimes.items()
-        ]
+        return workload_statuses(self.runtimes)

@@ -103,7 +103,6 @@ class Leader(Service):
             return
         await self._repair()
         await self._place(now_s)
-        self._members.forget(now_s)
 
     async def _maybe_claim(self, now_s: float) -> None:
         state = self._control.view
@@ -126,10 +125,9 @@ class Leader(Service):
         state = self._control.view
         repairs: list[AnyControlEvent] = []
         for refused in self._control.take_refused():
-            if isinstance(refused, Assignment):
-                valid = state.assignments.get(refused.job)
-                if valid is not None and valid.term <= state.term:
-                    repairs.append(msgspec.structs.replace(valid, term=state.term))
+            valid = state.assignments.get(refused.job)
+            if valid is not None and valid.term <= state.term:
+                repairs.append(msgspec.structs.replace(valid, term=state.term))
         if repairs:
             log.warning("a deposed leader's assignments were refused and are repaired", count=len(repairs))
             await self._control.append(*repairs)

@@ -17,7 +17,7 @@ from mode import Service
 
 from app import wire
 from app.control.tail import STOP_S, TopicTail, bounded
-from app.core.control import AnyControlEvent, ControlState, compaction_key
+from app.core.control import AnyControlEvent, Assignment, Begun, ControlState, compaction_key
 
 log = structlog.get_logger(__name__)
 
@@ -32,7 +32,7 @@ class ControlLog(Service):
         super().__init__()
         self.topic = topic
         self.view = ControlState()
-        self.refused: list[AnyControlEvent] = []
+        self._refused: dict[str, Assignment] = {}
         self.recent: deque[dict[str, Any]] = deque(maxlen=KEEP_RECENT)  # what the activity page shows
         self._options = kafka_options
         self._tail = TopicTail(topic, kafka_options, self._on_records, from_start=True)
@@ -70,17 +70,24 @@ class ControlLog(Service):
                 log.error("a record of the control log is no event", offset=record.offset, error=str(error))
                 continue
             counted = self.view.apply(event)
+            if isinstance(event, Begun):
+                continue  # bookkeeping, with an offset for every partition
             if not counted and self._tail.caught_up.is_set():
-                self.refused.append(event)
+                self._refuse(event)
             self.recent.append({"offset": record.offset, "counted": counted, **msgspec.to_builtins(event)})
         self.view.next_offset = records[-1].offset + 1
         for listener in self._listeners:
             listener()
 
-    def take_refused(self) -> list[AnyControlEvent]:
-        """Refused events since the last call; the leader repairs what they overwrote (rule 5)."""
-        refused, self.refused = self.refused, []
-        return refused
+    def _refuse(self, event: AnyControlEvent) -> None:
+        if isinstance(event, Assignment) and event.job in self.view.assignments:
+            self._refused[event.job] = event  # at most one a job, whether it is taken or not
+
+    def take_refused(self) -> list[Assignment]:
+        """The last refused assignment of each job since the last call; the leader repairs what they overwrote
+        (rule 5)."""
+        refused, self._refused = self._refused, {}
+        return list(refused.values())
 
     async def append(self, *events: AnyControlEvent, read_back: bool = True) -> int:
         """Appends `events` in order and waits until they have been read here; returns the last offset.

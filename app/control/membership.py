@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import structlog
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
@@ -24,19 +25,51 @@ from app.wire import Heartbeat
 
 log = structlog.get_logger(__name__)
 
+FORGET_S = 3600.0
+SWEEP_S = 10.0
+MAX_SILENT = 1_000
 STOPPED = "stopped"  # the state in a worker's last heartbeat: dead at once, without waiting
 
 
 class Members:
-    """The last heartbeat of every worker, and when it was heard (monotonic seconds)."""
+    """The last heartbeat of every worker, and when it was heard (monotonic seconds).
+
+    At most `MAX_SILENT` workers that no longer live are remembered, and those for `FORGET_S`.
+    """
 
     def __init__(self, dead_after_s: float) -> None:
         self.dead_after_s = dead_after_s
         self.heard: dict[str, tuple[float, Heartbeat]] = {}
+        self._parts: dict[str, list[Heartbeat]] = {}
+        self._swept_s = float("-inf")
 
     def hear(self, beat: Heartbeat, now_s: float) -> None:
-        """Takes one heartbeat in."""
+        """Takes one heartbeat in, or a part of one."""
+        if beat.parts > 1:
+            beat = self._joined(beat)
+        else:
+            self._parts.pop(beat.worker, None)
+        self.heard.pop(beat.worker, None)  # so that they stand in the order in which they were heard
         self.heard[beat.worker] = (now_s, beat)
+        if now_s - self._swept_s > SWEEP_S:
+            self._swept_s = now_s
+            self._forget(now_s)
+
+    def _joined(self, beat: Heartbeat) -> Heartbeat:
+        """All parts together once they have come; until then what was said before of jobs and receivers."""
+        before = [part for part in self._parts.get(beat.worker, []) if part.at_ms == beat.at_ms]
+        parts = [part for part in before if part.part != beat.part] + [beat]
+        self._parts[beat.worker] = parts
+        whole = msgspec.structs.replace(beat, part=0, parts=1)
+        if len(parts) < beat.parts:
+            last = self.heard.get(beat.worker)
+            jobs, workloads = (last[1].jobs, last[1].workloads) if last else ([], [])
+            return msgspec.structs.replace(whole, jobs=jobs, workloads=workloads)
+        return msgspec.structs.replace(
+            whole,
+            jobs=[status for part in parts for status in part.jobs],
+            workloads=[status for part in parts for status in part.workloads],
+        )
 
     def live(self, now_s: float) -> dict[str, Heartbeat]:
         """Workers heard within `dead_after_s` that have not said goodbye."""
@@ -51,9 +84,13 @@ class Members:
         found = self.heard.get(worker)
         return float("inf") if found is None or found[1].state == STOPPED else now_s - found[0]
 
-    def forget(self, now_s: float, after_s: float = 3600.0) -> None:
-        """Drops workers that have been silent for an hour."""
-        self.heard = {w: entry for w, entry in self.heard.items() if now_s - entry[0] < after_s}
+    def _forget(self, now_s: float) -> None:
+        live = self.live(now_s)
+        silent = [worker for worker in self.heard if worker not in live]
+        gone = set(silent[:-MAX_SILENT]) | {w for w in silent if now_s - self.heard[w][0] >= FORGET_S}
+        for worker in gone:
+            del self.heard[worker]
+            self._parts.pop(worker, None)
 
 
 class Heartbeats(Service):
@@ -110,7 +147,9 @@ class Heartbeats(Service):
         sent_s = time.monotonic()
         try:
             async with asyncio.timeout(self.lease.duration_s):
-                await self._producer.send_and_wait(self.topic, wire.encode(self._compose()), partition=0)
+                events = wire.heartbeat_events(self._compose())
+                sent = [await self._producer.send(self.topic, event, partition=0) for event in events]
+                await asyncio.gather(*sent)
         except (KafkaError, TimeoutError, OSError) as error:
             log.warning(
                 "no heartbeat could be sent; this worker pauses when its lease ends",

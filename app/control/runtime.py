@@ -7,11 +7,12 @@ consumer group. Every step of the way down is bounded in time.
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import socket
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import structlog
@@ -27,10 +28,12 @@ from app.control.log import ControlLog
 from app.control.membership import STOPPED, Heartbeats, Members
 from app.control.tail import STOP_S, TopicTail, bounded
 from app.control.takeover import TrackerClient
+from app.control.watchdog import Watchdog, answers
 from app.core.lease import Lease
 from app.kafka.clusters import ClusterClient, ClusterSpec
 from app.kafka.commit import OffsetCommitter
 from app.kafka.fetched import ByteBudget
+from app.payload.interceptors import Interceptor
 from app.topics import ControlTopics
 from app.wire import Heartbeat, Incident
 
@@ -40,7 +43,6 @@ HEARTBEAT_S = 0.5
 LEASE_S = 2.0
 DEAD_AFTER_S = 3.0  # above LEASE_S + HEARTBEAT_S: a worker stops before anybody takes its jobs
 KEEP_INCIDENTS = 500
-STALL_S = 60.0  # commits that stand still this long although the lease holds: the worker ends
 GOODBYE_S = 2.0
 
 assert DEAD_AFTER_S > LEASE_S + HEARTBEAT_S
@@ -65,6 +67,7 @@ class Runtime(Service):
         memory_budget_bytes: int,
         grace_s: float,
         member: Callable[[], str],
+        interceptors: Sequence[tuple[str, Interceptor]] = (),
     ) -> None:
         super().__init__()
         self.worker = f"{name}-{os.getpid()}-{int(time.time()):x}"
@@ -89,8 +92,9 @@ class Runtime(Service):
         self.trackers = TrackerClient(self.worker, topics, control_options)
         self.jobs = Jobs(
             self.worker, self.control, self.catalog, self.clusters, self.trackers, self.lease, self.tell,
-            grace_s=grace_s,
+            grace_s=grace_s, interceptors=interceptors,
         )  # fmt: skip
+        self.watchdog = Watchdog(self.jobs.checkpoints, self._may_not_commit, self._answers)
         self.heartbeats = Heartbeats(
             topics.heartbeats.name, control_options, compose=self._compose, members=self.members,
             lease=self.lease, interval_s=HEARTBEAT_S,
@@ -113,8 +117,12 @@ class Runtime(Service):
             self._incident_tail,
             self.jobs,
             self.leader,
+            self.watchdog,
         ):
             await self.add_runtime_dependency(service)
+        # Faust's stores collect the whole heap at every rebalance, in the loop: what is here by now stays.
+        gc.collect()
+        gc.freeze()
         log.info("worker is up", worker=self.worker, host=socket.gethostname())
 
     async def drain(self) -> None:
@@ -193,15 +201,8 @@ class Runtime(Service):
 
     # -- watchdog --------------------------------------------------------------------------------
 
-    @Service.task
-    async def _watch_commits(self) -> None:
-        """Ends the process when its commits stand still although it may commit: a restart heals more
-        than a worker that looks alive and does nothing."""
-        while not self.should_stop:
-            await self.sleep(5.0)
-            now_s = time.monotonic()
-            if not self.jobs.pumps or not self.lease.holds(now_s):
-                self.jobs.committed_at_s = now_s
-            elif now_s - self.jobs.committed_at_s > STALL_S:
-                log.critical("commits stand still; this worker ends, its jobs move", stalled_s=STALL_S)
-                os._exit(70)
+    def _may_not_commit(self) -> bool:
+        return not self.jobs.pumps or not self.lease.holds(time.monotonic())
+
+    async def _answers(self, cluster: str, group: str) -> bool:
+        return await answers(self.clusters.specs[cluster], group)

@@ -22,7 +22,7 @@ from mode import Service
 from app import wire
 from app.control.leader import now_ms
 from app.control.tail import STOP_S, TopicTail, bounded
-from app.core.fencing import SnapshotItem, Snapshots, Takeover, TakeoverAnswer
+from app.core.fencing import SnapshotItem, Takeover, TakeoverAnswer
 from app.topics import TRACKER_PARTITIONS, ControlTopics
 
 log = structlog.get_logger(__name__)
@@ -52,7 +52,6 @@ class TrackerClient(Service):
             acks="all",
             enable_idempotence=True,
             request_timeout_ms=10_000,
-            max_request_size=4 * 1024 * 1024,
             **self._options,
         )
         await self._producer.start()
@@ -108,7 +107,7 @@ class TrackerClient(Service):
             del self._waiting[nonce]
 
     async def send_snapshots(self, items: Iterable[SnapshotItem]) -> None:
-        """Sends snapshots, one event a partition of the tracker topic; returns once all are in it.
+        """Sends snapshots, as few events as they fit into; returns once all are in the tracker topic.
 
         Raises:
             aiokafka.errors.KafkaError: at least one was not taken; sending them again is harmless.
@@ -120,11 +119,12 @@ class TrackerClient(Service):
         futures = [
             await self._producer.send(
                 self._topic,
-                wire.encode(Snapshots(worker=self.worker, at_ms=now_ms(), items=batch)),
+                event,
                 key=self.worker.encode(),
                 partition=partition,
             )
             for partition, batch in by_partition.items()
+            for event in wire.snapshots_events(self.worker, now_ms(), batch)
         ]
         for future in futures:
             await future

@@ -121,9 +121,7 @@ class Begun(ControlEvent, frozen=True, tag="begun"):
     topic_id: str = ""
 
 
-AnyControlEvent = (
-    WorkloadPut | WorkloadDeleted | Claim | Assignment | Released | Paused | OperatorAct | Begun
-)
+AnyControlEvent = WorkloadPut | WorkloadDeleted | Claim | Assignment | Released | Paused | OperatorAct | Begun
 ALL = -1
 
 
@@ -203,7 +201,7 @@ class ControlState:
             case Assignment():
                 return self._assign(event)
             case Released():
-                if not _names_a_job(event.job):
+                if not names_a_job(event.job):
                     return False
                 current = self.assignments.get(event.job)
                 self.floor[event.job] = max(
@@ -249,7 +247,7 @@ class ControlState:
         return ALL in found or partition in found
 
     def _assign(self, event: Assignment) -> bool:
-        if event.term != self.term or not _names_a_job(event.job):
+        if event.term != self.term or not names_a_job(event.job):
             return False
         current = self.assignments.get(event.job)
         floor = self.floor.get(event.job, 0)
@@ -277,7 +275,8 @@ class ControlState:
         return {job: a for job, a in self.assignments.items() if a.worker == worker}
 
 
-def _names_a_job(text: str) -> bool:
+def names_a_job(text: str) -> bool:
+    """Whether `text` is a job's name."""
     try:
         JobId.parse(text)
     except ValueError:

@@ -13,7 +13,7 @@ Rules
    unfinished. A new lineage (the log was truncated or made anew) replaces what was known of the old one,
    and only there may the base go back.
 4. A record says of which log it speaks: the ids of its cluster and topic. Within a lineage they are only
-   ever filled in, never changed: a new owner that finds another log (`LogId.is_another`) begins a new lineage.
+   ever filled in, never changed: a new owner that finds another log begins a new lineage.
 
 Invariants: a record's epoch never decreases; within a lineage its base never decreases.
 """

@@ -10,38 +10,13 @@ message of a key is with the receiver at a time, its attempts included. After ki
 was not yet saved as finished is delivered again, in order: the receiver may see 1 2 1 2 3, never 2 1.
 `ordering: partition` is the same with one lane for everything, keyed or not (`single`).
 
-Across retries
---------------
-A message that moves to a retry topic leaves its lane, and those behind must not overtake it. They follow
-it: its key is *parked* here, and while it is, messages of that key are moved on to the same retry topic
-instead of being delivered. There they stand behind it, and the retry tier's job, which has lanes of its
-own, keeps them in order; if the first moves on to the second tier, they follow again.
-
-    main    1 2 3   1 fails, moves to tier 0, key parked: 2, 3 follow     park at main: 3
-    tier 0  1 2 3   1 is acknowledged, 2 is acknowledged, ...             unpark at main, one each
-
-What the caller must do:
-
-1. `offer` a message when it is read, in the order of the log. When it comes out (at once or by
-   `finished`) and its key `is_parked`: copy it to the next topic, do not deliver it.
-2. A move is: copy acknowledged by all in-sync replicas, `park`, mark finished, `finished`, in this order.
-   The next of the lane comes out only then, so that copies of a key are appended in order.
-3. A message that is finished in tier t (acknowledged or in the DLQ) is `unpark`ed at the main job and
-   at every tier before t: it has moved through all of them.
-4. Attempts within a tier are made in place: the message waits out its delay in its lane. It must not be
-   appended to its own topic again, where it would stand behind messages that came from before meanwhile.
-5. A retry topic has as many partitions as the main topic, and a copy keeps its partition number. The jobs of
-   one partition number (main and tiers) are placed on one worker, which shares their lanes.
-6. Followers need no delay of their own: with a header `switchyard-follows: 1` the tier delivers them as
-   soon as the one before is finished. Without, a key in steady use would stay parked for ever.
-7. After a takeover, before the first delivery: read the retry topics' partitions from their trackers'
-   bases to the end, and `park` the key of each unfinished record at every job before its topic. Nothing
-   else needs to be saved: rule 2 sees to it that whatever was marked finished by a move is in there.
-   A copy written just before a kill is a repetition, and follows the original, so order still holds.
+Across retries: a message that fails waits for its next attempt in its lane, for as long as the retry tier it
+would have gone to delays it, and those behind it wait too. In a retry topic it could not be kept in order
+after a kill: whether an earlier message of the key still waits there would have to be known before the first
+delivery. It leaves its lane acknowledged or, its attempts used up, for the DLQ.
 
 Memory: keys are kept as bytes only while a message of theirs is out; what waits is bounded by the
-tracker's capacity. Parked keys are kept as 64-bit hashes with a count. Should two keys share a hash, one of
-them takes the way through the retry topic without need; order is never at risk.
+tracker's capacity.
 """
 
 from __future__ import annotations
@@ -67,27 +42,19 @@ class Lanes(Generic[Item]):
 
     Attributes (read only):
         waiting: items that wait for an earlier one of their key.
-        parked: messages that have moved on and are not finished.
     """
 
-    __slots__ = ("_lanes", "_parked", "_single", "parked", "waiting")
+    __slots__ = ("_lanes", "_single", "waiting")
 
     def __init__(self, *, single: bool = False) -> None:
         self._lanes: dict[bytes, deque[Item] | None] = {}  # None: one is out, nothing waits
-        self._parked: dict[int, int] = {}
         self._single = single
         self.waiting = 0
-        self.parked = 0
 
     @property
     def in_use(self) -> int:
         """Keys of which a message is out."""
         return len(self._lanes)
-
-    @property
-    def parked_keys(self) -> int:
-        """Keys of which a message has moved on and is not finished."""
-        return len(self._parked)
 
     # -- one out, the next waits -----------------------------------------------------------------
 
@@ -142,50 +109,3 @@ class Lanes(Generic[Item]):
         """`finished` for each of `keys`. Returns those whose turn it is now."""
         following = map(self.finished, keys)
         return [item for item in following if item is not None]
-
-    def clear(self) -> None:
-        """Forgets everything: the job has stopped or moved."""
-        self._lanes.clear()
-        self._parked.clear()
-        self.waiting = self.parked = 0
-
-    # -- moved on to a retry topic ---------------------------------------------------------------
-
-    def park(self, key: bytes | None, messages: int = 1) -> None:
-        """So many messages of `key` have moved on: later ones follow. Without a key nothing follows."""
-        if self._single:
-            key = ONE_LANE
-        elif key is None:
-            return
-        number = hash(key)
-        self._parked[number] = self._parked.get(number, 0) + messages
-        self.parked += messages
-
-    def is_parked(self, key: bytes | None) -> bool:
-        """Whether a message of `key` must follow instead of being delivered."""
-        if not self._parked:
-            return False
-        if self._single:
-            return True
-        return key is not None and hash(key) in self._parked
-
-    def unpark(self, key: bytes | None) -> bool:
-        """A message of `key` that had moved on is finished. Returns whether the key is free now.
-
-        Raises:
-            LaneError: none had moved on, or all of them were finished before.
-        """
-        if self._single:
-            key = ONE_LANE
-        elif key is None:
-            return True
-        number = hash(key)
-        count = self._parked.get(number, 0)
-        if not count:
-            raise LaneError(f"unparked key {key[:40]!r}, but no message of it has moved on")
-        self.parked -= 1
-        if count > 1:
-            self._parked[number] = count - 1
-            return False
-        del self._parked[number]
-        return True

@@ -108,3 +108,15 @@ def place(
         moving += 1
         decisions.append(Decision(job, richest, release=True, reason=reason))
     return decisions
+
+
+def shares(assignments: Mapping[str, Assignment], worker: str) -> dict[str, float]:
+    """Which part (0 to 1) of each workload's owned jobs `worker` has, by the workload's key."""
+    total: dict[str, int] = {}
+    here: dict[str, int] = {}
+    for job, held in assignments.items():
+        if held.worker:
+            key = job.split(":", 2)[1]  # not JobId.parse, which checks every character
+            total[key] = total.get(key, 0) + 1
+            here[key] = here.get(key, 0) + (held.worker == worker)
+    return {key: here[key] / count for key, count in total.items()}

@@ -121,14 +121,14 @@ class Piece(NamedTuple):
 
 
 def take(
-    buffer: bytes | memoryview, position: int, log_end: int, checksum: Callable[[memoryview], int]
+    buffer: bytes | memoryview, position: int, log_end: int, checksum: Callable[..., int]
 ) -> list[Piece]:
     """What a response to a fetch at `position` holds up to the first damage: sound batches, then the damaged
     one if its end is known. What follows comes with the next fetch; empty: not one whole batch.
 
     Args:
         log_end: the end that the broker tells of the log.
-        checksum: CRC-32C.
+        checksum: CRC-32C of bytes.
 
     Raises:
         CorruptBatch: it begins with a batch that is damaged, and nobody knows at which offset that ends.
@@ -151,11 +151,11 @@ def take(
             at += len(batch.data)
             continue
         sound = [Piece(start_byte, at, next_offset, "")] if moved else []
-        end_byte, end = _end_of_damage(batches, faults, index, at, next_offset, lowest[index])
-        if end < 0 and end_byte == len(buffer) and batch.header.next_offset == log_end > next_offset:
+        size, end = _end_of_damage(batches[index:], faults[index:], next_offset, moved, lowest[index])
+        if end < 0 and at + size == len(buffer) and batch.header.next_offset == log_end > next_offset:
             end = log_end  # the broker's word for it
         if end > next_offset:
-            return [*sound, Piece(at, end_byte, end, fault)]
+            return [*sound, Piece(at, at + size, end, fault)]
         if sound:
             return sound
         if end < 0:
@@ -170,7 +170,7 @@ def take(
     return []
 
 
-def _fault(batch: Batch, checksum: Callable[[memoryview], int]) -> str:
+def _fault(batch: Batch, checksum: Callable[..., int]) -> str:
     header = batch.header
     if header.magic != MAGIC:
         return f"magic {header.magic}; only record batches of format 2 are read"
@@ -191,7 +191,7 @@ def _lowest_behind(batches: Sequence[Batch], faults: Sequence[str]) -> list[int]
 
 
 def _contradiction(header: BatchHeader, next_offset: int, moved: bool, lowest_behind: int) -> str:
-    """Why a batch whose checksum matches cannot be where it is (rule 2); those before it end at `next_offset`."""
+    """Why a batch of matching checksum cannot be here (rule 2); those before it end at `next_offset`."""
     if moved and header.base_offset < next_offset:
         return f"its base offset {header.base_offset} lies before {next_offset}, where the one before it ends"
     if header.base_offset > next_offset and next_offset <= lowest_behind < header.next_offset:
@@ -200,16 +200,16 @@ def _contradiction(header: BatchHeader, next_offset: int, moved: bool, lowest_be
 
 
 def _end_of_damage(
-    batches: Sequence[Batch], faults: Sequence[str], index: int, at: int, next_offset: int, lowest_behind: int
+    batches: Sequence[Batch], faults: Sequence[str], next_offset: int, moved: bool, lowest_behind: int
 ) -> tuple[int, int]:
-    """Byte and offset at which the damage that begins with a batch ends; offset -1: nobody knows (rule 3)."""
-    end_byte = at + len(batches[index].data)
-    for batch, fault in zip(batches[index + 1 :], faults[index + 1 :], strict=True):
-        if not fault and (batch.header.base_offset >= next_offset or index == 0):
-            end = lowest_behind if lowest_behind >= next_offset else batch.header.base_offset
-            return end_byte, max(end, next_offset)
-        end_byte += len(batch.data)
-    return end_byte, -1
+    """Bytes and end offset of the damage that the first of these begins; -1: nobody knows (rule 3)."""
+    size = len(batches[0].data)
+    for batch, fault in zip(batches[1:], faults[1:], strict=True):
+        base_offset = batch.header.base_offset
+        if not fault and (base_offset >= next_offset or not moved):
+            return size, max(next_offset, lowest_behind if lowest_behind >= next_offset else base_offset)
+        size += len(batch.data)
+    return size, -1
 
 
 class Committed:
@@ -236,8 +236,3 @@ class Committed:
             self._aborting.discard(header.producer_id)
             return False
         return not (header.is_transactional and header.producer_id in self._aborting)
-
-
-def end_of(batches: Sequence[Batch], position: int) -> int:
-    """The next offset to fetch after `batches` when `position` was asked for."""
-    return max(position, batches[-1].header.next_offset) if batches else position

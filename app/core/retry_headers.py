@@ -27,6 +27,7 @@ REASON = "switchyard-reason"
 CODE = "switchyard-code"
 MOVED_AT = "switchyard-moved-at"
 RAW_BATCH = "switchyard-raw-batch"
+VALUE_BYTES = "switchyard-value-bytes"  # of a value that is not in the copy: it is still where it stood
 
 MAX_REASON_CHARS = 1_000  # a receiver's words are welcome, its core dump is not
 MAX_TOPIC_CHARS = 249

@@ -135,6 +135,9 @@ class ClusterClient:
                     ) from error
                 await asyncio.sleep(RETRY_S)
                 continue
+            except BaseException:  # cancelled
+                await client.close()
+                raise
             self._client = client
             return
 

@@ -82,6 +82,8 @@ class RecordReader:
         Raises:
             UndecodableBatch: the batch is passed over; reading may go on behind it.
         """
+        if self.fetched.damage and not self.exhausted:
+            raise self._damaged()
         if self._current is None and not self._open_next():
             self.exhausted = True
             self.next_offset = max(self.next_offset, self.fetched.next_offset)
@@ -129,6 +131,14 @@ class RecordReader:
             self._batches = iter(())
             raise UndecodableBatch(start, self.next_offset, bytes(self.fetched.data), str(error)) from error
         return False
+
+    def _damaged(self) -> UndecodableBatch:
+        """All of the response: its header says nothing that could be believed."""
+        fetched = self.fetched
+        self.next_offset, self.exhausted = fetched.next_offset, True
+        return UndecodableBatch(
+            fetched.start_offset, fetched.next_offset, bytes(fetched.data), f"damaged: {fetched.damage}"
+        )
 
     def _undecodable(self, batch: Batch, error: Exception) -> UndecodableBatch:
         start = max(self.next_offset, batch.header.base_offset)

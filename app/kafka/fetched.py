@@ -38,16 +38,20 @@ class ByteBudget:
 
 
 class Fetched:
-    """Raw batches of one partition: offsets [start_offset, next_offset). `release` when done with them."""
+    """Raw batches of one partition: offsets [start_offset, next_offset). `release` when done with them.
+
+    `damage` says why the bytes cannot be read: they stand for these offsets, and for nothing else. Empty:
+    the checksum of every batch in it matches.
+    """
 
     __slots__ = (
-        "_owner", "aborted", "data", "high_watermark", "key", "nbytes", "next_offset", "partition",
+        "_owner", "aborted", "damage", "data", "high_watermark", "key", "nbytes", "next_offset", "partition",
         "start_offset", "topic",
     )  # fmt: skip
 
     def __init__(
         self, owner: PartitionFetch, budget_bytes: int, data: bytes, next_offset: int,
-        aborted: list[tuple[int, int]], high_watermark: int,
+        aborted: list[tuple[int, int]], high_watermark: int, damage: str = "",
     ) -> None:  # fmt: skip
         self._owner: PartitionFetch | None = owner
         self.key = owner.key
@@ -57,6 +61,7 @@ class Fetched:
         self.next_offset = next_offset
         self.data = data
         self.aborted = aborted
+        self.damage = damage
         self.high_watermark = high_watermark
         self.nbytes = budget_bytes
 
@@ -71,8 +76,11 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Offsets [start, end) are gone from the log. `end < start`: the log was truncated or made anew, and
-    begins (again) at `end`."""
+    """Offsets [start, end) are gone from the log.
+
+    `begun_anew`: the log was truncated, or the topic deleted and made anew. Every offset means something
+    else now, and fetching goes on at `end`, where the log begins; `end` may be below, at or above `start`.
+    """
 
     key: Any
     topic: str
@@ -80,6 +88,7 @@ class Gap:
     start: int
     end: int
     reason: str
+    begun_anew: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +111,8 @@ class PartitionFetch:
     topic: str
     partition: int
     next_offset: int
+    topic_id: str = ""  # "": not known yet
+    doubted: bool = False  # the topic may be another one now: nothing is believed until that is known
     polling: bool = False
     removed: bool = False
     idle: bool = False  # its last answer was empty

@@ -13,8 +13,14 @@ from io import BytesIO
 from aiokafka.protocol.abstract import AbstractType
 from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.types import (
-    Boolean, CompactArray, CompactString, Int16, Int32, Schema, TaggedFields,
-)  # fmt: skip
+    Boolean,
+    CompactArray,
+    CompactString,
+    Int16,
+    Int32,
+    Schema,
+    TaggedFields,
+)
 
 UUID_BYTES = 16
 UNKNOWN_ID = ""  # of a broker that tells none
@@ -101,7 +107,7 @@ class TopicIdsRequestV10(RequestStruct):
 
 
 class TopicIdsRequest(Request[TopicIdsRequestV10]):
-    """Asks for some topics by name; creates none. Sending it to an older broker raises NotImplementedError."""
+    """Asks for some topics by name; creates none. An older broker's connection raises NotImplementedError."""
 
     API_KEY = 3
 

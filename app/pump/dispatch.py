@@ -12,17 +12,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from app.core.head_of_line import HeadOfLine, Verdict
+from app.core.head_of_line import HeadOfLine
 from app.core.job import JobId
 from app.core.outcome import Decision
-from app.core.retry_headers import RAW_BATCH, Origin, moved_headers
 from app.core.tracker import Snapshot, Tracker
 from app.kafka.decode import Record, UndecodableBatch
+from app.pump.catch_up import Allowance, Backlog
 from app.pump.delivery import BatchDelivery, Delivery
 from app.pump.intake import Intake
 from app.pump.line import Line
@@ -69,6 +68,7 @@ class DispatchPump:
         self.copying: dict[int, asyncio.Task[None]] = {}  # on their way to a retry topic or the DLQ
         self.is_main = tier is None and not merged
         self.paused = False
+        self.allowance: Allowance | None = None  # a backlog's
         self.in_turn = False
         self.closed = False
         self.draining = False
@@ -79,6 +79,8 @@ class DispatchPump:
         self.head = HeadOfLine(runtime.head_after_s, runtime.head_tokens)
         self._intake = Intake(self.tracker, self._stash_batch)
         self._line = Line(self, self._intake, runtime.new_lanes() if self.is_main else None, self._stirred)
+        self.backlog: Backlog | None = None
+        self._retired = 0  # the version of backlogs that are done
         self._reading = False
         self._group = group
         self._template = MetadataTemplate(job.topic, group, job.partition)
@@ -115,6 +117,8 @@ class DispatchPump:
 
     def pause(self, paused: bool) -> None:
         """Sends nothing new while paused; what was polled waits, within tracker and fetch budget."""
+        if self.backlog is not None:
+            self.backlog.pump.pause(paused)
         if paused != self.paused:
             self.paused = paused
             if not paused:
@@ -136,7 +140,11 @@ class DispatchPump:
         """The next message to send, or None when there is none (now)."""
         if self.closed or self.draining or self.paused:
             return None
+        if self.allowance is not None and not self.allowance.most(1):
+            return None
         delivery = self._line.next_delivery()
+        if self.allowance is not None and delivery is not None:
+            self.allowance.take(1)
         self._refill_soon()
         return delivery
 
@@ -144,7 +152,11 @@ class DispatchPump:
         """At most `most` messages that may go together over a stream; empty: ask `next_delivery`."""
         if not self.is_main or self.closed or self.draining or self.paused:
             return []
-        return self._line.next_records(most)
+        if self.allowance is None:
+            return self._line.next_records(most)
+        records = self._line.next_records(most) if (most := self.allowance.most(most)) else []
+        self.allowance.take(len(records))
+        return records
 
     @property
     def delay_ms(self) -> int:
@@ -174,6 +186,59 @@ class DispatchPump:
     def later(self, delivery: Delivery, delay_s: float) -> None:
         """Delivers again after `delay_s`; meanwhile it takes no call's place."""
         self._line.later(delivery, delay_s)
+
+    def put_back(self, delivery: Delivery) -> None:
+        """Delivers it before all others, once the pump is not paused any more."""
+        self._line.put_back(delivery)
+
+    # -- catching up -----------------------------------------------------------------------------
+
+    def split(self, at: int) -> DispatchPump:
+        """The pump of what lies from `at` on; this one becomes its backlog (`app.pump.catch_up`)."""
+        self._intake.end_at(at)
+        above = [(max(start, at), end) for start, end in self.tracker.snapshot().finished if end > at]
+        main = DispatchPump(
+            self.job, self.epoch, self.runtime, tier=None, next_offset=at, group=self._group,
+            snapshot=Snapshot(at, tuple(above)), capacity=self.tracker.capacity, lineage=self.lineage,
+        )  # fmt: skip
+        self.allowance = Allowance(self.runtime.backlog_bucket, self.runtime.clock, self._stirred)
+        main.backlog = Backlog(self, at)
+        main.paused = self.paused
+        main.snapshot_version = -1
+        return main
+
+    @property
+    def has_ended(self) -> bool:
+        """A backlog: everything in it has been read."""
+        return self._intake.has_ended
+
+    @property
+    def base(self) -> int:
+        """Everything below it is finished: what may be committed."""
+        backlog = self.backlog
+        return backlog.pump.tracker.base if backlog is not None and not backlog.is_done else self.tracker.base
+
+    @property
+    def version(self) -> int:
+        """Grows whenever something becomes finished."""
+        return (
+            self._retired + self.tracker.version + (0 if self.backlog is None else self.backlog.pump.version)
+        )
+
+    def snapshot(self) -> Snapshot:
+        """All that is finished."""
+        snapshot = self.tracker.snapshot()
+        return snapshot if self.backlog is None else self.backlog.joined(snapshot)
+
+    def retire(self) -> None:
+        """Its backlog is done."""
+        if self.backlog is not None:
+            pump, self.backlog = self.backlog.pump, None
+            self._retired += pump.version
+            self.delivered += pump.delivered
+            self.retried += pump.retried
+            self.dead_lettered += pump.dead_lettered
+            pump.close()
 
     # -- outcomes --------------------------------------------------------------------------------
 
@@ -208,6 +273,8 @@ class DispatchPump:
 
         Returns False when it cannot be: it is finished, or its copy is on its way, or it was not read yet.
         """
+        if self.backlog is not None and offset < self.backlog.end:
+            return self.backlog.pump.conclude(offset, decision)
         if self.closed or offset in self.copying:
             return False
         call = self.calls.get(offset)
@@ -220,7 +287,7 @@ class DispatchPump:
         if delivery is None:
             return self._conclude_in_batch(offset, decision)
         self.tracker.cancel(offset)
-        self.runtime.carry_out(delivery, decision, "", "CANCELED", self.runtime.clock())
+        self.runtime.outcomes.carry_out(delivery, decision, "", "CANCELED")
         return True
 
     def _conclude_in_batch(self, offset: int, decision: Decision) -> bool:
@@ -232,27 +299,6 @@ class DispatchPump:
                 return True
         return False
 
-    def free_head(self, now_s: float) -> Verdict | None:
-        """Moves the message that blocks the others out of their way, when there is one and it may go."""
-        tracker, runtime = self.tracker, self.runtime
-        decision = runtime.head_decision(self.tier)
-        if decision is None or self.closed or self.draining:
-            return None
-        self.head.after_s, self.head.tokens = runtime.head_after_s, runtime.head_tokens
-        verdict = self.head.look(
-            now_s,
-            base=tracker.base,
-            capacity=tracker.capacity,
-            unfinished=tracker.unfinished,
-            finished_above=tracker.capacity - tracker.room - tracker.unfinished,
-            head_sent_s=self.head_sent_s(),
-            delivered=self.delivered,
-            serving=runtime.is_serving(self.open.get(tracker.base), now_s),
-        )
-        if verdict is None or not self.conclude(verdict.offset, replace(decision, reason=verdict.reason)):
-            return None
-        return verdict
-
     def _take(self, offset: int) -> Delivery | None:
         """Takes the message out of whatever it waits in."""
         for queue in self.runtime.held():
@@ -263,42 +309,13 @@ class DispatchPump:
         return self._line.take(offset)
 
     def _stash_batch(self, error: UndecodableBatch, shown: list[tuple[int, int]]) -> None:
-        task = asyncio.get_running_loop().create_task(self._stash_raw(error, shown))
-        self.copying[error.start] = task
-        task.add_done_callback(lambda _: self.copying.pop(error.start, None))
+        def finished() -> None:
+            for start, end in shown:
+                self.tracker.nack_range(start, end)
+            self.dead_lettered += 1
+            self.refill()
 
-    async def _stash_raw(self, error: UndecodableBatch, shown: list[tuple[int, int]]) -> None:
-        log.error(
-            "a record batch cannot be decoded; its bytes go to the DLQ", job=str(self.job), error=str(error)
-        )
-        origin = Origin(self.job.topic, self.job.partition, error.start, -1)
-        headers = moved_headers(
-            [],
-            origin,
-            tier=None,
-            reason=str(error),
-            code="UNDECODABLE",
-            moved_at_ms=time.time_ns() // 1_000_000,
-        )
-        headers.append((RAW_BATCH, f"{error.start}-{error.end}".encode()))
-        while not self.closed:
-            if self.runtime.policy.dlq_enabled and self.runtime.lease.holds(self.runtime.clock()):
-                try:
-                    await self.runtime.copy_raw(error.raw, headers)
-                except Exception as failure:  # noqa: BLE001 - the batch stays unfinished until it is safe
-                    self.trouble = f"undecodable batch not stashed: {failure}"
-                else:
-                    for start, end in shown:
-                        self.tracker.nack_range(start, end)
-                    self.dead_lettered += 1
-                    self.trouble = ""
-                    self.refill()
-                    return
-            else:
-                self.trouble = (
-                    f"undecodable batch at offset {error.start}, and the workload has no DLQ: enable dlq"
-                )
-            await asyncio.sleep(1.0)
+        self.runtime.stash_batch(self, error, finished)
 
     # -- state -----------------------------------------------------------------------------------
 
@@ -314,19 +331,10 @@ class DispatchPump:
         """Messages on their way to the receiver."""
         return len(self.calls) + sum(batch.left for batch in self.batches)
 
-    def head_sent_s(self) -> float | None:
-        """When the oldest unfinished message was first sent; None while the receiver does not have it."""
-        head = self.tracker.base
-        if head in self.copying:
-            return None
-        if (delivery := self.open.get(head)) is not None:
-            return delivery.first_sent_s
-        return next((batch.started_s for batch in self.batches if batch.find(head) is not None), None)
-
     def status(self) -> JobStatus:
         """What the heartbeat says of this job."""
         tracker = self.tracker
-        return JobStatus(
+        status = JobStatus(
             job=str(self.job),
             epoch=self.epoch,
             state=self.state,
@@ -341,11 +349,14 @@ class DispatchPump:
             dead_lettered=self.dead_lettered,
             trouble=self.trouble,
         )
+        return status if self.backlog is None else self.backlog.added_to(status)
 
     # -- the end ---------------------------------------------------------------------------------
 
     def stop_intake(self) -> None:
         """Sends nothing new from now on; what is in flight goes on."""
+        if self.backlog is not None:
+            self.backlog.pump.stop_intake()
         self.draining = True
         self._line.close()
         self.open.clear()
@@ -355,17 +366,21 @@ class DispatchPump:
         self.stop_intake()
         deadline_s = time.monotonic() + grace_s
         # Sets that empty themselves, by callbacks: looked at, not waited for.
-        while self._is_busy and time.monotonic() < deadline_s:  # noqa: ASYNC110
+        while self.is_busy and time.monotonic() < deadline_s:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        ended = not self._is_busy
+        ended = not self.is_busy
         self._cancel_calls()
         return ended
 
     @property
-    def _is_busy(self) -> bool:
-        return bool(self.calls or self.batches or self.copying)
+    def is_busy(self) -> bool:
+        """Something of it is on its way."""
+        busy = bool(self.calls or self.batches or self.copying)
+        return busy or (self.backlog is not None and self.backlog.pump.is_busy)
 
     def _cancel_calls(self) -> None:
+        if self.backlog is not None:
+            self.backlog.pump._cancel_calls()
         for delivery in list(self.calls.values()):
             delivery.canceled = True
             delivery.cancel()
@@ -377,6 +392,8 @@ class DispatchPump:
         if self.closed:
             return
         self.stop_intake()
+        if self.backlog is not None:
+            self.backlog.pump.close()
         self.closed = True
         self._cancel_calls()
         for task in list(self.copying.values()):

@@ -31,7 +31,7 @@ READY_BYTES = 4 * 1024 * 1024  # no more is decoded while this much is ready
 class Intake:
     """See the module. `on_undecodable` is given what rule 4 speaks of, and its unfinished offsets."""
 
-    __slots__ = ("_ages", "_expected", "_large", "_on_undecodable", "_readers", "_tracker", "ready")
+    __slots__ = ("_ages", "_end", "_expected", "_large", "_on_undecodable", "_readers", "_tracker", "ready")
 
     def __init__(
         self, tracker: Tracker, on_undecodable: Callable[[UndecodableBatch, list[tuple[int, int]]], None]
@@ -41,6 +41,7 @@ class Intake:
         self._on_undecodable = on_undecodable
         self._readers: deque[RecordReader] = deque()
         self._expected = tracker.end
+        self._end: int | None = None
         self._large: deque[tuple[int, int]] = deque()  # (offset behind, bytes) of chunks of large records
         self._ages: deque[tuple[int, int]] = deque()
 
@@ -48,6 +49,15 @@ class Intake:
     def is_low(self) -> bool:
         """Few records are ready, and more may be decoded."""
         return len(self.ready) < READY_LOW and bool(self._readers)
+
+    def end_at(self, end: int) -> None:
+        """Takes nothing at or above offset `end`."""
+        self._end = end
+
+    @property
+    def has_ended(self) -> bool:
+        """Everything below its end has been read."""
+        return self._end is not None and self._tracker.end >= self._end
 
     def accept(self, fetched: Fetched) -> None:
         """Takes a fetched response; its bytes go back to the budget once all of it is decoded.
@@ -59,7 +69,7 @@ class Intake:
             fetched.release()
             raise LookupError(f"expected offset {self._expected}, and {fetched.start_offset} was fetched")
         self._expected = max(self._expected, fetched.next_offset)
-        if fetched.next_offset <= self._tracker.end:
+        if fetched.next_offset <= self._tracker.end or self.has_ended:
             fetched.release()
         else:
             self._readers.append(RecordReader(fetched))
@@ -86,11 +96,14 @@ class Intake:
             except UndecodableBatch as error:
                 self._undecodable(error)
                 records = []
+            if self._end is not None and reader.next_offset > self._end:
+                records = [record for record in records if record.offset < (self._end or 0)]
             if records:
                 self._register(records)
-            if reader.next_offset > tracker.end:
-                tracker.skip(tracker.end, reader.next_offset)
-            if reader.exhausted:
+            read = reader.next_offset if self._end is None else min(reader.next_offset, self._end)
+            if read > tracker.end:
+                tracker.skip(tracker.end, read)
+            if reader.exhausted or self.has_ended:
                 readers.popleft().fetched.release()
 
     def _register(self, records: list[Record]) -> None:

@@ -103,6 +103,10 @@ class Line:
         )
         return Delivery(pump, record, origin)
 
+    def put_back(self, delivery: Delivery) -> None:
+        """Shows it again, before all others."""
+        self._again.append(delivery)
+
     # -- its turn --------------------------------------------------------------------------------
 
     def _in_lane(self, record: Record) -> Record | None:

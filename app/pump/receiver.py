@@ -8,7 +8,8 @@ Rules
    full size within `SLOW_START_S`: a receiver that has just come back is not thrown down again.
 3. What was held (the receiver was away) goes first, with its attempts as they were. Probes take turns
    between held and fresh messages: one that is never taken cannot keep the receiver from being found.
-4. A receiver without the stream contract is called message by message.
+4. A receiver that says it is not serving gets nothing, probes neither (`app.pump.health`).
+5. A receiver without the stream contract is called message by message.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 from app.core.breaker import Breaker
 from app.core.concurrency import AdaptiveLimit
 from app.core.timeout import MAXIMUM_S, AdaptiveTimeout
+from app.pump.health import HealthWatch
 
 if TYPE_CHECKING:
     from app.config.definitions import Workload
@@ -61,6 +63,7 @@ class ReceiverLink:
         self.probe_held = False  # the next probe is of what is held; they take turns (rule 3)
         self.adaptive: AdaptiveLimit | None = None
         self.target = targets.unary(workload, address)
+        self.health = HealthWatch(address, on_room)
         self._clock = clock
         self._on_room = on_room
         self._stream: StreamTarget | None = None
@@ -93,13 +96,15 @@ class ReceiverLink:
 
     @property
     def stream(self) -> StreamTarget | None:
-        """The stream, when messages go by it (rule 4)."""
+        """The stream, when messages go by it (rule 5)."""
         stream = self._stream
         return stream if stream is not None and stream.supported is not False else None
 
     def room(self, now_s: float) -> int:
         """How many messages may be sent now. While the breaker is not closed at most one, a probe: send it,
         or `breaker.forgo` it."""
+        if not self.health.serving:
+            return 0
         limit = self.limit
         breaker = self.breaker
         open_s = now_s - breaker.closed_at_s
@@ -157,6 +162,7 @@ class ReceiverLink:
     async def close(self) -> None:
         """Ends the connections; what is under way ends as CANCELLED."""
         self.held.clear()
+        await self.health.close()
         if self._stream is not None:
             await self._stream.close()
         await self.target.close()

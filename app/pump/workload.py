@@ -1,4 +1,4 @@
-"""One workload on one worker: which of its messages goes to which receiver when, and what becomes of it.
+"""One workload on one worker: which of its messages goes to which receiver when, and at what pace.
 
 A `WorkloadRuntime` is shared by the pumps of all the workload's jobs on this worker (main topic and
 retry tiers). It decides *when* the next message is sent; the pumps know *which*. Everything here runs in
@@ -9,20 +9,16 @@ Rules
    (`app.pump.receiver`) and the workload's rates allow it.
 2. Jobs take turns, so that a deep backlog of one partition does not starve another.
 3. Held messages (the receiver was away) go first, with their attempts as they were.
-4. A message is finished only by an acknowledgement of the receiver, or once its copy in the retry topic
-   or DLQ is acknowledged by all in-sync replicas.
-5. Where order is asked for, a message waits in place for its next attempt, and what must not overtake it
-   waits behind it; it leaves for the DLQ only.
+
+What becomes of a message after its answer: `app.pump.outcomes`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import structlog
@@ -32,16 +28,16 @@ from app.config.workload import HeadOfLine
 from app.core.head_of_line import shared_tokens
 from app.core.lanes import Lanes
 from app.core.lease import Lease
-from app.core.outcome import Action, Decision, RetryPolicy, Tier, code_name, decide, stash
+from app.core.outcome import Action, Decision, RetryPolicy, Tier, stash
 from app.core.rate import TokenBucket
-from app.core.retry_headers import Header
 from app.core.routing import Refusal, Routing, Unmatched
 from app.pump.copies import Copier, Copies
 from app.pump.delivery import BatchDelivery, Delivery
+from app.pump.outcomes import Outcomes
 from app.pump.receiver import ReceiverLink, Targets
 
 if TYPE_CHECKING:
-    from app.kafka.decode import Record
+    from app.kafka.decode import Record, UndecodableBatch
     from app.payload.interceptors import Chain
     from app.pump.dispatch import DispatchPump
     from app.push.unary import CallResult
@@ -51,8 +47,7 @@ log = structlog.get_logger(__name__)
 LEASE_RETRY_S = 0.05
 MAX_BATCH = 512  # messages sent together over a stream
 MAX_HELD_APART = 1_000  # messages held for a target beside the main one
-MAX_RETRY_AFTER_S = 3_600.0
-DEADLINE_EXCEEDED = 4
+DEFAULT_BACKLOG_RATE = 1_000.0  # of a backlog whose definition lost its rate meanwhile
 
 
 class WorkloadRuntime:
@@ -72,8 +67,11 @@ class WorkloadRuntime:
         self.lease = lease
         self.clock = clock
         self.copier = Copier(copies, lease, clock)
+        self.outcomes = Outcomes(self)
         self.messages: TokenBucket | None = None
         self.bytes: TokenBucket | None = None
+        self.backlog_bucket = TokenBucket(DEFAULT_BACKLOG_RATE)
+        self._backlog_rate = DEFAULT_BACKLOG_RATE
         self._share = 1.0
         self._turns: deque[DispatchPump] = deque()
         self._targets = targets
@@ -124,6 +122,8 @@ class WorkloadRuntime:
         self.dlq_topic = workload.dlq_topic()
         head = spec.head_of_line or HeadOfLine()
         self.head_after_s, self._head_stash = head.after, head.stash
+        if spec.catch_up is not None:
+            self._backlog_rate = spec.catch_up.rate
         self.head_tokens = shared_tokens(head.per_minute)
         self.policy = RetryPolicy(
             tiers=tuple(Tier(delay_s=tier.delay, attempts=tier.attempts) for tier in spec.retry),
@@ -138,6 +138,8 @@ class WorkloadRuntime:
         flow, now_s = self.workload.spec.flow, self.clock()
         self.messages = _bucket(self.messages, flow.messages_per_second, share, now_s)
         self.bytes = _bucket(self.bytes, flow.bytes_per_second, share, now_s)
+        if share > 0:
+            self.backlog_bucket.change(self._backlog_rate * share, now_s)
 
     @property
     def in_flight(self) -> int:
@@ -151,7 +153,7 @@ class WorkloadRuntime:
     def is_serving(self, delivery: Delivery | None, now_s: float) -> bool:
         """Whether messages may be sent to the receiver that `delivery` is for (None: the main one)."""
         link = delivery.link if delivery is not None and delivery.link is not None else self.link
-        return link.breaker.closed and self.lease.may_push(now_s)
+        return link.breaker.closed and link.health.serving and self.lease.may_push(now_s)
 
     def new_lanes(self) -> Lanes[Record] | None:
         """What keeps a job's messages in the order that the definition asks for; None: no order."""
@@ -221,7 +223,7 @@ class WorkloadRuntime:
             if isinstance(chosen, Refusal):
                 action = Action.ACK if chosen.skip else Action.DLQ
                 decision = Decision(action, None, 0.0, chosen.reason)
-                self.carry_out(delivery, decision, "", "UNMATCHED", now_s)
+                self.outcomes.carry_out(delivery, decision, "", "UNMATCHED")
                 continue
             link = self.links[chosen]
             delivery.link = link
@@ -231,7 +233,7 @@ class WorkloadRuntime:
                 decision = stash(why, attempts_in_memory=1, policy=self.policy)
                 if self.policy.tiers:
                     decision = Decision(Action.RETRY_TOPIC, 0, self.policy.tiers[0].delay_s, why)
-                self.carry_out(delivery, decision, "", "UNAVAILABLE", now_s)
+                self.outcomes.carry_out(delivery, decision, "", "UNAVAILABLE")
                 continue
             link.held.append(delivery)
             self._send_held(link, now_s)
@@ -241,6 +243,8 @@ class WorkloadRuntime:
         while held:
             if held[0].pump.draining:  # stopped or moved meanwhile: its next owner delivers it
                 held.popleft()
+            elif held[0].pump.paused:
+                held[0].pump.put_back(held.popleft())
             elif self._room(link, now_s):
                 link.probe_held = False
                 self._start(held.popleft(), link, now_s)
@@ -311,131 +315,35 @@ class WorkloadRuntime:
         self._timer = None
         self.send()
 
-    # -- outcomes --------------------------------------------------------------------------------
-
     def answered(self, delivery: Delivery, result: CallResult) -> None:
         """The receiver (or the way to it) answered `delivery`."""
-        now_s = self.clock()
-        link, pump = delivery.link, delivery.pump
-        assert link is not None
-        link.answered(result, 1, delivery.started_s, now_s)
-        self._close_when_idle(link)
-        if result.code == 0 and result.action is None:
-            if not pump.closed:
-                pump.finished(delivery.record, acknowledged=True)
-        else:
-            self._not_ok(delivery, result, now_s)
+        self._answered_by(delivery.link, result, 1, delivery.started_s)
+        self.outcomes.answered(delivery, result)
         self.send()
 
     def batch_answered(self, batch: BatchDelivery, start: int, end: int, result: CallResult) -> None:
         """Messages [start, end) of `batch` were answered alike."""
-        now_s = self.clock()
-        batch.link.answered(result, end - start, batch.started_s, now_s)
-        self._close_when_idle(batch.link)
-        pump = batch.pump
-        if result.code == 0 and result.action is None:
-            if not pump.closed:
-                pump.finished_run(batch.records, start, end)
-        else:
-            for index in range(start, end):
-                self._not_ok(batch.single(index), result, now_s)
+        self._answered_by(batch.link, result, end - start, batch.started_s)
+        self.outcomes.batch_answered(batch, start, end, result)
         self.send()
 
-    def _not_ok(self, delivery: Delivery, result: CallResult, now_s: float) -> None:
-        pump = delivery.pump
-        if pump.closed:
-            return
-        if delivery.verdict is not None:
-            self.carry_out(delivery, delivery.verdict, "", code_name(result.code), now_s)
-            return
-        if delivery.canceled or pump.draining:
-            return  # stopped or moved: its next owner delivers it
-        if result.local_error is not None and result.action is not None:
-            pump.finished(delivery.record, acknowledged=True)  # an interceptor skips it
-            return
-        if result.code == DEADLINE_EXCEEDED:
-            delivery.timeouts += 1
-        if result.local_error is not None or result.too_large:
-            decision = stash(
-                result.local_error or f"too large for the receiver: {result.details}",
-                attempts_in_memory=delivery.attempts,
-                policy=self.policy,
-                random01=random.random(),  # noqa: S311 - jitter
-            )
-        else:
-            origin = delivery.origin
-            assert delivery.link is not None
-            decision = decide(
-                result.code,
-                result.action,
-                attempts_in_memory=delivery.attempts,
-                tier=origin.tier if origin else None,
-                tier_attempt=(origin.tier_attempt if origin else 0) + 1,
-                policy=self.policy,
-                breaker_open=not delivery.link.breaker.closed,
-                random01=random.random(),  # noqa: S311 - jitter
-            )
-        if result.retry_after_s and decision.delay_s < result.retry_after_s:
-            decision = replace(decision, delay_s=min(result.retry_after_s, MAX_RETRY_AFTER_S))
-        code = "REJECTED" if result.local_error is not None else code_name(result.code)
-        self.carry_out(delivery, decision, result.details, code, now_s)
-
-    def carry_out(
-        self, delivery: Delivery, decision: Decision, details: str, code: str, now_s: float
+    def _answered_by(
+        self, link: ReceiverLink | None, result: CallResult, count: int, started_s: float
     ) -> None:
-        """Does what was decided about a delivery that is not on its way."""
-        pump = delivery.pump
-        match decision.action:
-            case Action.ACK:
-                pump.finished(delivery.record, acknowledged=True)
-            case Action.HOLD:
-                delivery.attempts = max(0, delivery.attempts - 1)
-                link = self._link_of(delivery)
-                if link.breaker.closed:
-                    pump.later(delivery, decision.delay_s)  # it alone is not taken: it must not spin
-                else:
-                    link.held.append(delivery)
-            case Action.RETRY_IN_MEMORY:
-                pump.later(delivery, decision.delay_s)
-            case Action.RETRY_TOPIC if self.ordered:
-                self._retry_in_place(delivery, decision)
-            case Action.RETRY_TOPIC | Action.DLQ:
-                if not self.lease.holds(now_s):
-                    # Not ours to move any more, or not now: it is delivered again should it stay ours.
-                    delivery.verdict = None
-                    self._link_of(delivery).held.append(delivery)
-                    return
-                tier = decision.tier if decision.action is Action.RETRY_TOPIC else None
-                topic = self.dlq_topic if tier is None else self.retry_topics[tier]
-                words = f"{decision.reason}: {details}" if details else decision.reason
-                self.copier.start(delivery, topic, tier, words, code, self.send)
+        assert link is not None
+        link.answered(result, count, started_s, self.clock())
+        self._close_when_idle(link)
 
-    def _link_of(self, delivery: Delivery) -> ReceiverLink:
+    def link_of(self, delivery: Delivery) -> ReceiverLink:
         """The link that `delivery` was for, or what has come in its place."""
         link = delivery.link
         return link if link is not None and self.links.get(link.address) is link else self.link
 
-    @staticmethod
-    def _retry_in_place(delivery: Delivery, decision: Decision) -> None:
-        """Rule 5: the tier's delay passes here, and its attempts are counted here."""
-        origin = delivery.told_origin()
-        stays = origin.tier == decision.tier
-        delivery.origin = replace(
-            origin,
-            attempt=origin.attempt + delivery.attempts,
-            retry_count=origin.retry_count + 1,
-            tier=decision.tier,
-            tier_attempt=origin.tier_attempt + 1 if stays else 0,
+    def stash_batch(self, pump: DispatchPump, error: UndecodableBatch, finished: Callable[[], None]) -> None:
+        """Writes a batch that cannot be decoded to the DLQ, as it is; then calls `finished`."""
+        self.copier.start_raw(
+            pump, error, lambda: self.dlq_topic if self.policy.dlq_enabled else None, finished
         )
-        delivery.attempts = 0
-        delivery.pump.later(delivery, decision.delay_s)
-
-    async def copy_raw(self, value: bytes, headers: list[Header]) -> None:
-        """Writes bytes that are no message (an undecodable batch) to the DLQ.
-
-        Raises: whatever the producer raises; the caller tries again.
-        """
-        await self.copier.send_raw(self.dlq_topic, value, headers)
 
     async def close(self) -> None:
         """Ends the timer and the channels; the pumps have been closed before."""

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Any
 
 import grpc
 from grpc import aio
 from grpc_health.v1 import health_pb2
 
 METHOD = "/grpc.health.v1.Health/Check"
+SILENT = {grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.NOT_FOUND}  # NOT_FOUND: not this service's
+OPTIONS = [
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_retries", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+]
 TIMEOUT_S = 2.0  # a receiver that cannot say this soon that it is well, is not
 
 
@@ -21,33 +29,35 @@ class Health(StrEnum):
     UNREACHABLE = "unreachable"  # nobody there, or no answer in time
 
 
-async def check(
-    address: str,
-    service: str = "",
-    *,
-    timeout_s: float = TIMEOUT_S,
-    credentials: grpc.ChannelCredentials | None = None,
-) -> Health:
-    """The health of `service` (empty: of the whole server) at `address`; ends within `timeout_s`."""
-    options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
-    channel = (
-        aio.insecure_channel(address, options=options)
-        if credentials is None
-        else aio.secure_channel(address, credentials, options=options)
-    )
-    async with channel:
-        call = channel.unary_unary(
+class HealthClient:
+    """Asks the server at `address`, over one channel of its own."""
+
+    def __init__(self, address: str) -> None:
+        self._channel = aio.insecure_channel(address, options=OPTIONS)
+        self._call: Any = self._channel.unary_unary(
             METHOD,
             request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
             response_deserializer=health_pb2.HealthCheckResponse.FromString,
         )
+
+    async def check(self, service: str = "", timeout_s: float = TIMEOUT_S) -> Health:
+        """The health of `service` (empty: of the whole server); ends within `timeout_s`."""
         try:
-            answer = await call(health_pb2.HealthCheckRequest(service=service), timeout=timeout_s)
+            answer = await self._call(health_pb2.HealthCheckRequest(service=service), timeout=timeout_s)
         except aio.AioRpcError as error:
-            silent = {
-                grpc.StatusCode.UNIMPLEMENTED,
-                grpc.StatusCode.NOT_FOUND,
-            }  # NOT_FOUND: not this service's
-            return Health.UNIMPLEMENTED if error.code() in silent else Health.UNREACHABLE
-    serving = answer.status == health_pb2.HealthCheckResponse.SERVING
-    return Health.SERVING if serving else Health.NOT_SERVING
+            return Health.UNIMPLEMENTED if error.code() in SILENT else Health.UNREACHABLE
+        serving = answer.status == health_pb2.HealthCheckResponse.SERVING
+        return Health.SERVING if serving else Health.NOT_SERVING
+
+    async def close(self) -> None:
+        """Closes the channel."""
+        await self._channel.close(None)
+
+
+async def check(address: str, service: str = "", *, timeout_s: float = TIMEOUT_S) -> Health:
+    """The health of `service` at `address`, asked once."""
+    client = HealthClient(address)
+    try:
+        return await client.check(service, timeout_s)
+    finally:
+        await client.close()

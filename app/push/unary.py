@@ -30,7 +30,7 @@ OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", 1024 * 1024),  # answers are empty
-    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_time_ms", 310_000),  # servers forbid more than one idle ping in five minutes
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.lb_policy_name", "round_robin"),
     ("grpc.use_local_subchannel_pool", 1),

@@ -28,6 +28,12 @@ def told(document: dict[str, Any]) -> list[Problem]:
     return []
 
 
+def ordered_catch_up() -> dict[str, Any]:
+    document = changed("spec/catchUp", {"lag": 1000, "rate": 10})
+    document["spec"]["ordering"] = "key"
+    return document
+
+
 def isolation(**fields: Any) -> dict[str, Any]:
     return changed("spec/isolation", {**ISOLATION, **fields})
 
@@ -137,6 +143,7 @@ def test_what_differs_from_the_default_comes_back_from_the_wire(path: str, value
         (changed("spec/dlq/maxMerges", 1001), "spec.dlq.maxMerges", "at most 1000", "1001"),
         (changed("spec/dlq/maxMerges", True), "spec.dlq.maxMerges", "whole number", "True"),
         (changed("spec/catchUp", {"lag": 2**60, "rate": 1}), "spec.catchUp.lag", "at most", str(2**60)),
+        (ordered_catch_up(), "spec.catchUp", "breaks the order by key", ""),
         (isolation(zone=""), "spec.isolation.zone", "not the name of a header", "''"),
         (isolation(environment=7), "spec.isolation.environment", "not the name of a header", "7"),
         (isolation(unmatched="drop"), "spec.isolation.unmatched", "must be one of dlq, skip, def", "'drop'"),

@@ -8,10 +8,14 @@ from hypothesis import strategies as st
 
 from app import wire
 from app.core.control import (
+    ALL,
     AnyControlEvent,
     Assignment,
+    Begun,
     Claim,
     ControlState,
+    OperatorAct,
+    Paused,
     Released,
     WorkloadDeleted,
     WorkloadPut,
@@ -32,6 +36,22 @@ def assign(worker: str, epoch: int, term: int, *, job: str = JOBS[0], release: b
 
 def released(worker: str, epoch: int, *, known_epoch: int = 0) -> Released:
     return Released(at_ms=0, job=JOBS[0], worker=worker, epoch=epoch, known_epoch=known_epoch)
+
+
+def put(key: str = "g/t", etag: str = "x") -> WorkloadPut:
+    return WorkloadPut(at_ms=0, key=key, definition={}, etag=etag, actor="me")
+
+
+def deleted(key: str = "g/t") -> WorkloadDeleted:
+    return WorkloadDeleted(at_ms=0, key=key, actor="me")
+
+
+def begun(*ends: int, etag: str = "x", topic_id: str = "") -> Begun:
+    return Begun(at_ms=0, key="g/t", etag=etag, ends=list(ends), topic_id=topic_id)
+
+
+def paused(partition: int, *, on: bool = True) -> Paused:
+    return Paused(at_ms=0, key="g/t", partition=partition, paused=on, actor="me")
 
 
 def fold(*events: AnyControlEvent) -> ControlState:
@@ -81,10 +101,65 @@ def test_the_same_epoch_again_may_only_ask_its_owner_for_the_release() -> None:
 
 
 def test_a_deleted_workload_is_gone_and_deleting_it_again_counts_for_nothing() -> None:
-    put = WorkloadPut(at_ms=0, key="g/t", definition={}, etag="x", actor="me")
-    gone = WorkloadDeleted(at_ms=0, key="g/t", actor="me")
-    state = fold(put, gone, gone)
+    state = fold(put(), deleted(), deleted())
     assert (state.workloads, state.refused) == ({}, 1)
+
+
+def test_a_term_above_the_current_one_assigns_nothing_before_it_is_claimed() -> None:
+    state = fold(claim(1, "a"), assign("a", 1, 99))
+    assert (state.assignments, state.refused) == ({}, 1)
+
+
+def test_what_names_no_job_is_neither_assigned_nor_released() -> None:
+    state = fold(claim(1, "a"), assign("a", 1, 1, job="x"))
+    assert not state.apply(Released(at_ms=0, job="dispatch:g/t:t:01", worker="a", epoch=1))
+    assert (state.assignments, state.floor) == ({}, {})
+
+
+def test_a_paused_partition_holds_up_neither_the_others_nor_the_retry_topics() -> None:
+    state = fold(put(), paused(1))
+    assert state.is_paused("g/t", 1)
+    assert not state.is_paused("g/t", 0)
+    assert not state.is_paused("g/t", None)
+    assert not state.is_paused("other/t", 1)
+
+
+def test_pausing_all_holds_up_everything_and_resuming_all_ends_every_pause() -> None:
+    state = fold(put(), paused(1), paused(ALL))
+    assert all(state.is_paused("g/t", partition) for partition in (0, 1, None))
+    state.apply(paused(ALL, on=False))
+    assert state.paused == {}
+
+
+def test_a_partition_resumed_while_all_is_paused_stays_paused() -> None:
+    state = fold(put(), paused(1), paused(ALL), paused(1, on=False))
+    assert state.is_paused("g/t", 1)
+
+
+def test_a_workload_that_is_deployed_again_is_not_paused() -> None:
+    assert fold(put(), paused(ALL), deleted(), put()).paused == {}
+
+
+def test_an_operators_act_is_told_and_changes_nothing() -> None:
+    state = fold(claim(1, "a"), assign("a", 1, 1))
+    before = (state.assignments.copy(), state.term, state.paused.copy())
+    act = OperatorAct(at_ms=0, subject=JOBS[0], action="skip", detail="offset 7", actor="me")
+    assert state.apply(act)
+    assert (state.assignments, state.term, state.paused) == before
+
+
+def test_where_a_deployment_begins_stays_when_its_definition_changes_and_ends_with_it() -> None:
+    state = fold(put(), begun(5, 6, topic_id="A"), put(etag="y"), begun(50, 60, 70, etag="y", topic_id="B"))
+    assert (state.begun["g/t"].ends, state.begun["g/t"].topic_id) == ([5, 6], "A")
+    assert state.begun["g/t"].etag == "y"
+    state = fold(put(), begun(5, 6), deleted(), put(), begun(50))
+    assert state.begun["g/t"].ends == [50]
+
+
+def test_where_a_workload_begins_counts_for_a_deployment_that_is_there_only() -> None:
+    # What compaction leaves of a deployment that was deleted: its beginning, before the next one.
+    state = fold(begun(5), put())
+    assert (state.begun, state.refused) == ({}, 1)
 
 
 events = st.one_of(
@@ -107,7 +182,7 @@ def test_terms_and_epochs_never_decrease_and_stale_terms_change_nothing(log: lis
         assert state.term >= term
         for job, epoch in epochs.items():
             assert state.assignments[job].epoch >= epoch
-        if isinstance(event, Assignment) and term and event.term < term:
+        if isinstance(event, Assignment) and event.term != term:
             assert not counted
         if not counted:
             assert state.assignments == before

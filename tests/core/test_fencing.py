@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.core.fencing import SnapshotItem, Takeover, TakeoverAnswer, TrackerRecord, on_snapshot, on_takeover
+from app import wire
+from app.core.fencing import (
+    LogId,
+    SnapshotItem,
+    Takeover,
+    TakeoverAnswer,
+    TrackerRecord,
+    on_snapshot,
+    on_takeover,
+)
 from app.core.tracker import CorruptSnapshot, Snapshot
 
 JOB = "dispatch:billing/orders:orders:0"
@@ -133,6 +142,65 @@ def test_what_a_new_owner_is_told_is_all_that_earlier_owners_saved(events: list[
 
     assert answer.granted
     assert offsets(answer.snapshot) == saved
+
+
+# -- which log -------------------------------------------------------------------------------------
+
+ids = st.sampled_from(["", "A", "B"])
+logs = st.builds(LogId, ids, ids)
+
+
+def of_log(log: LogId, lineage: int = 0, base: int = 5) -> tuple[str, SnapshotItem]:
+    return "a", SnapshotItem(JOB, 1, Snapshot(base).to_bytes(), lineage, log)
+
+
+@given(st.lists(st.tuples(logs, st.integers(0, 2)), max_size=12))
+def test_within_a_lineage_the_log_is_only_filled_in_and_a_later_one_is_never_left(
+    sent: list[tuple[LogId, int]],
+) -> None:
+    record: TrackerRecord | None = fold(takeover(1, "a"))
+    for log, lineage in sent:
+        before = record
+        record, _ = apply(record, of_log(log, lineage))
+        assert before is not None
+        assert record is not None
+        assert record.lineage >= before.lineage
+        if record.lineage == before.lineage:
+            assert not before.log.is_another(record.log)
+            assert record.log == before.log.filled_in(record.log)
+
+
+@given(logs, logs)
+def test_another_log_is_one_whose_known_ids_differ(one: LogId, other: LogId) -> None:
+    differ = {one.cluster_id, other.cluster_id} == {"A", "B"} or {one.topic_id, other.topic_id} == {"A", "B"}
+    assert one.is_another(other) == other.is_another(one) == differ
+
+
+def test_a_record_written_before_ids_were_adopts_the_present_ones() -> None:
+    old = wire.tracker_record(b'{"epoch":1,"worker":"a","base":5,"snapshot":"","lineage":0,"at_ms":0}')
+    record, answer = on_takeover(old, takeover(2, "b"))
+    assert not answer.log.is_another(LogId("A", "B"))
+    after = on_snapshot(
+        record, SnapshotItem(JOB, 2, Snapshot(5).to_bytes(), 0, LogId("A", "B")), worker="b", at_ms=0
+    )
+    assert after is not None
+    assert on_takeover(after, takeover(3, "c"))[1].log == LogId("A", "B")
+
+
+def test_a_snapshot_of_another_log_is_refused_in_the_same_lineage_and_replaces_all_in_the_next() -> None:
+    record = fold(takeover(1, "a"), of_log(LogId("A", "A"), base=90))
+    assert on_snapshot(record, of_log(LogId("A", "B"), base=95)[1], worker="a", at_ms=0) is None
+    anew = on_snapshot(record, of_log(LogId("A", "B"), 1, base=3)[1], worker="a", at_ms=0)
+    assert anew is not None
+    assert (anew.base, anew.lineage, anew.log) == (3, 1, LogId("A", "B"))
+
+
+def test_a_snapshot_of_a_worker_that_knows_no_ids_is_read() -> None:
+    event = wire.tracker_event(
+        b'{"event":"snapshots","worker":"a","at_ms":0,"items":[["%s",1,"AQ==",2]]}' % JOB.encode()
+    )
+    assert not isinstance(event, Takeover)
+    assert event.items == [SnapshotItem(JOB, 1, b"\x01", 2, LogId())]
 
 
 # -- one at a time ---------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.core.control import Assignment
-from app.core.placement import MOVES_PER_ROUND, Decision, Member, place
+from app.core.placement import MOVES_PER_ROUND, Decision, Member, place, shares
 
 
 def held(job: str, worker: str, *, release: bool = False) -> Assignment:
@@ -85,3 +85,9 @@ def test_jobs_on_their_way_are_no_reason_to_move_more() -> None:
 def test_without_a_live_worker_nothing_is_decided() -> None:
     assert place(["j"], [], {}) == []
     assert place(["j"], [Member("a", draining=True)], {}) == []
+
+
+def test_a_workers_share_is_of_the_jobs_that_somebody_owns() -> None:
+    owners = {"d:g/t:t:0": "a", "d:g/t:t:1": "b", "d:g/t:t:2": "", "d:g/u:u:0": "b"}
+    assignments = {job: held(job, owner) for job, owner in owners.items()}
+    assert shares(assignments, "a") == {"g/t": 0.5, "g/u": 0.0}

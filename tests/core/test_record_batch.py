@@ -15,7 +15,6 @@ from app.core.record_batch import (
     Batch,
     Committed,
     CorruptBatch,
-    end_of,
     iter_batches,
 )
 from tests.core.batches import CODECS, LAST_DELTA_AT, LENGTH_AT, MAGIC_AT, make_batch, make_marker, patched
@@ -51,7 +50,6 @@ def test_every_batch_is_found_with_its_offsets_count_and_codec(plan: list[Any], 
         assert (batch.header.is_transactional, batch.header.is_control) == (False, False)
         offset += len(rows)
         assert batch.header.next_offset == offset
-    assert end_of(found, first) == offset
 
 
 @given(plans, st.data())
@@ -107,16 +105,6 @@ def test_garbage_ends_or_is_told_and_never_goes_beyond_the_buffer(garbage: bytes
     except CorruptBatch:
         pass
     assert taken <= len(garbage)
-
-
-def test_without_batches_the_position_stays() -> None:
-    assert end_of([], 17) == 17
-
-
-def test_the_position_never_goes_back_to_a_batch_that_began_before_it() -> None:
-    (batch,) = iter_batches(make_batch(10, [(b"k", b"v")] * 3))
-
-    assert (end_of([batch], 11), end_of([batch], 20)) == (13, 20)
 
 
 # -- read_committed --------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Commits that ordinary Kafka tools see, topics made once however many make them, copies byte by byte."""
+"""Commits that ordinary Kafka tools see, and topics made once however many make them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ import pytest
 from aiokafka import AIOKafkaConsumer
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.errors import KafkaError, MessageSizeTooLargeError
+from aiokafka.errors import KafkaError
 
 from app.kafka.clusters import ClusterClient, ClusterSpec
 from app.kafka.commit import OffsetCommitter
-from app.kafka.produce import Producer
 from app.kafka.topics import TopicMismatch, TopicSpec, ensure_topics
-from tests.kafka.conftest import ENOUGH_S, Start, create, write
+from tests.kafka.conftest import ENOUGH_S, create, write
 
 
 async def test_commits_are_seen_by_ordinary_tools_and_read_back(
@@ -168,62 +167,3 @@ async def test_a_cluster_keeps_its_id_and_shows_no_password(client: ClusterClien
     spec = ClusterSpec("c", ("h:1",), username="me", password="hunter2", protocol="SASL_SSL")  # noqa: S106
     assert "hunter2" not in f"{spec} {spec!r}"
     assert spec.aiokafka_options()["sasl_plain_password"] == "hunter2"  # noqa: S105
-
-
-# -- copies ----------------------------------------------------------------------------------------
-
-
-async def test_a_copy_is_what_it_was_also_without_key_and_value(
-    client: ClusterClient, start: Start, topic_name: str
-) -> None:
-    await create(client, topic_name)
-    producer = Producer(client.spec)
-    await producer.start()
-    sent: list[tuple[Any, ...]] = [
-        (b"k", b"v", [("h", b"\xff\x00"), ("h", None)]), (None, b"v", []), (b"k", None, []), (None, None, []),
-        (b"", b"", [("", b"")]), (None, bytes(range(256)) * 3000, [("h", b"x")]),
-    ]  # fmt: skip
-    for key, value, headers in sent:
-        await producer.send(topic_name, key, value, headers)
-    await producer.stop()
-
-    pump = await start()
-    pump.service.add("k", topic_name, 0, 0)
-    await pump.until(lambda: pump.count("k") == len(sent))
-    found = [(r.key, r.value, [(n, v) for n, v in r.headers]) for r in pump.records["k"]]
-    assert found == sent
-
-
-async def test_a_copy_that_is_refused_takes_no_other_with_it(
-    client: ClusterClient, start: Start, topic_name: str
-) -> None:
-    await create(client, topic_name)
-    producer, refused = Producer(client.spec), 0
-    await producer.start()
-
-    async def write(number: int) -> None:
-        """As pumps do: until it is taken; those of 3 MB never are."""
-        nonlocal refused
-        for _ in range(20):
-            try:
-                value = bytes(3 * 1024 * 1024) if number % 4 == 3 else str(number).encode()
-                await producer.send(topic_name, None, value, [])
-            except MessageSizeTooLargeError:
-                refused += 1
-                return
-            except KafkaError:
-                await asyncio.sleep(0.05)
-            else:
-                return
-        raise AssertionError("never taken")
-
-    for number in range(8):
-        await write(number)
-    await asyncio.gather(*(write(number) for number in range(8, 24)))
-    await producer.stop()
-
-    pump = await start()
-    pump.service.add("k", topic_name, 0, 0)
-    await pump.until(lambda: pump.count("k") >= 18)
-    assert sorted(int(value or b"") for value in pump.values("k")) == [n for n in range(24) if n % 4 != 3]
-    assert refused == 6

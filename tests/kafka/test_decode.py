@@ -12,7 +12,7 @@ from app.kafka.clusters import ClusterClient, ClusterSpec
 from app.kafka.decode import Record, RecordReader, UndecodableBatch
 from app.kafka.decompress import MAX_DECOMPRESSED_BYTES
 from app.kafka.fetch import FetchService
-from app.kafka.fetched import ByteBudget, Fetched, PartitionFetch
+from app.kafka.fetched import PARTITION_MAX_BYTES, ByteBudget, Fetched, PartitionFetch
 from tests.core.batches import CODECS, LAST_DELTA_AT, LENGTH_AT, make_batch, make_marker, patched
 
 CRC_AT, COUNT_AT, RECORDS_AT = 17, 57, 61
@@ -185,6 +185,55 @@ async def test_what_is_sound_is_delivered_before_bytes_that_are_no_batch() -> No
 
     await service._deliver_data(part, garbage, [])
     assert (len(delivered), part.next_offset, part.failures) == (1, 4, 1)
+
+
+@pytest.mark.parametrize("delta", [0, 2, 20, 3 + (1 << 28)])
+async def test_a_batch_whose_header_is_damaged_is_told_for_its_own_offsets_and_its_neighbours_are_read(
+    delta: int,
+) -> None:
+    readers: list[RecordReader] = []
+
+    async def keep(item: Any) -> None:
+        readers.append(RecordReader(item))
+
+    budget = ByteBudget(10**9)
+    service = FetchService(ClusterClient(ClusterSpec("none", ("h:1",))), keep, budget)
+    part = PartitionFetch(service, "k", "t", 0, 0, high_watermark=12)
+    damaged, behind = patched(GOOD, LAST_DELTA_AT, ">i", delta), make_batch(8, ROWS)
+
+    await service._deliver_data(part, make_batch(0, ROWS) + damaged + behind, [])
+    assert part.next_offset == 8
+    await service._deliver_data(part, damaged + behind, [])  # as brokers do that believe the header
+    records, bad = [], []
+    for reader in readers:
+        found = read_all(reader)
+        records += found[0]
+        bad += found[1]
+        reader.fetched.release()
+
+    assert [record.offset for record in records] == [0, 1, 2, 3, 8, 9, 10, 11]
+    assert [(error.start, error.end, error.raw) for error in bad] == [(4, 8, damaged)]
+    assert (part.next_offset, part.failures, budget.used_bytes) == (12, 0, 0)
+
+
+async def test_a_damaged_batch_whose_end_nobody_knows_is_trouble_until_something_follows_it() -> None:
+    delivered: list[Fetched] = []
+
+    async def keep(item: Any) -> None:
+        delivered.append(item)
+
+    service = FetchService(ClusterClient(ClusterSpec("none", ("h:1",))), keep, ByteBudget(10**9))
+    part = PartitionFetch(service, "k", "t", 0, 4, high_watermark=8)
+    damaged = patched(GOOD, LAST_DELTA_AT, ">i", 20)
+
+    await service._deliver_data(part, damaged, [])
+    assert (delivered, part.next_offset, part.failures) == ([], 4, 1)
+    assert part.max_bytes > PARTITION_MAX_BYTES  # what follows may not have been within the limit
+
+    await service._deliver_data(part, damaged + make_batch(8, ROWS), [])
+    (told,) = delivered
+    _, (error,) = read_all(RecordReader(told))
+    assert (error.start, error.end, part.next_offset, part.failures) == (4, 8, 8, 0)
 
 
 def test_an_empty_response_is_exhausted_at_its_end() -> None:

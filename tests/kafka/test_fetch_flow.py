@@ -7,6 +7,7 @@ import asyncio
 from app.kafka.clusters import ClusterClient
 from app.kafka.fetch import (
     CONNECTIONS,
+    LEAST_BYTES,
     PARTITION_BUFFER_BYTES,
     RESPONSE_MAX_BYTES,
     WATERMARKS_S,
@@ -82,6 +83,30 @@ async def test_a_partition_that_is_not_released_stalls_itself_only(
 
     assert pump.budget.used_bytes < PARTITION_BUFFER_BYTES + PARTITION_MAX_BYTES + 100 * KIB
     assert pump.count("slow") < 120
+
+
+async def test_partitions_that_hold_the_whole_budget_do_not_starve_the_others(
+    client: ClusterClient, start: Start, bootstrap: str, topic_name: str
+) -> None:
+    stuck, healthy = range(4), range(4, 7)
+    await create(client, topic_name, 7)
+    for partition in stuck:
+        await write(bootstrap, topic_name, [bytes(10 * KIB)] * 100, partition, max_batch_size=20 * KIB)
+    pump = await start(512 * KIB)
+    pump.holding = set(stuck)
+    for partition in stuck:
+        pump.service.add(partition, topic_name, partition, 0)
+    await pump.until(lambda: pump.budget.free_bytes <= 0)
+    held_bytes = pump.budget.used_bytes
+    for partition in healthy:
+        pump.service.add(partition, topic_name, partition, 0)
+    for count in (20, 40):
+        for partition in healthy:
+            await write(bootstrap, topic_name, [bytes(10 * KIB)] * 20, partition)
+        await pump.until(lambda: all(pump.count(partition) == count for partition in healthy))  # noqa: B023
+
+    assert pump.budget.used_bytes <= held_bytes + len(stuck) * LEAST_BYTES  # at most one that held nothing
+    assert pump.most_used_bytes <= held_bytes + (len(stuck) + len(healthy)) * LEAST_BYTES
 
 
 async def test_a_partition_added_while_others_are_polled_for_need_not_wait_for_them(

@@ -129,6 +129,13 @@ class Stand:
         self.pumps.append(pump)
         return pump
 
+    def split(self, pump: DispatchPump, at: int) -> DispatchPump:
+        """The pump's successor from offset `at` on; the pump is its backlog."""
+        main = pump.split(at)
+        self._parts[id(main)] = PartitionFetch(self._service, "k", TOPIC, pump.job.partition, at)
+        self.pumps.append(main)
+        return main
+
     def feed(
         self, pump: DispatchPump, rows: Sequence[Row], *, timestamp_ms: int | None = None,
         headers: Sequence[tuple[str, bytes]] = (), codec: int = 0,

@@ -127,3 +127,21 @@ async def test_a_paused_partition_sends_nothing_and_the_others_flow(contract: st
         await stand.idle()
 
         assert sorted(int(message.value) for message in stand.seen) == list(range(200))
+
+
+async def test_what_was_held_for_an_absent_receiver_waits_too_while_its_partition_is_paused() -> None:
+    async with standing(lambda _: None) as stand:
+        await stand.receiver.stop(0)
+        pump = stand.pump()
+        stand.feed(pump, numbers(50))
+        await stand.until(lambda: bool(stand.runtime.link.held))
+        pump.pause(True)
+        await stand.start_receiver()
+        other = stand.pump(1)
+        stand.feed(other, numbers(10, 100))
+        await stand.until(lambda: other.tracker.base == 10)
+        assert all(int(message.value) >= 100 for message in stand.seen)
+        pump.pause(False)
+        await stand.idle()
+
+        assert len(stand.seen) == 60

@@ -8,9 +8,11 @@ from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2
 
 from app.payload.interceptors import Chain, Reject, Send, Skip
 from app.payload.interceptors import Message as Outbound
+from app.pump.head import free_head
 from app.push.receiver import Message
 from app.push.receiver.sdk import MAX_MESSAGE_BYTES
 from tests.pump.stand import numbers, standing
@@ -54,7 +56,7 @@ async def test_a_message_that_blocks_its_partition_goes_to_the_dlq_with_the_numb
         stand.feed(other, numbers(1_000, 1_000))
         await stand.until(lambda: other.tracker.base == 1_000)
         while pump.tracker.base < 1_000:
-            pump.free_head(time.monotonic())
+            free_head(pump, time.monotonic())
             await asyncio.sleep(0.02)
 
         ((topic, _, value, headers),) = stand.copied.records
@@ -72,7 +74,7 @@ async def test_a_receiver_that_hangs_as_a_whole_has_nothing_flushed_into_the_dlq
         pump = stand.pump(capacity=100)
         stand.feed(pump, numbers(1_000))
         for _ in range(30):
-            assert pump.free_head(time.monotonic()) is None
+            assert free_head(pump, time.monotonic()) is None
             await asyncio.sleep(0.02)
         assert "nothing newer finishes" in pump.head.why_not
 
@@ -199,3 +201,18 @@ async def test_interceptors_change_reject_and_skip_and_one_that_fails_harms_its_
         reasons = [headers["switchyard-reason"] or b"" for *_, headers in stand.copied.records]
         assert not any(b"secret" in reason for reason in reasons)
         assert stand.runtime.link.breaker.closed
+
+
+async def test_a_receiver_that_says_it_is_not_serving_gets_nothing_until_it_is() -> None:
+    async with standing(lambda _: None) as stand:
+        servicer = stand.receiver._health
+        await servicer.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
+        await stand.until(lambda: not stand.runtime.link.health.serving)
+        pump = stand.pump()
+        stand.feed(pump, numbers(100))
+        await asyncio.sleep(0.3)
+        assert (stand.seen, stand.runtime.link.breaker.closed) == ([], True)
+        await servicer.set("", health_pb2.HealthCheckResponse.SERVING)
+        await stand.idle()
+
+        assert len(stand.seen) == 100

@@ -32,8 +32,6 @@ async def start_server(behaviour: Behaviour, port: int = 0) -> tuple[aio.Server,
     options = [
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", -1),
-        ("grpc.max_metadata_size", 1 << 20),  # and metadata of more than 8 kB, at random
-        ("grpc.absolute_max_metadata_size", 1 << 20),
         ("grpc.max_metadata_size", 1 << 20),  # gRPC refuses what is above 8 kB at random
         ("grpc.absolute_max_metadata_size", 1 << 20),
         ("grpc.server.max_pending_requests", 1 << 20),  # gRPC turns bursts of more than 1,000 calls away

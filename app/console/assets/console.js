@@ -31,7 +31,7 @@ function duration(seconds) {
 
 const clock = (ms) => new Date(ms).toLocaleString("sv");
 const pill = (text, kind) => el("span", { class: `pill ${kind}` }, text);
-const stateKind = { running: "good", flowing: "good", closed: "good", draining: "warn", starting: "warn", waiting: "bad", "half-open": "warn", open: "bad", dead: "bad" };
+const stateKind = { running: "good", flowing: "good", closed: "good", draining: "warn", paused: "warn", starting: "warn", waiting: "bad", "half-open": "warn", open: "bad", dead: "bad" };
 const state = (text) => pill(text, stateKind[text] ?? "");
 const link = (href, text) => el("a", { href }, text);
 const workloadPath = (w) => `/workloads/${encodeURIComponent(w.group)}/${encodeURIComponent(w.topic)}`;
@@ -118,7 +118,7 @@ function workloadPage(w, dlq) {
   });
   const dead = dlq.items.map((m) => [clock(m.at_ms), `${m.origin.topic}-${m.origin.partition} @ ${m.origin.offset}`, m.code, m.reason, m.attempt, m.key?.text ?? m.key?.base64 ?? "null", (m.value?.text ?? m.value?.base64 ?? "null").slice(0, 300)]);
   return [
-    where(link("/workloads", "Workloads")), el("h1", {}, s.key),
+    where(link("/workloads", "Workloads")), el("h1", {}, s.key), pauses(w),
     tiles([["breaker", s.breaker], ["lag, messages", number(s.lag_messages)], ["lag in time", lagTime(s)], ["in flight", number(s.in_flight)], ["delivered", number(s.delivered)], ["dead letters", number(s.dead_lettered)]]),
     s.breaker === "closed" || s.breaker === "unknown" ? "" : el("div", { class: "note" }, `The receiver at ${w.definition.spec.target.address} is away or overloaded. Nothing is burnt: messages wait here, and flow again once it answers.`),
     el("h2", {}, "Partitions"), table("Partitions", columns, rows, "Nobody runs it yet."),
@@ -129,6 +129,34 @@ function workloadPage(w, dlq) {
     el("pre", { tabindex: "0" }, JSON.stringify(w.definition, null, 2)),
   ];
 }
+
+// Buttons keep no listener of their own: the page is patched every second (see `patch`), what is pressed is
+// looked up when it is pressed.
+function pauses(w) {
+  const states = w.partitions.map((p) => p.state);
+  const button = (verb, text) => el("button", { type: "button", "data-act": verb, "data-of": w.status.key }, text);
+  return el("p", { class: "acts" },
+    states.some((s) => s !== "paused") ? button("pause", "Pause") : "", states.includes("paused") ? button("resume", "Resume") : "",
+    el("span", { class: "quiet" }, ` or: switchyard workload pause|resume|reset ${w.status.key}`));
+}
+
+async function act(button) {
+  const { act: verb, of } = button.dataset;
+  if (!confirm(verb === "pause" ? `Deliver nothing of ${of} until it is resumed?` : `Deliver ${of} again?`)) return;
+  button.disabled = true;
+  try {
+    const answer = await fetch(`${api}/${verb}`, { method: "POST", headers: { "X-Switchyard-Actor": "console" }, signal: AbortSignal.timeout(PATIENCE_MS) });
+    if (!answer.ok) throw new Error((await answer.json()).detail);
+  } catch (error) {
+    alert(`Not done: ${error.message}`);
+  }
+  button.disabled = false;
+}
+
+main.addEventListener("click", (event) => {
+  const button = event.target.closest("button[data-act]");
+  if (button) act(button);
+});
 
 function strip(t) {
   const size = Math.max(t.end - t.base, 1);
@@ -171,6 +199,7 @@ function trackerPage(t) {
     room(t),
     el("p", { class: "quiet" }, t.end === t.base ? "Everything fetched is finished; nothing holds back the commit." : `The commit stands at ${number(t.base)}: that offset is not finished. ${number(t.acked)} acknowledged and ${number(t.nacked)} moved elsewhere wait behind it.`),
     t.trouble ? el("div", { class: "note" }, t.trouble) : "",
+    t.unfinished_ranges.length ? el("p", { class: "quiet" }, `To take a message out of the way: switchyard tracker stash ${key} ${partition} ${t.unfinished_ranges[0][0]}${topic === of ? "" : ` --topic ${topic}`}`) : "",
     el("p", { class: "quiet" }, `owned by ${t.worker}`),
   ];
 }
@@ -182,6 +211,8 @@ function activityPage(list) {
     claim: () => `${a.worker} leads term ${a.term}`,
     assignment: () => (a.release ? `${a.worker} is asked to release ${a.job}: ${a.reason}` : `${a.job} goes to ${a.worker || "nobody"} under epoch ${a.epoch}: ${a.reason}`),
     released: () => `${a.worker} released ${a.job}: ${a.reason}`,
+    paused: () => `${a.partition < 0 ? "all" : `partition ${a.partition}`} of ${a.key} ${a.paused ? "paused" : "resumed"} by ${a.actor}`,
+    "operator-act": () => `${a.action} of ${a.subject} by ${a.actor}: ${a.detail}`,
   })[a.event]?.() ?? a.event;
   return [el("h1", {}, "Activity"), table("Activity", [["When"], ["What", "wrap"], ["Counted"]], list.items.map((a) => [clock(a.at_ms), what(a), a.counted ? "" : pill("refused", "warn")]), "Nothing yet.")];
 }

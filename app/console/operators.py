@@ -1,0 +1,283 @@
+"""The REST side of what operators do by hand: pause, resume, reset; skip and stash of single offsets.
+
+Resets, skips and stashes look first (200, what would be) and act only with `"execute": true`. Who is asked
+does not matter: what only an owner may do is handed to it, marked so that it is not handed on again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import orjson
+from aiohttp import web
+
+from app.config.definitions import Workload
+from app.console.acts import actor_of, ended_told, execute_of, move_told, ranges_of, read_body
+from app.console.answers import ApiError, is_number, json_response
+from app.console.dlq_tools import HOP
+from app.control.acts import Move
+from app.control.leader import now_ms
+from app.control.operators import NotHere, Operators, Refused
+from app.core.control import ALL
+from app.core.job import JobId, Kind
+from app.dlq.query import BadQuery, parse_when
+from app.kafka.clusters import EARLIEST, LATEST
+
+if TYPE_CHECKING:
+    from app.console.api import Api
+
+OWNER_S = 12.0  # an owner's reset takes no longer than its drain and what follows it
+AT_ONCE = 16
+MAX_PARTITIONS = 256  # reset by one request; more are asked for in several
+MAX_REASON_CHARS = 300
+PAUSE_FIELDS = {"partitions"}
+RESET_FIELDS = {"to", "at", "offsets", "partitions", "execute"}
+END_FIELDS = {"ranges", "reason", "execute"}
+ENDS = {"earliest": EARLIEST, "latest": LATEST}
+
+Handler = Callable[[web.Request], Awaitable[web.Response]]
+
+
+def acting(handler: Handler) -> Handler:
+    """`handler`, with what stands in an act's way as problems."""
+
+    @functools.wraps(handler)
+    async def around(request: web.Request) -> web.Response:
+        try:
+            return await handler(request)
+        except NotHere as error:
+            raise ApiError(503, "Not now", str(error)) from error
+        except Refused as error:
+            raise ApiError(409, "Refused", str(error)) from error
+        except BadQuery as error:
+            raise ApiError(400, "Bad request", str(error)) from error
+        except LookupError as error:
+            raise ApiError(503, "Partition away", str(error)) from error
+
+    return around
+
+
+class OperatorRoutes:
+    """Handlers; `api` finds workloads and the runtime."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+
+    def routes(self) -> list[web.RouteDef]:
+        """Everything there is."""
+        workload = "/api/v1/workloads/{group}/{topic}"
+        tracker = workload + "/partitions/{partition}/tracker"
+        return [
+            web.post(workload + "/pause", acting(self.pause)),
+            web.post(workload + "/resume", acting(self.resume)),
+            web.post(workload + "/reset", acting(self.reset)),
+            web.post(tracker + "/skip", acting(self.skip)),
+            web.post(tracker + "/stash", acting(self.stash)),
+        ]
+
+    @property
+    def _operators(self) -> Operators:
+        runtime = self._api.runtime
+        return Operators(runtime.jobs, runtime.control)
+
+    # -- pause and resume ------------------------------------------------------------------------
+
+    async def pause(self, request: web.Request) -> web.Response:
+        """Pauses a workload, or some `partitions` of its topic; what was polled waits."""
+        return await self._pause(request, paused=True)
+
+    async def resume(self, request: web.Request) -> web.Response:
+        """Resumes a workload, or some `partitions` of its topic."""
+        return await self._pause(request, paused=False)
+
+    async def _pause(self, request: web.Request, *, paused: bool) -> web.Response:
+        workload = self._api.workload_of(request)
+        wanted = self._chosen(workload, await read_body(request, PAUSE_FIELDS))
+        changed = await self._operators.pause(workload.key, wanted or [ALL], paused, actor_of(request))
+        now = self._api.runtime.control.view.paused.get(workload.key, set())
+        told = {"key": workload.key, "changed": changed, "all": ALL in now, "partitions": sorted(now - {ALL})}
+        return json_response(told)
+
+    def _chosen(self, workload: Workload, body: Mapping[str, Any]) -> list[int]:
+        """The partitions that a body names; empty: none, so all are meant."""
+        wanted = body.get("partitions", [])
+        if not isinstance(wanted, list) or not all(type(partition) is int for partition in wanted):
+            raise BadQuery("partitions: must be a list of numbers")
+        self._check(workload, wanted)
+        return sorted(set(wanted))
+
+    def _partitions(self, workload: Workload) -> list[int]:
+        """Those of the main topic, as far as they are known."""
+        prefix = f"{Kind.DISPATCH}:{workload.key}:{workload.metadata.topic}:"
+        held = self._api.runtime.control.view.assignments
+        return sorted(int(job.removeprefix(prefix)) for job in held if job.startswith(prefix))
+
+    def _check(self, workload: Workload, wanted: Iterable[int]) -> None:
+        known = self._partitions(workload)
+        if unknown := sorted(set(wanted) - set(known)):
+            raise ApiError(
+                404, "No such partition",
+                f"{workload.metadata.topic} has no partition {unknown[0]} that anybody ever owned; "
+                f"there are {len(known)}",
+            )  # fmt: skip
+
+    # -- reset -----------------------------------------------------------------------------------
+
+    async def reset(self, request: web.Request) -> web.Response:
+        """Moves a workload's position: `to` earliest or latest, `at` a time, or `offsets` by partition."""
+        workload = self._api.workload_of(request)
+        body = await read_body(request, RESET_FIELDS)
+        wanted, at_ms = self._wanted(workload, body)
+        gate = asyncio.Semaphore(AT_ONCE)
+
+        async def foresee(partition: int) -> Move:
+            async with gate:
+                job = _main_job(workload, partition)
+                return await self._operators.foresee_reset(job, wanted[partition], at_ms=at_ms)
+
+        moves = dict(zip(wanted, await asyncio.gather(*map(foresee, wanted)), strict=True))
+        execute = execute_of(body)
+        rows = {partition: move_told(partition, move) for partition, move in moves.items()}
+        if execute:
+            for partition, row in (await self._reset_all(request, workload, moves)).items():
+                rows[partition] |= row | {"note": row.get("note") or rows[partition]["note"]}
+        done = sum(bool(row.get("done")) for row in rows.values())
+        answer = {"key": workload.key, "execute": execute, "done": done, "partitions": list(rows.values())}
+        return json_response(answer)
+
+    def _wanted(self, workload: Workload, body: Mapping[str, Any]) -> tuple[dict[int, int], bool]:
+        """Partition -> where to; and whether that is a time. Raises BadQuery, ApiError."""
+        if sum(name in body for name in ("to", "at", "offsets")) != 1:
+            raise BadQuery('say where to: {"to": "earliest"}, {"to": "latest"}, {"at": "2h"} '
+                           'or {"offsets": {"0": 1042}}')  # fmt: skip
+        if "offsets" in body:
+            offsets = body["offsets"]
+            if not isinstance(offsets, dict) or not offsets or "partitions" in body or not all(
+                is_number(partition) and type(offset) is int and 0 <= offset < 1 << 63
+                for partition, offset in offsets.items()
+            ):  # fmt: skip
+                raise BadQuery('offsets: write {"0": 1042}, and no partitions beside it')
+            found = {int(partition): offset for partition, offset in offsets.items()}
+            self._check(workload, found)
+        else:
+            to = str(body.get("to"))
+            if "to" in body and to not in ENDS:
+                raise BadQuery(f"to: must be earliest or latest, not {to[:40]!r}")
+            where = ENDS[to] if "to" in body else parse_when(str(body["at"]), now_ms())
+            found = dict.fromkeys(self._chosen(workload, body) or self._partitions(workload), where)
+        if not 0 < len(found) <= MAX_PARTITIONS:
+            raise ApiError(409, "Not so many", f"{len(found)} partitions; name 1 to {MAX_PARTITIONS} of them")
+        return dict(sorted(found.items())), "at" in body
+
+    async def _reset_all(
+        self, request: web.Request, workload: Workload, moves: Mapping[int, Move]
+    ) -> dict[int, dict[str, Any]]:
+        """Every partition by its owner; what became of each."""
+        runtime = self._api.runtime
+        elsewhere: dict[str, dict[int, int]] = {}
+        here: list[int] = []
+        for partition, move in moves.items():
+            held = runtime.control.view.owner(move.job)
+            if held is None or held.worker == runtime.worker or request.headers.get(HOP):
+                here.append(partition)
+            else:
+                elsewhere.setdefault(held.worker, {})[partition] = move.to
+        results = await asyncio.gather(
+            *(self._reset_here(request, partition, moves[partition]) for partition in here),
+            *(self._reset_there(request, worker, offsets) for worker, offsets in elsewhere.items()),
+        )
+        return {row["partition"]: row for rows in results for row in rows}
+
+    async def _reset_here(self, request: web.Request, partition: int, move: Move) -> list[dict[str, Any]]:
+        try:
+            done = await self._operators.reset(move.job, move.to, actor_of(request))
+        except (Refused, LookupError) as error:
+            return [{"partition": partition, "done": False, "why": str(error)}]
+        return [move_told(partition, done) | {"done": True}]
+
+    async def _reset_there(
+        self, request: web.Request, worker: str, offsets: Mapping[int, int]
+    ) -> list[dict[str, Any]]:
+        body = {"offsets": {str(p): offset for p, offset in offsets.items()}, "execute": True}
+        why = f"{worker} did not answer as it should"
+        try:
+            status, content = await self._ask(request, worker, body)
+            told = orjson.loads(content)
+            if status == 200:
+                return list(told["partitions"])
+            why = told["detail"]
+        except ApiError as error:
+            why = error.detail
+        except (orjson.JSONDecodeError, KeyError, TypeError):
+            pass
+        return [{"partition": partition, "done": False, "why": why} for partition in offsets]
+
+    # -- single offsets --------------------------------------------------------------------------
+
+    async def skip(self, request: web.Request) -> web.Response:
+        """Finishes messages of a partition without delivering them (`?topic=` for a retry topic)."""
+        return await self._end(request, "skip")
+
+    async def stash(self, request: web.Request) -> web.Response:
+        """Moves messages of a partition into the dead letter queue (`?topic=` for a retry topic)."""
+        return await self._end(request, "stash")
+
+    async def _end(self, request: web.Request, action: str) -> web.Response:
+        workload = self._api.workload_of(request)
+        body = await read_body(request, END_FIELDS)
+        ranges = ranges_of(body)
+        reason = body.get("reason", "")
+        if not isinstance(reason, str) or len(reason) > MAX_REASON_CHARS:
+            raise BadQuery(f"reason: must be text of at most {MAX_REASON_CHARS} characters")
+        job = self._job(request, workload)
+        runtime, execute = self._api.runtime, execute_of(body)
+        held = runtime.control.view.owner(job)
+        if held is None:
+            raise ApiError(404, "No such partition", f"nobody owns {job}; GET the workload to see them")
+        if held.worker != runtime.worker and not request.headers.get(HOP):
+            status, content = await self._ask(request, held.worker, body)
+            kind = "application/json" if status == 200 else "application/problem+json"
+            return web.Response(body=content, status=status, content_type=kind,
+                                headers={"Cache-Control": "no-store"})  # fmt: skip
+        operators = self._operators
+        if not execute:
+            ended = operators.foresee(job, ranges)
+        elif action == "skip":
+            ended = await operators.skip(job, ranges, actor_of(request), reason)
+        else:
+            ended = await operators.stash(job, ranges, actor_of(request), reason)
+        return json_response({"job": job, "action": action, "execute": execute, **ended_told(ended)})
+
+    @staticmethod
+    def _job(request: web.Request, workload: Workload) -> str:
+        text = request.match_info["partition"]
+        topic = request.query.get("topic") or workload.metadata.topic
+        try:
+            return str(JobId(Kind.DISPATCH, workload.key, topic, int(text) if is_number(text) else -1))
+        except ValueError as error:
+            raise BadQuery(f"{text[:40]!r} of {topic[:80]!r} is no partition: {error}") from error
+
+    async def _ask(self, request: web.Request, worker: str, body: Any) -> tuple[int, bytes]:
+        """The owner's answer to the same request with `body`. Raises ApiError."""
+        beat = self._api.runtime.members.live(time.monotonic()).get(worker)
+        if beat is None:
+            raise ApiError(503, "Owner away", f"{worker} owns it but is not heard; it moves within seconds")
+        headers = {HOP: "1", "X-Switchyard-Actor": actor_of(request), "Content-Type": "application/json"}
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=OWNER_S)) as session,
+                session.post(beat.url + request.path_qs, data=orjson.dumps(body), headers=headers) as answer,
+            ):
+                return answer.status, await answer.read()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            why = f"{worker} at {beat.url} does not answer: {error}; see the activity before asking again"
+            raise ApiError(502, "Owner unreachable", why) from error
+
+
+def _main_job(workload: Workload, partition: int) -> JobId:
+    return JobId(Kind.DISPATCH, workload.key, workload.metadata.topic, partition)

@@ -1,0 +1,130 @@
+"""Where a job begins: what the tracker table, Kafka's group and the topic itself say of it.
+
+Rules
+1. The table's snapshot and the group's commit are both facts about one log, so their join is true. In a later
+   lineage the commit may still be of the one before; there the snapshot alone counts.
+2. A log with other ids is another log (the topic was made anew, or the workload moved to another cluster):
+   a new lineage begins at the start of what is there, and neither snapshot nor commit is believed. That may
+   deliver twice what somebody copied over; it loses nothing.
+3. Without any position a topic of the workload's own begins at its start, and the main topic as `start` says.
+   `latest` are the ends that were recorded when it was deployed (`Begun`): what came since is delivered, and
+   partitions that were added since begin at their start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from app.config.definitions import Workload
+from app.control.data_clusters import DataCluster
+from app.core.control import Begun
+from app.core.fencing import LogId, TakeoverAnswer
+from app.core.job import JobId
+from app.core.tracker import CorruptSnapshot, Snapshot
+from app.kafka.clusters import EARLIEST
+
+Trouble = Callable[[str, str, str, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Anew:
+    """A flowing job begins again at `next_offset`, in a new lineage: its log was truncated or made anew, as
+    `reason` says, or (without one) an operator reset it, who needs not be told."""
+
+    epoch: int
+    lineage: int
+    next_offset: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """`snapshot` says what is finished; `known`: the table holds exactly this already."""
+
+    snapshot: Snapshot
+    lineage: int
+    log: LogId
+    known: bool
+
+
+async def find_beginning(
+    job: JobId,
+    workload: Workload,
+    cluster: DataCluster,
+    answer: TakeoverAnswer,
+    *,
+    begun: Begun | None,
+    anew: Anew | None,
+    tell: Trouble,
+) -> Beginning:
+    """See the module.
+
+    Raises:
+        LookupError: what it needs to know cannot be known yet. KafkaError, ClusterUnreachable.
+    """
+    # Read before any offset: should the topic be made anew in between, the fetch sees another id.
+    present = await _log_id(job, cluster)
+    if anew is not None:
+        if anew.reason:
+            _tell_anew(job, anew.reason, answer.log, present, anew.next_offset, tell)
+        return Beginning(Snapshot(anew.next_offset), anew.lineage, present, known=False)
+    if answer.log.is_another(present):
+        start = await cluster.fetch.offsets_at(job.topic, job.partition, EARLIEST)
+        moved = answer.log.cluster_id and present.cluster_id and answer.log.cluster_id != present.cluster_id
+        why = "the workload was moved to another cluster" if moved else "the topic was deleted and made anew"
+        _tell_anew(job, why, answer.log, present, start, tell)
+        return Beginning(Snapshot(start), answer.lineage + 1, present, known=False)
+    log = answer.log.filled_in(present)
+    snapshot = _read(job, answer.snapshot, tell)
+    known = snapshot is not None and log == answer.log
+    if snapshot is None or not answer.lineage:
+        at = (job.topic, job.partition)
+        committed = (await cluster.committer.committed(workload.metadata.group, [at])).get(at)
+        if committed is not None and committed >= 0:
+            snapshot = snapshot.merge(Snapshot(committed)) if snapshot else Snapshot(committed)
+    if snapshot is None:
+        snapshot = Snapshot(await _first_offset(job, workload, cluster, begun, present))
+    return Beginning(snapshot, answer.lineage, log, known)
+
+
+def _tell_anew(job: JobId, why: str, former: LogId, present: LogId, next_offset: int, tell: Trouble) -> None:
+    ids = f": its position was of {former}, what is there now is of {present}"
+    tell(
+        "log-begun-anew",
+        str(job),
+        f"{job.topic}-{job.partition}: {why}{ids if former.is_another(present) else ''}; "
+        f"delivery begins at {next_offset}",
+        "expect duplicates of what was there before; nothing that is there now is passed over",
+    )
+
+
+async def _log_id(job: JobId, cluster: DataCluster) -> LogId:
+    topic_ids = await cluster.client.topic_ids([job.topic])
+    if job.topic not in topic_ids:
+        raise LookupError(f"topic {job.topic} does not exist in {cluster.name}, or may not be described")
+    return LogId(await cluster.client.cluster_id(), topic_ids[job.topic])
+
+
+async def _first_offset(
+    job: JobId, workload: Workload, cluster: DataCluster, begun: Begun | None, present: LogId
+) -> int:
+    if job.topic == workload.metadata.topic and workload.spec.start == "latest":
+        if begun is None:
+            raise LookupError("the leader has not recorded yet where `start: latest` begins")
+        of_another = LogId(topic_id=begun.topic_id).is_another(present)
+        if job.partition < len(begun.ends) and not of_another:
+            return begun.ends[job.partition]
+    return await cluster.fetch.offsets_at(job.topic, job.partition, EARLIEST)
+
+
+def _read(job: JobId, data: bytes, tell: Trouble) -> Snapshot | None:
+    if not data:
+        return None
+    try:
+        return Snapshot.from_bytes(data)
+    except CorruptSnapshot as error:
+        tell(
+            "snapshot-corrupt", str(job), str(error), "the job starts from Kafka's commit; expect duplicates"
+        )
+        return None

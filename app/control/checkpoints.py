@@ -1,0 +1,215 @@
+"""What this worker's jobs have finished, made to last: snapshots to the tracker table, commits to Kafka.
+
+Rules
+1. Both are made only while the lease holds.
+2. A snapshot is sent at most every `SNAPSHOT_S` a job, when something changed; none is larger than
+   `MAX_SNAPSHOT_BYTES`: the newest of what was finished is left out, and may come twice after a crash.
+3. A commit is made when the base moved, and every `RECOMMIT_S` anyway: it heals what a zombie set back.
+4. Clusters are committed to side by side: one that is away holds up its own groups only. `unanswered` says
+   since when one has answered no commit; a refusal is an answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+
+import structlog
+from mode import Service
+
+from app.control.data_clusters import DataClusters
+from app.control.takeover import TrackerClient
+from app.core.fencing import LogId, SnapshotItem
+from app.core.lease import Lease
+from app.core.tracker import Snapshot
+from app.pump.dispatch import DispatchPump
+
+log = structlog.get_logger(__name__)
+
+SNAPSHOT_S = 0.1
+SNAPSHOTS_PER_S = 1_000  # of all jobs together: what the table's writers take without falling behind
+MAX_SNAPSHOT_BYTES = 512 * 1024  # in base64 it fits an event, an answer and a changelog record of 1 MB
+COMMIT_S = 0.5
+COMMIT_PATIENCE_S = 5.0
+RECOMMIT_S = 30.0
+
+Trouble = Callable[[str, str, str, str], None]
+
+
+class Checkpoints(Service):
+    """See the module.
+
+    Attributes:
+        unanswered: cluster -> (since when, a group of it) while it answers no commit; monotonic seconds.
+        round_at_s: when the last round of commits ended.
+    """
+
+    def __init__(
+        self,
+        pumps: Mapping[str, DispatchPump],
+        clusters: DataClusters,
+        trackers: TrackerClient,
+        lease: Lease,
+        on_trouble: Trouble,
+    ) -> None:
+        super().__init__()
+        self.unanswered: dict[str, tuple[float, str]] = {}
+        self.round_at_s = time.monotonic()
+        self._pumps = pumps
+        self._clusters = clusters
+        self._trackers = trackers
+        self._lease = lease
+        self._on_trouble = on_trouble
+        self._logs: dict[str, LogId] = {}
+        self._committed: dict[str, tuple[int, float]] = {}
+        self._cut: set[str] = set()
+
+    def begin(self, pump: DispatchPump, log_id: LogId, *, known: bool) -> None:
+        """A pump starts, on the log with this id; unless `known`, the table learns of it at once."""
+        self._logs[str(pump.job)] = log_id
+        if not known:
+            pump.snapshot_version = -1
+
+    def forget(self, job: str) -> None:
+        """The job is no longer here."""
+        self._logs.pop(job, None)
+        self._committed.pop(job, None)
+        self._cut.discard(job)
+
+    async def save(self, pumps: Iterable[DispatchPump]) -> None:
+        """The last snapshot and commit of jobs that are let go."""
+        pumps = list(pumps)
+        if pumps and self._lease.holds(time.monotonic()):
+            await self._snapshot(pumps)
+            await self._commit(pumps)
+
+    # -- snapshots -------------------------------------------------------------------------------
+
+    @Service.task
+    async def _snapshots(self) -> None:
+        while not self.should_stop:
+            pumps = [p for p in self._pumps.values() if p.version != p.snapshot_version]
+            interval_s = max(SNAPSHOT_S, len(pumps) / SNAPSHOTS_PER_S)
+            await self.sleep(interval_s)
+            began_s = time.monotonic()
+            if not self._lease.holds(began_s):
+                continue
+            try:
+                await self._snapshot(self._pumps.values())
+                self._lease.saved(began_s, interval_s)
+            except Exception as error:  # noqa: BLE001 - the next round sends the same facts and more
+                log.warning("snapshots were not taken and are sent again", error=repr(error))
+
+    async def _snapshot(self, pumps: Iterable[DispatchPump]) -> None:
+        items: list[SnapshotItem] = []
+        sent: list[tuple[DispatchPump, int]] = []
+        for pump in pumps:
+            version, job = pump.version, str(pump.job)
+            if version != pump.snapshot_version and not pump.closed:
+                packed = self._packed(job, pump.snapshot())
+                items.append(
+                    SnapshotItem(job, pump.epoch, packed, pump.lineage, self._logs.get(job, LogId()))
+                )
+                sent.append((pump, version))
+        if items:
+            await self._trackers.send_snapshots(items)
+            for pump, version in sent:
+                pump.snapshot_version = version
+
+    def _packed(self, job: str, snapshot: Snapshot) -> bytes:
+        packed, cut = limited(snapshot)
+        if cut and job not in self._cut:
+            self._cut.add(job)
+            self._on_trouble(
+                "snapshot-cut", job,
+                "more was finished out of order than a snapshot holds; the newest of it would be delivered "
+                "again after a crash",
+                "see what blocks the partition, or lower the tracker's capacity",
+            )  # fmt: skip
+        return packed
+
+    # -- commits ---------------------------------------------------------------------------------
+
+    @Service.task
+    async def _commits(self) -> None:
+        while not self.should_stop:
+            await self.sleep(COMMIT_S)
+            if not self._lease.holds(time.monotonic()):
+                self.unanswered.clear()  # what it may not do, it does not fail at
+                self.round_at_s = time.monotonic()
+                continue
+            try:
+                await self._commit([p for p in self._pumps.values() if not p.closed])
+                self.round_at_s = time.monotonic()
+            except Exception as error:  # noqa: BLE001 - the next round commits the same and more
+                log.warning("offsets were not committed and are committed again", error=repr(error))
+
+    async def _commit(self, pumps: list[DispatchPump]) -> None:
+        now_s = time.monotonic()
+        rounds: dict[tuple[str, str], dict[tuple[str, int], int]] = defaultdict(dict)
+        for pump in pumps:
+            job, base = str(pump.job), pump.base
+            last, at_s = self._committed.get(job, (-1, 0.0))
+            if base != last or now_s - at_s > RECOMMIT_S:
+                metadata = pump.runtime.workload.metadata
+                rounds[metadata.cluster, metadata.group][pump.job.topic, pump.job.partition] = base
+        tried = {name for name, _ in rounds}
+        self.unanswered = {name: since for name, since in self.unanswered.items() if name in tried}
+        answered = await asyncio.gather(
+            *(self._commit_group(*at, offsets, pumps, now_s) for at, offsets in rounds.items())
+        )
+        for (name, group), came in zip(rounds, answered, strict=True):
+            if not came:
+                self.unanswered.setdefault(name, (now_s, group))
+        for (name, _), came in zip(rounds, answered, strict=True):
+            if came:
+                self.unanswered.pop(name, None)
+
+    async def _commit_group(
+        self,
+        cluster_name: str,
+        group: str,
+        offsets: dict[tuple[str, int], int],
+        pumps: list[DispatchPump],
+        now_s: float,
+    ) -> bool:
+        """Commits, and tells the pumps; returns whether the cluster answered."""
+        answered = True
+        try:
+            async with asyncio.timeout(COMMIT_PATIENCE_S):
+                cluster = await self._clusters.get(cluster_name)
+                errors = await cluster.committer.commit(group, offsets)
+        except Exception as error:  # noqa: BLE001 - the next round commits the same and more
+            log.warning("a group's offsets were not committed and are committed again", group=group,
+                        cluster=cluster_name, error=repr(error))  # fmt: skip
+            errors = dict.fromkeys(offsets, f"cluster {cluster_name} takes no commit now")
+            answered = False
+        for pump in pumps:
+            at = (pump.job.topic, pump.job.partition)
+            metadata = pump.runtime.workload.metadata
+            if (metadata.cluster, metadata.group) != (cluster_name, group) or at not in offsets:
+                continue
+            if refused := errors.get(at):
+                trouble = f"commit: {refused}"
+                if pump.trouble != trouble:
+                    pump.trouble = trouble
+                    self._on_trouble(
+                        "commit-refused", str(pump.job), refused, "it is tried again every second"
+                    )
+            else:
+                self._committed[str(pump.job)] = (offsets[at], now_s)
+                if pump.trouble.startswith("commit: "):
+                    pump.trouble = ""
+        return answered
+
+
+def limited(snapshot: Snapshot, most_bytes: int = MAX_SNAPSHOT_BYTES) -> tuple[bytes, bool]:
+    """The snapshot in at most `most_bytes`, and whether the newest of it had to be left out for that."""
+    packed, cut = snapshot.to_bytes(), False
+    while len(packed) > most_bytes:
+        cut = True
+        snapshot = Snapshot(snapshot.base, snapshot.finished[: len(snapshot.finished) // 2])
+        packed = snapshot.to_bytes()
+    return packed, cut

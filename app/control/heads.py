@@ -1,0 +1,40 @@
+"""Head-of-line blocking, looked for on a timer, so that a quiet topic is freed too."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+import structlog
+from mode import Service
+
+from app.pump.dispatch import DispatchPump
+from app.pump.head import free_head
+
+log = structlog.get_logger(__name__)
+
+HEADS_S = 0.25
+REMEDY = "it is in the dead letter queue or retry topic; look there for what is wrong with it"
+
+
+class Heads(Service):
+    """Has every pump move away a message that blocks the others, and tells it."""
+
+    def __init__(
+        self, pumps: Mapping[str, DispatchPump], on_trouble: Callable[[str, str, str, str], None]
+    ) -> None:
+        super().__init__()
+        self._pumps = pumps
+        self._on_trouble = on_trouble
+
+    @Service.task
+    async def _look(self) -> None:
+        while not self.should_stop:
+            await self.sleep(HEADS_S)
+            now_s = time.monotonic()
+            for job, pump in list(self._pumps.items()):
+                verdict = free_head(pump, now_s)
+                if verdict is not None:
+                    message = f"offset {verdict.offset}: {verdict.reason}"
+                    log.warning("a message blocked its partition and was moved away", job=job, why=message)
+                    self._on_trouble("head-of-line", job, message, REMEDY)

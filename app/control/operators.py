@@ -1,0 +1,287 @@
+"""What operators do by hand: pause and resume, skip, stash, reset. Each act stands in the control log.
+
+Rules
+1. Offsets are acted on by the job's owner only, under its epoch and while its lease holds.
+2. A pause is an event of the control log: every worker heeds it from where it reads it, and any may write it.
+3. A skipped message is finished as if it were acknowledged, a stashed one once its copy in the DLQ is safe.
+   What cannot be ended now is told with the reason; nothing is kept for later.
+4. A reset starts the job over in a new lineage, which replaces what the former one saved. It is told as done
+   only once the tracker table's log and the group's commit follow it; until then it may be asked for again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Sequence
+
+import structlog
+
+from app.control.acts import Ended, Move, offsets_of, runs, text
+from app.control.beginning import Anew
+from app.control.jobs import Jobs
+from app.control.leader import now_ms
+from app.control.log import ControlLog
+from app.core.control import ALL, OperatorAct, Paused
+from app.core.job import JobId
+from app.core.outcome import Action, Decision
+from app.core.ranges import Range
+from app.kafka.clusters import EARLIEST, LATEST
+from app.pump.dispatch import DispatchPump
+
+log = structlog.get_logger(__name__)
+
+CHUNK = 16  # looked for before the loop is given back: each may be looked for in a long queue
+SETTLE_S = 3.0  # calls that were given up answer, copies are taken
+DRAIN_S = 3.0  # what is in flight at a reset is waited for so long; it may be delivered again
+FOLLOW_S = 6.0  # table and commit follow a reset within this, or it is told as not done
+LOOK_S, FOLLOW_LOOK_S = 0.02, 0.2
+
+FINISHED, NOT_READ, COPYING = "already finished", "not read yet", "its copy is on its way"
+IN_LINE, MOVED = "waits for its turn or its time", "its job moved meanwhile"
+
+
+class Refused(Exception):
+    """The act is not possible as things stand."""
+
+
+class NotHere(Refused):
+    """Not by this worker, or not now: the job moves, or its worker may not act at the moment."""
+
+
+class Operators:
+    """See the module. Holds nothing: made where it is needed."""
+
+    def __init__(self, jobs: Jobs, control: ControlLog) -> None:
+        self._jobs = jobs
+        self._control = control
+
+    # -- pause and resume ------------------------------------------------------------------------
+
+    async def pause(self, key: str, partitions: Iterable[int], paused: bool, actor: str) -> bool:
+        """Pauses or resumes partitions of a workload's main topic, `ALL` for all and its retry topics too.
+
+        Returns whether that changes anything.
+
+        Raises:
+            Refused: single partitions cannot be resumed while the whole workload is paused.
+        """
+        now = self._control.view.paused.get(key, set())
+        wanted = set(partitions)
+        if ALL in wanted:
+            wanted = {ALL}
+            changing = wanted if (ALL not in now if paused else now) else set()
+        else:
+            if not paused and ALL in now:
+                raise Refused("the whole workload is paused; resume it, then pause single partitions")
+            changing = wanted - now if paused else wanted & now
+        events = [
+            Paused(at_ms=now_ms(), key=key, partition=partition, paused=paused, actor=actor)
+            for partition in sorted(changing)
+        ]
+        if events:
+            await self._control.append(*events)
+        return bool(events)
+
+    # -- single offsets --------------------------------------------------------------------------
+
+    def foresee(self, job: str, ranges: Sequence[Range]) -> Ended:
+        """What `skip` and `stash` would end now. Raises Refused."""
+        pump, _ = self._mine(job)
+        can: list[int] = []
+        refused: dict[str, list[int]] = {}
+        for offset in offsets_of(ranges):
+            if why := why_not(pump, offset):
+                refused.setdefault(why, []).append(offset)
+            else:
+                can.append(offset)
+        return Ended(runs(can), (), {reason: runs(found) for reason, found in refused.items()})
+
+    async def skip(self, job: str, ranges: Sequence[Range], actor: str, why: str = "") -> Ended:
+        """Finishes messages without delivering them. Raises Refused."""
+        return await self._end(job, ranges, Action.ACK, "skip", actor, why)
+
+    async def stash(self, job: str, ranges: Sequence[Range], actor: str, why: str = "") -> Ended:
+        """Moves messages into the DLQ. Raises Refused."""
+        pump, _ = self._mine(job)
+        if not pump.runtime.policy.dlq_enabled:
+            raise Refused("the workload has no DLQ; enable dlq, or skip")
+        return await self._end(job, ranges, Action.DLQ, "stash", actor, why)
+
+    async def _end(
+        self, job: str, ranges: Sequence[Range], action: Action, verb: str, actor: str, why: str
+    ) -> Ended:
+        pump, _ = self._mine(job)
+        told = f"{'skipped' if action is Action.ACK else 'stashed'} by {actor}" + (f": {why}" if why else "")
+        decision = Decision(action, None, 0.0, told)
+        done: list[int] = []
+        refused: dict[str, list[int]] = {}
+        here = True
+        for at, offset in enumerate(offsets_of(ranges)):
+            if at % CHUNK == 0:
+                await asyncio.sleep(0)
+                here = self._is_mine(job, pump)
+            reason = why_not(pump, offset) if here else MOVED
+            if not reason and pump.conclude(offset, decision):
+                done.append(offset)
+            else:
+                refused.setdefault(reason or IN_LINE, []).append(offset)
+        pending = await self._settle(pump, done)
+        ended = Ended(
+            runs(offset for offset in done if offset not in pending),
+            runs(pending),
+            {reason: runs(found) for reason, found in refused.items()},
+        )
+        detail = f"{text(ranges)}: {ended.told()}" + (f" ({why})" if why else "")
+        await self._record(job, verb, detail, actor)
+        return ended
+
+    @staticmethod
+    async def _settle(pump: DispatchPump, offsets: Iterable[int]) -> set[int]:
+        """Those of `offsets` that are not finished although there was time for it."""
+        left, until_s = set(offsets), time.monotonic() + SETTLE_S
+        while left and not pump.closed:
+            left = {offset for offset in left if not _part(pump, offset).tracker.is_finished(offset)}
+            if time.monotonic() > until_s:
+                break
+            await asyncio.sleep(LOOK_S)
+        return left
+
+    # -- reset -----------------------------------------------------------------------------------
+
+    async def foresee_reset(self, job: JobId, wanted: int, *, at_ms: bool = False) -> Move:
+        """Where a reset to `wanted` leads: an offset, EARLIEST or LATEST, or (with `at_ms`) a time.
+
+        Any worker can tell.
+
+        Raises:
+            Refused: there is no such workload.
+            LookupError: the partition has no leader that answers now.
+            app.kafka.clusters.ClusterUnreachable: the cluster does not answer.
+        """
+        workload = self._jobs._catalog.workload(job.name)
+        if workload is None:
+            raise Refused(f"there is no workload {job.name}")
+        cluster = await self._jobs._clusters.get(workload.metadata.cluster)
+        at = (job.topic, job.partition)
+        first = await cluster.fetch.offsets_at(*at, EARLIEST)
+        end = await cluster.fetch.offsets_at(*at, LATEST)
+        to, note = wanted, ""
+        if at_ms:
+            to = await cluster.fetch.offsets_at(*at, wanted)
+            if to < 0:
+                to, note = end, "no message is that new: the log's end"
+        elif wanted in {EARLIEST, LATEST}:
+            to = first if wanted == EARLIEST else end
+        if not first <= to <= end:
+            note = f"the log has [{first}, {end}) only, not {to}"
+            to = min(max(to, first), end)
+        committed = (await cluster.committer.committed(workload.metadata.group, [at])).get(at)
+        return Move(str(job), committed, to, note)
+
+    async def reset(self, job: str, wanted: int, actor: str) -> Move:
+        """Begins the job again at an offset (see `foresee_reset`). Messages in flight have a short time to
+        end; copies in retry topics stay there and are delivered from there.
+
+        Raises:
+            Refused: not now, or it is not certain that it will last; asking again is harmless.
+            LookupError, ClusterUnreachable: see `foresee_reset`.
+        """
+        self._mine(job)
+        move = await self.foresee_reset(JobId.parse(job), wanted)
+        pump, epoch = self._mine(job)
+        move = Move(job, pump.base, move.to, move.note)
+        lineage = pump.lineage + 1
+        await self._renew(pump, lineage, move.to)
+        try:
+            async with asyncio.timeout(FOLLOW_S):
+                await self._follow(job, epoch, lineage, move.to)
+        except TimeoutError:
+            await self._record(job, "reset", f"{move.told()}; not certain: table or commit lag behind", actor)
+            raise NotHere(f"{job} was reset to {move.to}, but that is not safe yet; ask again") from None
+        await self._record(job, "reset", move.told(), actor)
+        return move
+
+    async def _renew(self, pump: DispatchPump, lineage: int, offset: int) -> None:
+        jobs, job = self._jobs, str(pump.job)
+        if job in jobs._work:
+            raise NotHere(f"{job} is being started or released; ask again in a moment")
+
+        async def begin_anew() -> None:
+            await pump.drain(DRAIN_S)
+            await jobs.checkpoints.save([pump])  # should the worker end before the new lineage is known
+            if jobs.pumps.get(job) is pump and not pump.closed:
+                jobs._anew[job] = Anew(pump.epoch, lineage, offset)
+                pump.close()
+                jobs._drop(job)
+
+        jobs._spawn(job, begin_anew())
+        await asyncio.wait([jobs._work[job]])
+        if jobs.pumps.get(job) is pump:
+            raise NotHere(f"{job} could not be stopped; the worker's log says why")
+
+    async def _follow(self, job: str, epoch: int, lineage: int, to: int) -> None:
+        """Until the new lineage is in the tracker's log, and the group's commit is one of it."""
+        while True:
+            pump = self._jobs.pumps.get(job)
+            held = self._control.view.owner(job)
+            if held is None or held.epoch != epoch:
+                raise NotHere(f"{job} moved to another worker while it was reset; ask again")
+            if pump is not None and pump.lineage >= lineage and pump.snapshot_version >= 0:
+                metadata, at = pump.runtime.workload.metadata, (pump.job.topic, pump.job.partition)
+                cluster = await self._jobs._clusters.get(metadata.cluster)
+                committed = (await cluster.committer.committed(metadata.group, [at])).get(at)
+                # A commit of the former lineage that lies in here is true of this one too.
+                if committed is not None and to <= committed <= pump.base:
+                    return
+            await asyncio.sleep(FOLLOW_LOOK_S)
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _mine(self, job: str) -> tuple[DispatchPump, int]:
+        """The job's pump and epoch (rule 1). Raises NotHere."""
+        jobs, held = self._jobs, self._control.view.owner(job)
+        pump = jobs.pumps.get(job)
+        if held is None or held.worker != jobs.worker:
+            raise NotHere(f"{job} belongs to {held.worker if held else 'nobody'} now; ask again")
+        if pump is None or pump.epoch != held.epoch or pump.closed or pump.draining or jobs.draining:
+            raise NotHere(f"{job} is starting or stopping; ask again in a moment")
+        if not jobs._lease.holds(time.monotonic()):
+            raise NotHere("this worker's lease does not hold; ask again in a moment")
+        return pump, held.epoch
+
+    def _is_mine(self, job: str, pump: DispatchPump) -> bool:
+        try:
+            return self._mine(job)[0] is pump
+        except NotHere:
+            return False
+
+    async def _record(self, subject: str, action: str, detail: str, actor: str) -> None:
+        """The act is done: should the log not take the record, it is told in the worker's log instead."""
+        event = OperatorAct(at_ms=now_ms(), subject=subject, action=action, detail=detail, actor=actor)
+        try:
+            await self._control.append(event)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it must not look as if nothing was done
+            log.error("an operator's act is not in the control log", act=str(event), error=repr(error))
+
+
+def why_not(pump: DispatchPump, offset: int) -> str:
+    """Why a message cannot be ended now; "" when it can."""
+    pump = _part(pump, offset)
+    tracker = pump.tracker
+    if tracker.is_finished(offset):
+        return FINISHED
+    if offset >= tracker.end:
+        return NOT_READ
+    if offset in pump.copying:
+        return COPYING
+    in_order = pump.runtime.ordered and pump.job.topic == pump.runtime.workload.metadata.topic
+    if not in_order or offset in pump.open:
+        return ""
+    return "" if any(batch.find(offset) is not None for batch in pump.batches) else IN_LINE
+
+
+def _part(pump: DispatchPump, offset: int) -> DispatchPump:
+    """The pump that has the message: while a job catches up, what lies behind has one of its own."""
+    backlog = pump.backlog
+    return backlog.pump if backlog is not None and offset < backlog.end else pump

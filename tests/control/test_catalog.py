@@ -1,0 +1,222 @@
+"""Which jobs there should be, on a real cluster: nothing that waits anywhere is without a job."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from aiokafka import AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+
+from app.control import catalog as module
+from app.control import leftovers
+from app.control.catalog import Catalog
+from app.control.data_clusters import DataClusters
+from app.control.topic_settings import COPY_MAX_BYTES, RETRY_RETENTION_MS, safe_replication, topics_of
+from app.core.control import AnyControlEvent, Begun, ControlState, WorkloadDeleted
+from app.dlq.progress import merge_topic
+from app.kafka.clusters import ClusterSpec
+from app.kafka.fetched import ByteBudget
+from app.kafka.topics import TopicSpec, ensure_topics
+from tests.console.hand_fed import assigned, definition, put
+
+DAY_MS = 24 * 3_600_000
+
+
+class Region:
+    """A control log by hand, a real data cluster, and the leader's catalog of them."""
+
+    def __init__(self, bootstrap: str, topic: str) -> None:
+        self.topic = topic
+        self.view = ControlState()
+        self.options: dict[str, Any] = {"bootstrap_servers": bootstrap}
+        self.told: list[str] = []
+        self.clusters = DataClusters(
+            {"east": ClusterSpec("east", (bootstrap,))}, self._nowhere, ByteBudget(1 << 20)
+        )
+        self.restart()
+
+    async def _nowhere(self, _: Any) -> None: ...
+
+    def restart(self) -> None:
+        """Another leader, who knows nothing yet."""
+        log: Any = SimpleNamespace(view=self.view, append=self.append)
+        self.catalog = Catalog(log, self.clusters, lambda *trouble: self.told.append(trouble[2]))
+
+    async def append(self, *events: AnyControlEvent) -> int:
+        for event in events:
+            self.view.apply(event)
+        return 0
+
+    async def deploy(self, **spec: Any) -> None:
+        await self.append(put(definition("billing", self.topic, **spec)))
+
+    async def jobs(self) -> dict[str, set[int]]:
+        """Topic -> partitions of the jobs."""
+        found: dict[str, set[int]] = {}
+        for name in await self.catalog.jobs():
+            _, _, topic, partition = name.split(":")
+            found.setdefault(topic, set()).add(int(partition))
+        return found
+
+    async def client(self) -> Any:
+        return (await self.clusters.get("east")).client
+
+    async def make(self, topic: str, partitions: int, **config: str) -> None:
+        settings = {name.replace("_", "."): value for name, value in config.items()}
+        await ensure_topics(await self.client(), [TopicSpec(topic, partitions, config=settings)])
+
+    async def send(self, topic: str, partition: int = 0, count: int = 3) -> None:
+        producer = AIOKafkaProducer(**self.options)
+        await producer.start()
+        for _ in range(count):
+            await producer.send_and_wait(topic, b"m", partition=partition)
+        await producer.stop()
+
+    async def commit(self, topic: str, partition: int, offset: int) -> None:
+        cluster = await self.clusters.get("east")
+        assert await cluster.committer.commit("billing", {(topic, partition): offset}) == {}
+
+    async def settings(self, topic: str) -> dict[str, str]:
+        admin = AIOKafkaAdminClient(**self.options)
+        await admin.start()
+        try:
+            answers: Any = await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic)])
+        finally:
+            await admin.close()
+        return {entry[0]: entry[1] for answer in answers for found in answer.resources for entry in found[4]}
+
+
+@pytest.fixture
+async def region(bootstrap: str, topic_name: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Region]:
+    monkeypatch.setattr(module, "REFRESH_S", 0.0)
+    monkeypatch.setattr(module, "PATIENCE_S", 30.0)
+    monkeypatch.setattr(leftovers, "LINGER_S", 0.0)
+    made = Region(bootstrap, topic_name)
+    await made.make(topic_name, 2)
+    yield made
+    await made.clusters.stop()
+
+
+async def test_a_removed_retry_tier_is_pumped_until_it_is_empty(region: Region) -> None:
+    tier = f"{region.topic}__billing__retry_1"
+    await region.deploy(retry=[{"delay": "1s"}])
+    assert await region.jobs() == {region.topic: {0, 1}, tier: {0, 1}}
+    await region.send(tier, partition=1)
+    await region.deploy(retry=[])
+    assert await region.jobs() == {region.topic: {0, 1}, tier: {1}}
+    assert [told for told in region.told if "no longer defined" in told] == region.told
+    assert len(region.told) == 1
+    await region.commit(tier, 1, 2)
+    assert tier in await region.jobs()
+    await region.commit(tier, 1, 3)
+    assert await region.jobs() == {region.topic: {0, 1}}
+    await region.send(tier, partition=1)  # a copy that was still on its way
+    assert (await region.jobs())[tier] == {1}
+
+
+async def test_a_new_leader_stops_no_job_of_a_removed_tier_before_it_has_looked(
+    region: Region, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = f"{region.topic}__billing__retry_4"
+    await region.deploy()
+    held = assigned(f"dispatch:billing/{region.topic}:{tier}:0")
+    await region.append(held)
+    monkeypatch.setattr(module, "PATIENCE_S", 0.0)
+    assert tier in await region.jobs()
+
+
+async def test_the_topic_of_another_workload_is_nobodys_removed_tier(region: Region) -> None:
+    other = f"{region.topic}__billing__retry_2"
+    await region.make(other, 1)
+    await region.send(other)
+    await region.deploy()
+    assert (await region.jobs())[other] == {0}
+    await region.append(put(definition("another", other)))
+    jobs = await region.catalog.jobs()
+    assert {job for job in jobs if f":{other}:" in job} >= {f"dispatch:another/{other}:{other}:0"}
+    assert f"dispatch:billing/{region.topic}:{other}:0" not in await region.catalog.jobs()
+
+
+async def test_what_was_merged_back_is_pumped_while_something_waits(region: Region) -> None:
+    await region.deploy()
+    assert await region.jobs() == {region.topic: {0, 1}}
+    workload = region.catalog.workload(f"billing/{region.topic}")
+    assert workload is not None
+    merged = merge_topic(workload)
+    await region.make(merged, 2)
+    assert await region.jobs() == {region.topic: {0, 1}}
+    await region.send(merged, partition=1)
+    assert await region.jobs() == {region.topic: {0, 1}, merged: {1}}
+    assert region.told == []
+    await region.commit(merged, 1, 3)
+    assert await region.jobs() == {region.topic: {0, 1}}
+
+
+async def test_where_latest_begins_is_recorded_once_a_deployment_before_any_job_is_placed(
+    region: Region, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = f"billing/{region.topic}"
+    await region.send(region.topic, 1, count=4)
+    await region.deploy(start="latest")
+    monkeypatch.setattr(module, "PATIENCE_S", 0.0)
+    assert region.topic not in await region.jobs()
+    monkeypatch.setattr(module, "PATIENCE_S", 30.0)
+    assert (await region.jobs())[region.topic] == {0, 1}
+    assert region.view.begun[key].ends == [0, 4]
+    # A changed definition, another leader, more messages and more partitions change nothing of it.
+    await region.send(region.topic, 1, count=4)
+    admin = AIOKafkaAdminClient(**region.options)
+    await admin.start()
+    await admin.create_partitions({region.topic: NewPartitions(total_count=4)})
+    await admin.close()
+    await region.deploy(start="latest", delay="1s")
+    region.restart()
+    while len((await region.jobs())[region.topic]) < 4:
+        pass
+    begun = region.view.begun[key]
+    assert isinstance(begun, Begun)
+    assert (begun.ends, begun.etag) == ([0, 4], region.view.workloads[key].etag)
+    assert begun.topic_id == (await (await region.client()).topic_ids([region.topic]))[region.topic]
+    # Another deployment begins anew.
+    await region.append(WorkloadDeleted(at_ms=0, key=key, actor="me"))
+    await region.jobs()
+    await region.deploy(start="latest")
+    await region.jobs()
+    assert region.view.begun[key].ends == [0, 8, 0, 0]
+    assert region.told == []
+
+
+async def test_retry_topics_keep_messages_for_twice_the_longest_delay_and_existing_ones_are_raised(
+    region: Region,
+) -> None:
+    first, second = (f"{region.topic}__billing__retry_{n}" for n in (1, 2))
+    await region.make(first, 1, retention_ms=str(DAY_MS), segment_ms="3600000")
+    await region.make(second, 1, retention_ms="-1")
+    await region.deploy(retry=[{"delay": "1h"}, {"delay": "30d"}])
+    await region.jobs()
+    found = await region.settings(first)
+    assert int(found["retention.ms"]) == 60 * DAY_MS
+    assert int(found["max.message.bytes"]) == COPY_MAX_BYTES
+    assert found["segment.ms"] == "3600000"
+    assert (await region.settings(second))["retention.ms"] == "-1"
+    assert region.told == []
+    made = await region.settings(f"{region.topic}__billing__dlq")
+    assert (int(made["max.message.bytes"]), made["min.insync.replicas"]) == (COPY_MAX_BYTES, "1")
+
+
+async def test_retention_is_at_least_a_week_and_two_replicas_are_asked_for_where_there_are_three(
+    region: Region,
+) -> None:
+    await region.deploy(retry=[{"delay": "1s"}])
+    workload = region.catalog.workload(f"billing/{region.topic}")
+    assert workload is not None
+    for brokers, replication, in_sync in ((1, 1, "1"), (2, 2, "1"), (3, 3, "2"), (9, 3, "2")):
+        assert safe_replication(brokers) == (replication, {"min.insync.replicas": in_sync})
+        retry = topics_of(workload, 100, brokers)[0]
+        assert (retry.replication, retry.partitions) == (replication, 8)
+        assert retry.config["min.insync.replicas"] == in_sync
+        assert int(retry.config["retention.ms"]) == RETRY_RETENTION_MS

@@ -1,0 +1,62 @@
+"""The worker's own copy of the control log: what is remembered of it is bounded."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import orjson
+
+from app import wire
+from app.control.log import ControlLog
+from app.core.control import AnyControlEvent, Assignment, Begun, Claim
+from tests.console.hand_fed import definition, put
+
+JOB = "dispatch:g/t:t:{}"
+
+
+def claim(term: int) -> Claim:
+    return Claim(at_ms=0, term=term, worker="a")
+
+
+def assign(partition: int, term: int, *, job: str = "") -> Assignment:
+    return Assignment(at_ms=0, job=job or JOB.format(partition), worker="a", epoch=1, term=term, reason="")
+
+
+def read(*events: AnyControlEvent) -> ControlLog:
+    """A log that has caught up and then read these."""
+    log = ControlLog("control", {})
+    log._tail.caught_up.set()
+    records: list[Any] = [
+        SimpleNamespace(offset=offset, value=wire.encode(event)) for offset, event in enumerate(events)
+    ]
+    log._on_records(records)
+    return log
+
+
+def test_refused_assignments_are_remembered_once_a_job_for_the_leader_to_repair() -> None:
+    stale = [assign(n % 3, 1) for n in range(5_000)]
+    log = read(claim(1), *(assign(n, 1) for n in range(3)), claim(2), *stale)
+    assert [event.job for event in log.take_refused()] == [JOB.format(n) for n in (0, 1, 2)]
+    assert log.take_refused() == []
+
+
+def test_refused_assignments_of_what_is_no_job_or_has_no_valid_one_are_not_kept() -> None:
+    log = read(claim(1), *(assign(0, 1, job=f"x{n}") for n in range(5_000)), assign(1, 9))
+    assert log.view.refused == 5_001
+    assert log.take_refused() == []
+
+
+def test_bookkeeping_is_not_shown_as_activity() -> None:
+    data = definition("g", "t")
+    log = read(put(data), Begun(at_ms=0, key="g/t", etag="x", ends=[1] * 1_000))
+    assert log.view.begun["g/t"].ends == [1] * 1_000
+    assert [event["event"] for event in log.recent] == ["workload-put"]
+
+
+def test_the_activity_table_is_a_ring_in_which_the_latest_stand_with_their_offsets() -> None:
+    rows = dict(wire.activity_entry(offset, claim(offset)) for offset in range(25_000))
+    assert len(rows) == wire.ACTIVITY_KEEP
+    told = [orjson.loads(value) for value in rows.values()]
+    assert {row["offset"] for row in told} == set(range(25_000 - wire.ACTIVITY_KEEP, 25_000))
+    assert all(row["offset"] == row["term"] and row["event"] == "claim" for row in told)

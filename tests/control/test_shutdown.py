@@ -1,0 +1,68 @@
+"""A worker stops in bounded time whatever has become of its control cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from typing import Any
+
+import pytest
+
+from app.control import runtime as module
+from app.control.runtime import Runtime
+from app.control.tail import STOP_S
+from app.core.control import WorkloadPut
+from app.kafka.clusters import ClusterClient, ClusterSpec
+from app.kafka.topics import TopicSpec, ensure_topics
+from app.topics import ControlTopics
+from app.yard import Yard
+from tests.console.hand_fed import definition, put
+
+pytestmark = pytest.mark.system
+
+GRACE_S = 1.0
+PRODUCERS_AND_TAILS = 8
+# The sum of what each step may take; the worker ends within it though every one of them hangs.
+BOUND_S = 2 * module.GOODBYE_S + (2 * GRACE_S + 5) + 10.0 + 2 * STOP_S + PRODUCERS_AND_TAILS * STOP_S
+
+
+async def a_runtime(spec: ClusterSpec) -> Runtime:
+    """A worker's runtime with control topics of its own."""
+    topics = ControlTopics(f"r{uuid.uuid4().hex[:8]}")
+    client = ClusterClient(spec)
+    await client.start()
+    await ensure_topics(client, [TopicSpec(t.name, t.partitions, config=t.config) for t in topics.all()])
+    await client.stop()
+
+    async def nowhere(_: Any) -> None: ...
+
+    return Runtime(
+        name="w", url=lambda: "http://h:1", topics=topics, control_spec=spec, clusters={"east": spec},
+        deliver=nowhere, memory_budget_bytes=1 << 20, grace_s=GRACE_S, member=lambda: "",
+    )  # fmt: skip
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+
+async def test_every_step_of_a_stop_is_bounded_while_the_control_cluster_is_away(
+    killable_yard: Yard, topic_name: str
+) -> None:
+    name = "east-regional"
+    spec = ClusterSpec("east", (killable_yard.bootstrap(name),))
+    runtime = await a_runtime(spec)
+    await runtime.start()
+    # It leads, and owns a job that is being taken over: nobody writes the tracker table here.
+    await ensure_topics(runtime._control_client, [TopicSpec(topic_name, 1)])
+    event: WorkloadPut = put(definition("billing", topic_name))
+    await runtime.control.append(event)
+    await until(runtime.jobs.statuses)
+    await asyncio.to_thread(killable_yard.pause, name)  # worse than dead: every connection hangs
+    try:
+        async with asyncio.timeout(BOUND_S):
+            await runtime.stop()
+    finally:
+        await asyncio.to_thread(killable_yard.resume, name)

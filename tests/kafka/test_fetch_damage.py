@@ -1,0 +1,58 @@
+"""A disk that flips a bit takes one batch, and none of its neighbours."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from app.kafka.decode import RecordReader, UndecodableBatch
+from app.kafka.fetch import FetchService
+from app.kafka.fetched import ByteBudget
+from app.yard import Yard
+from tests.core.batches import LAST_DELTA_AT
+from tests.kafka.conftest import ENOUGH_S, connected, create, producing
+
+BATCHES, RECORDS = 5, 10
+CLUSTER = "east-aggregate"
+
+
+async def test_a_flipped_bit_on_a_brokers_disk_costs_the_batch_it_is_in(
+    killable_yard: Yard, topic_name: str
+) -> None:
+    offsets: list[int] = []
+    bad: list[UndecodableBatch] = []
+    ended = asyncio.Event()
+
+    async def deliver(item: Any) -> None:
+        reader = RecordReader(item)
+        while not reader.exhausted:
+            try:
+                offsets.extend(record.offset for record in reader.read(1000))
+            except UndecodableBatch as error:
+                bad.append(error)
+        item.release()
+        if reader.next_offset == BATCHES * RECORDS:
+            ended.set()
+
+    bootstrap = killable_yard.bootstrap(CLUSTER)
+    async with connected(bootstrap) as client:
+        await create(client, topic_name)
+        async with producing(bootstrap, linger_ms=1000) as producer:
+            for _ in range(BATCHES):
+                for _ in range(RECORDS):
+                    await producer.send(topic_name, b"value", partition=0)
+                await producer.flush()
+        (segment,) = (killable_yard.home / CLUSTER / "data" / f"{topic_name}-0").glob("*.log")
+        batch_bytes = segment.stat().st_size // BATCHES
+        with segment.open("r+b") as log:
+            log.seek(2 * batch_bytes + LAST_DELTA_AT)
+            log.write((25).to_bytes(4))  # 9 before: by this header it holds the next one's too
+        service = FetchService(client, deliver, ByteBudget(1 << 24))
+        await service.start()
+        service.add("k", topic_name, 0, 0)
+        async with asyncio.timeout(ENOUGH_S):
+            await ended.wait()
+        await service.stop()
+
+    assert [(error.start, error.end, len(error.raw)) for error in bad] == [(20, 30, batch_bytes)]
+    assert offsets == [*range(20), *range(30, 50)]

@@ -1,0 +1,40 @@
+"""A workload far behind: the latest flows at once, the backlog beside it, across a kill -9."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from app.demo.stage import Stage, wait_until
+from app.demo.traffic import messages, produce
+from tests.system.test_delivery import SETTLE_S, Scene
+
+pytestmark = pytest.mark.system
+
+BACKLOG, FRESH, RATE = 8_000, 200, 500
+
+
+def test_the_latest_comes_before_the_backlog_and_nothing_is_lost_or_doubled_by_a_move(
+    stage: Stage, topic_name: str
+) -> None:
+    scene = Scene(stage, topic_name, BACKLOG)
+    scene.produce()
+    first, second = stage.worker(), stage.worker()
+    definition = scene.definition(catchUp={"lag": 500, "rate": RATE})
+    stage.deploy(first, definition)
+    wait_until(lambda: len(stage.deliveries()) > 50, SETTLE_S, first.tail)
+
+    fresh = list(messages(FRESH, prefix="fresh"))
+    asyncio.run(produce(scene.bootstrap, topic_name, fresh))
+    wanted = {message.id for message in fresh}
+    wait_until(lambda: wanted <= {d["id"] for d in stage.deliveries()}, SETTLE_S, first.tail)
+    assert len({d["id"] for d in stage.deliveries()} - wanted) < BACKLOG
+    assert any(committed is None or committed < end for committed, end in scene.committed().values())
+
+    second.kill()
+    scene.sent += fresh
+    report = scene.settle()
+    assert report.lost == ()
+    assert report.duplicates <= 4 * (100 + RATE)
+    wait_until(lambda: all(committed == end for committed, end in scene.committed().values()), 15, first.tail)
