@@ -62,7 +62,8 @@ def parse_definition(
     problems += checks(document, clusters)
     if (
         workload is not None
-        and len(max([*workload.retry_topics(), workload.dlq_topic()], key=len)) > MAX_TOPIC_CHARS
+        and len(max([*workload.retry_topics(), workload.dlq_topic(), workload.merge_topic()], key=len))
+        > MAX_TOPIC_CHARS
     ):
         problems.append(
             problem_at(

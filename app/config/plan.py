@@ -91,7 +91,7 @@ def _shared_topics(workloads: Sequence[Workload]) -> list[str]:
     owners: dict[tuple[str, str], str] = {}
     found = []
     for workload in workloads:
-        for topic in (*workload.retry_topics(), workload.dlq_topic()):
+        for topic in (*workload.retry_topics(), workload.dlq_topic(), workload.merge_topic()):
             owner = owners.setdefault((workload.metadata.cluster, topic), workload.key)
             if owner != workload.key:
                 found.append(f"{workload.key}: its topic {topic} is also that of {owner}; rename its group")

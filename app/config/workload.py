@@ -188,6 +188,10 @@ class Workload(Model):
         """The dead letter queue's topic."""
         return f"{self.metadata.topic}__{self.metadata.group}__dlq"
 
+    def merge_topic(self) -> str:
+        """The topic that letters merged from the DLQ go to: read like a retry tier without a delay."""
+        return f"{self.metadata.topic}__{self.metadata.group}__merge"
+
     def method(self) -> str:
         """The gRPC method: its own, or that of uForwarder's consumers."""
         own = self.spec.target.method

@@ -14,7 +14,7 @@ Rules
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import structlog
@@ -36,7 +36,6 @@ from app.core.control import Assignment, Released
 from app.core.job import JobId
 from app.core.lease import Lease
 from app.core.placement import shares
-from app.dlq.progress import merge_topic
 from app.kafka.fetched import Fetched, FetchTrouble, Gap
 from app.payload.interceptors import Interceptor
 from app.pump.chains import make_chain
@@ -314,7 +313,7 @@ class Jobs(Service):
             held.epoch,
             runtime,
             tier=tier_of(workload, identity.topic),
-            merged=identity.topic == merge_topic(workload),
+            merged=identity.topic == workload.merge_topic(),
             next_offset=snapshot.base,
             snapshot=snapshot,
             capacity=workload.spec.tracker.capacity,
@@ -366,23 +365,38 @@ class Jobs(Service):
                 self._end_task(job)
         mine = self._control.view.owned_by(self.worker)
         pumps = [pump for job, pump in self.pumps.items() if job not in self._work]
+        releases = [*self._work.values()]
         for pump in pumps:
             pump.stop_intake()
-        await asyncio.gather(*(pump.drain(self._grace_s) for pump in pumps))
+        idle = [job for job in mine if job not in self._work and not self._is_busy(job)]
+        await self._let_go(idle)  # one job that hangs holds up no other
+
+        async def finish(pump: DispatchPump) -> None:
+            await pump.drain(self._grace_s)
+            await self._let_go([str(pump.job)])
+
+        await asyncio.gather(*(finish(pump) for pump in pumps if str(pump.job) in self.pumps))
+        if releases:
+            await asyncio.wait(releases, timeout=self._grace_s)
+
+    def _is_busy(self, job: str) -> bool:
+        pump = self.pumps.get(job)
+        return pump is not None and pump.is_busy
+
+    async def _let_go(self, jobs: Iterable[str]) -> None:
+        """Saves what these jobs have finished and gives them back."""
+        pumps = [self.pumps[job] for job in jobs if job in self.pumps]
         await self.checkpoints.save(pumps)
-        releases = list(self._work.values())
+        mine = self._control.view.owned_by(self.worker)
         for pump in pumps:
-            pump.close()
-            self._drop(str(pump.job))
+            self._close(str(pump.job))
         events = [
-            Released(at_ms=now_ms(), job=job, worker=self.worker, epoch=held.epoch, reason=STOPPED)
-            for job, held in mine.items()
-            if job not in self._work
+            Released(at_ms=now_ms(), job=job, worker=self.worker, epoch=mine[job].epoch, reason=STOPPED)
+            for job in jobs
+            if job in mine
         ]
         if events:
             await self._control.append(*events)
-        if releases:
-            await asyncio.wait(releases, timeout=self._grace_s)
 
     # -- state -----------------------------------------------------------------------------------
 

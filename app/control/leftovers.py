@@ -13,7 +13,6 @@ from collections.abc import Iterable
 
 from app.config.definitions import Workload
 from app.control.data_clusters import DataCluster
-from app.dlq.progress import merge_topic
 from app.kafka.clusters import EARLIEST, LATEST
 
 LINGER_S = 10.0
@@ -39,7 +38,7 @@ def candidates(workload: Workload) -> list[str]:
     """All topics of this kind that the workload may have."""
     stem = f"{workload.metadata.topic}__{workload.metadata.group}__retry_"
     numbers = range(len(workload.spec.retry) + 1, MAX_TIERS + 1)
-    return [*(f"{stem}{number}" for number in numbers), merge_topic(workload)]
+    return [*(f"{stem}{number}" for number in numbers), workload.merge_topic()]
 
 
 class Leftovers:

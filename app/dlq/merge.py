@@ -30,7 +30,7 @@ from aiokafka.structs import OffsetAndMetadata
 from app.config.definitions import Workload
 from app.dlq.letter import Letter
 from app.dlq.memory import merges_of
-from app.dlq.progress import EXPIRED, REFUSED, Merge, Part, Terms, check_operation, merge_topic, pack, stem
+from app.dlq.progress import EXPIRED, REFUSED, Merge, Part, Terms, check_operation, pack, stem
 from app.dlq.query import BadQuery
 from app.dlq.read import CHUNK_LETTERS, QueueReader, queue_ends, reading
 from app.dlq.rules import DEFAULT_RATE, Past, Span, Verdict, copy_headers, judge
@@ -87,7 +87,7 @@ class Merger:
         self._report = report
         self._group = f"{stem(workload)}.{operation}"
         self._queue = workload.dlq_topic()
-        self._topic = merge_topic(workload)
+        self._topic = workload.merge_topic()
         self._partitions = 1
         self._others: frozenset[str] | None = None
         self._careful: dict[int, int] = {}  # partition -> up to here one letter a transaction

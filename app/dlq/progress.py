@@ -34,11 +34,6 @@ def stem(workload: Workload) -> str:
     return f"{PREFIX}.{workload.metadata.group}.{workload.metadata.topic}"
 
 
-def merge_topic(workload: Workload) -> str:
-    """The topic that merged letters go to: the workload's own, read like a retry tier without a delay."""
-    return f"{workload.metadata.topic}__{workload.metadata.group}__merge"
-
-
 @dataclass(frozen=True, slots=True)
 class Terms:
     """What a merge was asked for; fixed when it begins."""

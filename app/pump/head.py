@@ -17,7 +17,7 @@ def free_head(pump: DispatchPump, now_s: float) -> Verdict | None:
         return verdict
     tracker, runtime, head = pump.tracker, pump.runtime, pump.head
     decision = runtime.head_decision(pump.tier)
-    if decision is None or pump.closed or pump.draining or pump.paused:
+    if decision is None or pump.closed or pump.paused:
         return None
     head.after_s, head.tokens = runtime.head_after_s, runtime.head_tokens
     found = head.look(

@@ -5,7 +5,7 @@ Rules
    or DLQ is acknowledged by all in-sync replicas.
 2. Where order is asked for, a message waits in place for its next attempt, and what must not overtake it
    waits behind it; it leaves for the DLQ only.
-3. Nothing is moved unless the lease holds.
+3. Nothing is moved unless the lease holds: the copy waits for it (`app.pump.copies`).
 
 What is decided is pure (`app.core.outcome`); here it is carried out.
 """
@@ -105,11 +105,6 @@ class Outcomes:
             case Action.RETRY_TOPIC if runtime.ordered:
                 self._retry_in_place(delivery, decision)
             case Action.RETRY_TOPIC | Action.DLQ:
-                if not runtime.lease.holds(runtime.clock()):
-                    # Not ours to move any more, or not now: it is delivered again should it stay ours.
-                    delivery.verdict = None
-                    runtime.link_of(delivery).held.append(delivery)
-                    return
                 tier = decision.tier if decision.action is Action.RETRY_TOPIC else None
                 topic = runtime.dlq_topic if tier is None else runtime.retry_topics[tier]
                 words = f"{decision.reason}: {details}" if details else decision.reason

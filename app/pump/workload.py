@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 LEASE_RETRY_S = 0.05
+BUSY_PAUSE_S = 0.001
 MAX_BATCH = 512  # messages sent together over a stream
 MAX_HELD_APART = 1_000  # messages held for a target beside the main one
 DEFAULT_BACKLOG_RATE = 1_000.0  # of a backlog whose definition lost its rate meanwhile
@@ -76,7 +77,7 @@ class WorkloadRuntime:
         self._turns: deque[DispatchPump] = deque()
         self._targets = targets
         self._old_links: list[ReceiverLink] = []
-        self._sending = False
+        self._sending = self._soon = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_s = 0.0
         self.workload = workload
@@ -325,6 +326,18 @@ class WorkloadRuntime:
         """Messages [start, end) of `batch` were answered alike."""
         self._answered_by(batch.link, result, end - start, batch.started_s)
         self.outcomes.batch_answered(batch, start, end, result)
+        self._send_soon(batch.link)
+
+    def _send_soon(self, link: ReceiverLink) -> None:
+        """Sends once for all the ranges of results that come together; while the receiver has much to do, for
+        those of the next moment too: larger runs cost both sides less."""
+        if not self._soon:
+            self._soon = True
+            wait_s = BUSY_PAUSE_S if 2 * link.in_flight > link.limit else 0.0
+            asyncio.get_running_loop().call_later(wait_s, self._sent_soon)
+
+    def _sent_soon(self) -> None:
+        self._soon = False
         self.send()
 
     def _answered_by(

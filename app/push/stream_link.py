@@ -43,6 +43,7 @@ log = structlog.get_logger(__name__)
 DEFAULT_MAX_REQUEST = 4 * 1024 * 1024  # gRPC's, when the receiver names none
 PAUSE_S = 0.0005  # between writes: small batches of many partitions travel together
 MAX_WAITING = 4_096  # messages queued and not sent: a few requests
+LATE_S, SECOND_LOOK_S = 0.25, 0.05
 OPEN_S = 5.0  # a receiver that does not accept the stream this soon is taken for absent
 DRAIN_POLL_S = 0.01
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.05, 1.0
@@ -81,6 +82,7 @@ class Link:
         self._not_before_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_s = 0.0
+        self._was_late = False
         self._call: Any = None
 
     # -- for the target --------------------------------------------------------------------------
@@ -261,7 +263,14 @@ class Link:
 
     def _due(self) -> None:
         self._timer = None
-        told, numbers = self._book.expire(time.monotonic())
+        now_s = time.monotonic()
+        if now_s > self._timer_at_s + LATE_S and not self._was_late:
+            # The loop stood still: what was answered meanwhile is read before anything is given up.
+            self._was_late = True
+            self._timer = asyncio.get_running_loop().call_later(SECOND_LOOK_S, self._due)
+            return
+        self._was_late = False
+        told, numbers = self._book.expire(now_s)
         self._forget(numbers)
         self._tell(told, StreamResult(DEADLINE_EXCEEDED, "no result in time"))
         self._arm()

@@ -13,13 +13,9 @@ MAX_REASON_CHARS = 500
 
 
 class StreamResult(CallResult):
-    """A delivery's result.
+    """A delivery's result; its words are cut shorter than a call's."""
 
-    Attributes:
-        retry_after_s: the receiver's wish, with the action Retry; None when it has none.
-    """
-
-    __slots__ = ("retry_after_s",)
+    __slots__ = ()
 
     def __init__(
         self,
@@ -30,8 +26,8 @@ class StreamResult(CallResult):
         retry_after_s: float | None = None,
         local_error: str | None = None,
     ) -> None:
-        super().__init__(code, details[:MAX_REASON_CHARS], action, local_error=local_error)
-        self.retry_after_s = retry_after_s
+        details = details[:MAX_REASON_CHARS]
+        super().__init__(code, details, action, local_error=local_error, retry_after_s=retry_after_s)
 
 
 ACKNOWLEDGED = StreamResult(OK)

@@ -85,7 +85,7 @@ def tiers(*delays: str) -> Workload:
     return workload(path="spec/retry", value=[{"delay": delay} for delay in delays])
 
 
-def test_a_retry_tier_that_goes_is_warned_of_with_its_topic_and_what_to_do() -> None:
+def test_a_retry_tier_that_goes_is_warned_of_with_its_topic_and_what_becomes_of_it() -> None:
     result = plan(by_key(tiers("1m", "10m", "1h")), [tiers("1m")])
 
     assert not result.conflicts
@@ -95,7 +95,7 @@ def test_a_retry_tier_that_goes_is_warned_of_with_its_topic_and_what_to_do() -> 
     ):
         assert warning.startswith("billing/orders: ")
         assert topic in warning
-        assert f"its delay of {delay} until its topic is empty" in warning
+        assert f"its delay of {delay}" in warning
 
 
 @pytest.mark.parametrize("after", [("1m", "10m"), ("5m", "20m"), ("1m", "10m", "1h")])

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from app.dlq.progress import merge_topic
 from tests.console.client import Answer, Console
 from tests.console.hand_fed import HandFed, beat, definition, flowing, job, put, serving
 from tests.dlq.queues import Clusters, create, fill, merged, numbers_of, of_topic
@@ -188,4 +187,4 @@ def test_a_queue_that_is_not_there_is_not_found(queue: Queue) -> None:
     for method, path in (("GET", "/stats"), ("POST", "/merge"), ("POST", "/purge"), ("GET", "/export")):
         answer = queue.console.ask(method, f"/api/v1/dlq/billing/nothing-died{path}")
         assert (answer.status, answer.json["title"]) == (404, "No queue")
-    assert merge_topic(queue.workload).endswith("__billing__merge")
+    assert queue.workload.merge_topic().endswith("__billing__merge")

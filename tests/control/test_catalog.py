@@ -17,7 +17,6 @@ from app.control.catalog import Catalog
 from app.control.data_clusters import DataClusters
 from app.control.topic_settings import COPY_MAX_BYTES, RETRY_RETENTION_MS, safe_replication, topics_of
 from app.core.control import AnyControlEvent, Begun, ControlState, WorkloadDeleted
-from app.dlq.progress import merge_topic
 from app.kafka.clusters import ClusterSpec
 from app.kafka.fetched import ByteBudget
 from app.kafka.topics import TopicSpec, ensure_topics
@@ -146,7 +145,7 @@ async def test_what_was_merged_back_is_pumped_while_something_waits(region: Regi
     assert await region.jobs() == {region.topic: {0, 1}}
     workload = region.catalog.workload(f"billing/{region.topic}")
     assert workload is not None
-    merged = merge_topic(workload)
+    merged = workload.merge_topic()
     await region.make(merged, 2)
     assert await region.jobs() == {region.topic: {0, 1}}
     await region.send(merged, partition=1)

@@ -45,7 +45,8 @@ def a_pump(base: int = 5) -> Any:
     tracker = Tracker(base, 10)
     return SimpleNamespace(
         job=SimpleNamespace(topic="t", partition=0), tracker=tracker, closed=False, trouble="",
-        snapshot_version=tracker.version, runtime=SimpleNamespace(workload=workload),
+        base=base, version=tracker.version, snapshot=tracker.snapshot, snapshot_version=tracker.version,
+        runtime=SimpleNamespace(workload=workload),
     )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from app.config.definitions import Workload
 from app.core import retry_headers as names
 from app.dlq.letter import MERGES
 from app.dlq.merge import Merger
-from app.dlq.progress import Merge, Terms, merge_topic
+from app.dlq.progress import Merge, Terms
 from app.dlq.read import queue_ends
 from app.kafka.clusters import ClusterClient, ClusterSpec
 
@@ -83,8 +83,8 @@ async def merged(bootstrap: str, workload: Workload) -> list[Any]:
     await consumer.start()
     try:
         await consumer._client.force_metadata_update()
-        found = consumer.partitions_for_topic(merge_topic(workload)) or set()
-        parts = [TopicPartition(merge_topic(workload), p) for p in found]
+        found = consumer.partitions_for_topic(workload.merge_topic()) or set()
+        parts = [TopicPartition(workload.merge_topic(), p) for p in found]
         if not parts:
             return []
         consumer.assign(parts)

@@ -12,7 +12,7 @@ from aiokafka import AIOKafkaProducer
 from app.core import retry_headers as names
 from app.dlq.letter import MERGES
 from app.dlq.merge import Merger, Superseded, UnknownOperation
-from app.dlq.progress import Merge, Terms, merge_topic, stem
+from app.dlq.progress import Merge, Terms, stem
 from app.dlq.query import Query
 from app.dlq.read import NoQueue, queue_ends
 from app.dlq.survey import foresee_merge
@@ -94,12 +94,12 @@ async def test_copies_of_a_transaction_that_was_left_open_are_never_seen(
 ) -> None:
     workload = of_topic(topic_name)
     await create(bootstrap, workload.dlq_topic(), 1)
-    await create(bootstrap, merge_topic(workload), 1)
+    await create(bootstrap, workload.merge_topic(), 1)
     await fill(bootstrap, workload, range(10))
     dead = AIOKafkaProducer(bootstrap_servers=bootstrap, transactional_id=stem(workload))
     await dead.start()
     await dead.begin_transaction()
-    await dead.send_and_wait(merge_topic(workload), b"666")
+    await dead.send_and_wait(workload.merge_topic(), b"666")
     await merge(client, topic_name, "op")
     assert numbers_of(await merged(bootstrap, workload)) == list(range(10))
     with pytest.raises(Exception, match=r".*"):
@@ -181,7 +181,7 @@ async def test_a_letter_that_the_broker_does_not_take_is_left_and_the_others_go_
 ) -> None:
     workload = of_topic(topic_name)
     await create(bootstrap, workload.dlq_topic(), 1)
-    await create(bootstrap, merge_topic(workload), 1, **{"max.message.bytes": "20000"})
+    await create(bootstrap, workload.merge_topic(), 1, **{"max.message.bytes": "20000"})
     await fill(bootstrap, workload, range(5))
     async with AIOKafkaProducer(bootstrap_servers=bootstrap) as producer:
         await producer.send_and_wait(workload.dlq_topic(), b"x" * 50_000, headers=headers())

@@ -29,6 +29,7 @@ from app.push.receiver.unary_side import Route
 from app.push.receiver.verdicts import Message, checked, spread
 
 SLICE_S = 0.005
+SURELY_ASYNC = 8  # so many awaitables in a row, and none else
 PAUSE_S = 0.001
 BROKEN = (aio.AioRpcError, aio.UsageError, aio.InternalError, asyncio.InvalidStateError)
 EOF: Any = aio.EOF  # type: ignore[attr-defined]
@@ -126,6 +127,7 @@ class Session:
     async def _inline(self, start: int, messages: list[Message], share: int) -> None:
         """Rule 1."""
         handler = self._route.handler
+        awaited = 0
         said = number = start  # outcomes are told of all below `said`
         until_s = perf_counter() + SLICE_S
         for message in messages:
@@ -134,11 +136,10 @@ class Session:
                 if verdict is not None and inspect.isawaitable(verdict):
                     self._outcomes.acknowledge(said, number)
                     self._settle(number - said, share * (number - said))
-                    self._route.tasks = True
-                    self._gate.enter(partial(self._watch, number, number + 1, share, verdict))
-                    self._enter_all(number + 1, messages[number + 1 - start :], share)
-                    return
-                if verdict is not None:
+                    said = number + 1
+                    awaited += 1
+                    self._gate.enter(partial(self._watch, number, said, share, verdict))
+                elif verdict is not None:
                     self._outcomes.acknowledge(said, number)
                     self._outcomes.add(number, checked(verdict))
                     self._settle(number + 1 - said, share * (number + 1 - said))
@@ -157,6 +158,8 @@ class Session:
                 until_s = perf_counter() + SLICE_S
         self._outcomes.acknowledge(said, number)
         self._settle(number - said, share * (number - said))
+        # One that always awaits is not called before there is room for its task.
+        self._route.tasks = awaited == len(messages) >= SURELY_ASYNC
 
     # -- tasks -----------------------------------------------------------------------------------
 

@@ -1,0 +1,133 @@
+"""Messages/s acknowledged one by one through one worker over a stream, against Confluent Parallel Consumer.
+
+Ours is the whole way: a worker fetches from a real broker, tracks, pushes to a receiver in a process of its
+own, and commits. The peer's handler runs in the peer's process: it pays for no second process and no network.
+Both read the same filled topic from its beginning, a new group each time, and are counted where the message
+is handled, between a tenth and nine tenths of the run; ours must besides be acknowledged and come once.
+
+| case    | handler                        | handlers at once | given beforehand                           |
+|---------|--------------------------------|------------------|--------------------------------------------|
+| instant | counts                         | 1; peer 200      | 10,000; the peer's own loading             |
+| 10 ms   | sleeps (ours a task, a thread) | 200              | as many again; the peer's own loading      |
+| 50 ms   | sleeps                         | 1,000            | as many again; the peer's own loading      |
+
+The last rows compare with ourselves: what remains of the throughput when one message in a thousand is
+stashed and one is never answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from app.demo.stage import Process, Stage
+from app.yard import Yard
+from tests.bench.parallel_consumer import VERSION, Peer, build
+from tests.bench.run import MIN_ROUNDS, Pair, Progress, alternate
+from tests.bench.streams.ours import CLUSTER, Case, Receivers, rate
+from tests.bench.streams.topic import KEYS, VALUE_BYTES, fill
+
+PEER = f"Confluent Parallel Consumer {VERSION}"
+ORDERS = {"none": "UNORDERED", "key": "KEY"}
+FILLED = 1_200_000
+INSTANT = Case(0, 10_000, 10_000, "none", 1_000_000)
+SHORT = Case(10, 400, 200, "none", 150_000)
+LONG = Case(50, 2_000, 1_000, "none", 150_000)
+PEER_INSTANT, PEER_INSTANT_COUNT = 200, 400_000  # its quickest of 16, 200 and 1,000 threads
+FAULTY_CAPACITY = 200_000  # a second's messages behind a stuck one: it is freed before the tracker is full
+PARTITIONS = 4
+HEADLINE = "10 ms, none, 4 partitions"
+
+
+def run(progress: Progress) -> dict[str, Any]:
+    """Every case with 4 partitions, those without an order with 1, and the faults."""
+    with (
+        tempfile.TemporaryDirectory() as name,
+        Yard(regions=1) as yard,
+        Stage(yard) as stage,
+    ):
+        progress("fetching and compiling the peer")
+        java, class_path = build(Path(name))
+        worker = stage.worker()
+        rows = {}
+        for partitions in (PARTITIONS, 1):
+            topic = f"filled-{partitions}"
+            progress(f"filling {topic}")
+            bootstrap = yard.bootstrap(CLUSTER)
+            asyncio.run(fill(bootstrap, topic, partitions, FILLED))
+            with Peer.started(java, class_path, bootstrap, topic, Path(name)) as peer:
+                for title, case in _cases(partitions):
+                    progress(title)
+                    rows[title] = _row(title, PEER, _against_peer(stage, worker, topic, case, peer, progress))
+        for title, case in _faulty():
+            progress(title)
+            pair = _against_clean(stage, worker, f"filled-{PARTITIONS}", case, progress)
+            rows[title] = _row(title, "the same without faults", pair)
+    first = rows.pop(HEADLINE)
+    setup = {
+        "broker": "one, same machine", "value bytes": VALUE_BYTES, "keys": KEYS, "partitions": PARTITIONS,
+        "receiver": "one process, uvloop", "handler": HEADLINE, "handlers at once": SHORT.handlers,
+        "in flight": SHORT.in_flight, "peer": "in-process handler, a thread each, commits asynchronously",
+    }  # fmt: skip
+    return {**{key: first[key] for key in first if key != "bench"}, "setup": setup, "rows": [*rows.values()]}
+
+
+def _cases(partitions: int) -> Iterator[tuple[str, Case]]:
+    for order in ORDERS if partitions > 1 else ("none",):
+        for name, case in (("instant", INSTANT), ("10 ms", SHORT), ("50 ms", LONG)):
+            title = f"{name}, {order}, {partitions} partition{'s' if partitions > 1 else ''}"
+            yield title, replace(case, ordering=order)
+
+
+def _faulty() -> Iterator[tuple[str, Case]]:
+    for name, case in (("instant", INSTANT), ("10 ms", SHORT)):
+        stuck_at = case.count // PARTITIONS // 3
+        title = f"{name}, a poison pill in a thousand and one message stuck for ever"
+        yield title, replace(case, stuck_at=stuck_at, capacity=FAULTY_CAPACITY)
+
+
+def _row(title: str, peer: str, pair: Pair) -> dict[str, Any]:
+    return {
+        "bench": f"dispatch-stream, {title}", "value": round(pair.ours, 1), "unit": "messages/s",
+        "peer": peer, "peer_value": round(pair.peer, 1), "ratio": round(pair.ratio, 3),
+    }  # fmt: skip
+
+
+def _against_peer(
+    stage: Stage, worker: Process, topic: str, case: Case, peer: Peer, progress: Progress
+) -> Pair:
+    receivers = Receivers(stage, topic, case, MIN_ROUNDS)
+    ours, theirs = itertools.count(), itertools.count()
+    threads, count = case.handlers, case.count
+    if not case.latency_ms:
+        threads, count = PEER_INSTANT, PEER_INSTANT_COUNT
+    order = ORDERS[case.ordering]
+    groups = f"peer-{receivers.groups[0]}"
+    try:
+        return alternate(
+            lambda: rate(worker, stage, receivers, next(ours)),
+            lambda: peer.run(order, case.latency_ms, threads, f"{groups}-{next(theirs)}", count),
+            progress=progress,
+        )
+    finally:
+        receivers.close()
+
+
+def _against_clean(stage: Stage, worker: Process, topic: str, case: Case, progress: Progress) -> Pair:
+    faulty = Receivers(stage, topic, case, MIN_ROUNDS)
+    clean = Receivers(stage, topic, replace(case, stuck_at=None), MIN_ROUNDS)
+    ours, theirs = itertools.count(), itertools.count()
+    try:
+        return alternate(
+            lambda: rate(worker, stage, faulty, next(ours)),
+            lambda: rate(worker, stage, clean, next(theirs)),
+            progress=progress,
+        )
+    finally:
+        faulty.close()
+        clean.close()

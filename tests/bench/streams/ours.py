@@ -1,0 +1,126 @@
+"""A run of ours: one worker reads a filled topic and pushes it over a stream to one receiver."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from app.demo.stage import Process, Stage, StageError, http, wait_until, workload
+from tests.bench.streams.receiver import Counter
+
+CLUSTER = "east-aggregate"
+HEAD, TAIL = 0.1, 0.9  # measured between these shares of the messages: neither start nor end
+POLL_S = 0.005
+RUN_S = 180.0
+READY_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is measured.
+
+    Attributes:
+        latency_ms: what the handler sleeps; 0: it is synchronous and instant.
+        in_flight: messages given to the receiver that it has not answered.
+        handlers: of them, handled at once.
+        ordering: none or key.
+        count: messages.
+        capacity: the tracker's, for each partition.
+        stuck_at: with a number, one message in a thousand is stashed, and that one is never answered.
+    """
+
+    latency_ms: int
+    in_flight: int
+    handlers: int
+    ordering: str
+    count: int
+    capacity: int = 10_000
+    stuck_at: int | None = None
+
+    def definition(self, group: str, topic: str, address: str) -> dict[str, Any]:
+        """The workload."""
+        return workload(
+            group,
+            topic,
+            CLUSTER,
+            address,
+            target={"contract": "stream", "timeout": "60s"},
+            ordering=self.ordering,
+            flow={"max_inflight": self.in_flight},
+            tracker={"capacity": self.capacity},
+        )
+
+
+class Receivers:
+    """The receiver of a case, with a group of its own for each run."""
+
+    def __init__(self, stage: Stage, topic: str, case: Case, runs: int) -> None:
+        number = len(stage.processes)
+        self.topic = topic
+        self.case = case
+        self.groups = [f"g{number}-{run}" for run in range(runs)]
+        counter = stage.home / f"counter-{number}"
+        self.cells = Counter(counter, runs).cells
+        command = [sys.executable, "-m", "tests.bench.streams.receiver", "--topic", topic]
+        command += ["--counter", str(counter), "--latency-ms", str(case.latency_ms)]
+        command += ["--handlers", str(case.handlers)]
+        command += [part for group in self.groups for part in ("--group", group)]
+        if case.stuck_at is not None:
+            command += ["--stuck-at", str(case.stuck_at)]
+        self.process = stage.start(f"stream-receiver-{number}", command)
+        wait_until(self._listens, READY_S, self.process.tail)
+        self.address = json.loads(self.process.log.read_text().splitlines()[0])["address"]
+
+    def _listens(self) -> bool:
+        if not self.process.running:
+            raise StageError(f"the receiver ended:\n{self.process.tail()}")
+        return self.process.log.read_text().endswith("\n")
+
+    def close(self) -> None:
+        """Ends it."""
+        self.process.kill()
+
+
+def rate(worker: Process, stage: Stage, receivers: Receivers, run: int) -> float:
+    """Messages a second that the receiver handled between HEAD and TAIL; the worker has them acknowledged."""
+    case, group, cells = receivers.case, receivers.groups[run], receivers.cells
+    low, high = int(case.count * HEAD), int(case.count * TAIL)
+    stage.deploy(worker, case.definition(group, receivers.topic, receivers.address))
+    begin = reaches(low, lambda: cells[run], worker)
+    end = reaches(high, lambda: cells[run], worker)
+    url = f"{worker.url}/api/v1/workloads/{group}/{receivers.topic}"
+    if case.stuck_at is None:
+        wait_until(lambda: trackers(url)[0] >= high, RUN_S, worker.tail)
+        handled = cells[run]
+        if handled > (fetched := trackers(url)[1]):
+            raise StageError(f"{handled} of {fetched} messages were handled: some came twice, and counted so")
+    http("DELETE", url)
+    return (end[1] - begin[1]) / (end[0] - begin[0])
+
+
+def trackers(url: str) -> tuple[int, int]:
+    """Messages that may be committed, and that were fetched, over all partitions of the workload at `url`."""
+    base = end = partition = 0
+    while True:
+        status, tracker = http("GET", f"{url}/partitions/{partition}/tracker")
+        if status != 200:
+            return base, end
+        base, end, partition = base + tracker["base"], end + tracker["end"], partition + 1
+
+
+def reaches(count: int, read: Callable[[], int], worker: Process) -> tuple[float, int]:
+    """When `read` first gave `count` or more, and what it gave then.
+
+    Raises:
+        StageError: not within RUN_S.
+    """
+    deadline_s = time.monotonic() + RUN_S
+    while (handled := read()) < count:
+        if time.monotonic() > deadline_s:
+            raise StageError(f"{handled} of {count} messages after {RUN_S:.0f} s:\n{worker.tail()}")
+        time.sleep(POLL_S)
+    return time.monotonic(), handled
