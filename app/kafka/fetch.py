@@ -14,7 +14,7 @@ Rules
    polls for a short time only, so that none waits for long; whoever had no data waits for it and joins.
 5. What the log lost is told as a `Gap`, never passed over in silence; so is a topic made anew (log_watch).
 6. The position moves when the sink has taken what lies before it: what it refuses is fetched again.
-7. A partition in trouble waits alone, with backoff.
+7. A partition in trouble waits alone, with backoff; one that lost its leader until another is elected.
 8. No header is believed before its batch's checksum matched (core.record_batch); that costs 0.65 ms a MiB.
 """
 
@@ -48,6 +48,7 @@ LEAST_BYTES = 64 * 1024  # what partitions may hold beyond the budget: so much e
 DAMAGE_MAX_BYTES = 64 * 1024 * 1024  # asked for to see what follows a damaged batch
 CONNECTIONS = 3
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.1, 2.0
+SEEK_S, SEEK_FOR_S = 0.25, 30.0  # a lost leader's successor is looked for so often, and for so long
 TELL_AFTER_S = 3.0  # trouble that heals by itself within this (a leader's election) is not told
 WATERMARKS_S = 1.0
 
@@ -77,6 +78,7 @@ class FetchService(Service):
         self._partitions: dict[Any, PartitionFetch] = {}
         self._free: dict[int, set[int]] = {}  # connections of each broker
         self._polls: set[asyncio.Task[None]] = set()
+        self._leaderless: dict[PartitionFetch, int | None] = {}  # and who has failed it
         self._wake = asyncio.Event()
 
     async def on_start(self) -> None:
@@ -259,7 +261,6 @@ class FetchService(Service):
                 part.failures, part.told = 0, ""
         else:
             if code in LEADER_TROUBLE:
-                part.node = None
                 self.client.client.force_metadata_update()
             await self._failed(part, code, f"{for_code(code).__name__} for {part.topic}-{part.partition}")
 
@@ -317,6 +318,8 @@ class FetchService(Service):
         if not part.failures:
             part.failing_since_s = now_s
         part.failures += 1
+        if code in LEADER_TROUBLE:
+            self._leaderless[part] = part.node
         part.node = None
         if code == UNKNOWN_TOPIC:
             part.doubted = True  # the one that comes may be another
@@ -328,6 +331,24 @@ class FetchService(Service):
                 await self._deliver(FetchTrouble(part.key, part.topic, part.partition, message, remedy))
             except Exception:
                 log.exception("trouble could not be told", topic=part.topic, message=message)
+
+    @Service.task
+    async def _seek_leaders(self) -> None:
+        """Who has another leader than the one that failed is tried at once: neither a backoff that began
+        before the election nor metadata of that time is waited for."""
+        while not self.should_stop:
+            await self.sleep(SEEK_S)
+            since_s = time.monotonic() - SEEK_FOR_S
+            for part in list(self._leaderless):
+                if part.removed or not part.failures or part.failing_since_s < since_s:
+                    del self._leaderless[part]
+            if not self._leaderless:
+                continue
+            await self.client.client.force_metadata_update()
+            for part, former in self._leaderless.items():
+                if self.client.known_leader(part.topic, part.partition) not in {None, former}:
+                    part.retry_at_s = 0.0
+            self._wake.set()
 
     @Service.task
     async def _watch(self) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
+from time import perf_counter
+from typing import Protocol
 
 from app.push.proto.switchyard.v1.receiver_pb2 import Batch, Open
 from app.push.receiver.verdicts import Message
+
+SLICE_S = 0.005  # after which the loop gets its turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,28 +23,46 @@ class Window:
     max_request_bytes: int
 
 
+class Work(Protocol):
+    """Something for a task to do."""
+
+    async def run(self) -> None:
+        """Does it; raises only when its task is cancelled for good."""
+
+
 class Gate:
-    """As many tasks at once as `limit`, over all streams; the others wait in order."""
+    """As many tasks at once as `limit`, over all streams. A task that is done with its work goes on with what
+    waits, in order: a new one would begin two turns of the loop later, and costs as much as a quick handler.
+    """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.running = 0
-        self._waiting: deque[Callable[[], None]] = deque()
+        self._waiting: deque[Work] = deque()
+        self._tasks: set[asyncio.Task[None]] = set()
 
-    def enter(self, start: Callable[[], None]) -> None:
-        """Calls `start`, now or when one `leave`s."""
-        if self.running < self.limit:
-            self.running += 1
-            start()
-        else:
-            self._waiting.append(start)
+    def enter(self, work: Work) -> None:
+        """Does the work as soon as there is a task for it."""
+        if self.running >= self.limit:
+            self._waiting.append(work)
+            return
+        self.running += 1
+        task = asyncio.get_running_loop().create_task(self._go(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-    def leave(self) -> None:
-        """One place is free."""
-        if self._waiting:
-            # Not from here: those that wait and are not wanted any more leave at once, one in the other.
-            asyncio.get_running_loop().call_soon(self._waiting.popleft())
-        else:
+    async def _go(self, work: Work) -> None:
+        until_s = perf_counter() + SLICE_S
+        try:
+            while True:
+                await work.run()
+                if not self._waiting:
+                    return
+                work = self._waiting.popleft()
+                if perf_counter() > until_s:
+                    await asyncio.sleep(0)
+                    until_s = perf_counter() + SLICE_S
+        finally:
             self.running -= 1
 
 

@@ -3,7 +3,7 @@
 Rules
 1. A synchronous handler is called where the message is read: no task, no future a message. After `SLICE_S`
    the loop gets its turn, so that a slow handler holds up neither results nor health checks.
-2. An asynchronous one is a task a message (a batch, for batch handlers), as many at once as the gate lets in.
+2. An asynchronous one runs in a task (for batch handlers, with a batch), as many at once as the gate lets in.
 3. Results go out at most every `PAUSE_S`, the credit of what is done with them.
 4. Credit = what is done + the window. Of a request's bytes each of its deliveries gives back its part, so
    that one stuck message does not hold on to its neighbours' share.
@@ -14,25 +14,38 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-from functools import partial
 from time import perf_counter
 from types import CoroutineType
-from typing import Any
+from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 from grpc import aio
 
 from app.push.proto.switchyard.v1.receiver_pb2 import DeliverRequest, DeliverResponse, Open
-from app.push.receiver.intake import Gate, Violation, Window, read_batch
+from app.push.receiver.intake import SLICE_S, Gate, Violation, Window, read_batch
 from app.push.receiver.outcomes import Outcomes
 from app.push.receiver.unary_side import Route
 from app.push.receiver.verdicts import Message, checked, spread
 
-SLICE_S = 0.005
 SURELY_ASYNC = 8  # so many awaitables in a row, and none else
 PAUSE_S = 0.001
 BROKEN = (aio.AioRpcError, aio.UsageError, aio.InternalError, asyncio.InvalidStateError)
 EOF: Any = aio.EOF  # type: ignore[attr-defined]
+
+
+class _Handling(NamedTuple):
+    """Deliveries [start, end), to be handled; `answer` is what their handler has returned already."""
+
+    session: Session
+    start: int
+    end: int
+    share: int
+    argument: Any
+    answer: Any
+
+    async def run(self) -> None:
+        """See `intake.Work`."""
+        await self.session.handle(self.start, self.end, self.share, self.argument, self.answer)
 
 
 class Session:
@@ -138,7 +151,7 @@ class Session:
                     self._settle(number - said, share * (number - said))
                     said = number + 1
                     awaited += 1
-                    self._gate.enter(partial(self._watch, number, said, share, verdict))
+                    self._enter(number, said, share, message, verdict)
                 elif verdict is not None:
                     self._outcomes.acknowledge(said, number)
                     self._outcomes.add(number, checked(verdict))
@@ -164,59 +177,46 @@ class Session:
     # -- tasks -----------------------------------------------------------------------------------
 
     def _enter_all(self, start: int, messages: list[Message], share: int) -> None:
-        gate = self._gate
         for number, message in enumerate(messages, start):
-            self._tasks[number] = (number + 1, None)
-            if gate.running < gate.limit:  # as `enter`, without what only those that wait need
-                gate.running += 1
-                self._start(number, number + 1, share, message)
-            else:
-                gate.enter(partial(self._start, number, number + 1, share, message))
+            self._enter(number, number + 1, share, message)
 
     def _enter_batch(self, start: int, messages: list[Message], share: int) -> None:
-        end = start + len(messages)
         if messages:
-            self._tasks[start] = (end, None)
-            self._gate.enter(partial(self._start, start, end, share, messages))
+            self._enter(start, start + len(messages), share, messages)
 
-    def _start(self, start: int, end: int, share: int, argument: Any) -> None:
-        if start not in self._tasks:  # canceled while it waited
-            self._left(start, end, share)
-            return
+    def _enter(self, start: int, end: int, share: int, argument: Any, answer: Any = None) -> None:
+        self._tasks[start] = (end, None)
+        self._gate.enter(_Handling(self, start, end, share, argument, answer))
+
+    async def handle(self, start: int, end: int, share: int, argument: Any, answer: Any) -> None:
+        """Calls the handler, or awaits what it has returned; tells the outcome unless it was canceled."""
+        task = asyncio.current_task()
         try:
-            answer = self._route.handler(argument)
+            if start in self._tasks:
+                self._tasks[start] = (end, task)
+                await self._judged(start, end, argument, answer)
+        except asyncio.CancelledError:
+            if task is not None and task.cancelling() and start in self._tasks:
+                raise  # the task itself is to end
+        finally:
+            canceled = self._tasks.pop(start, None) is None
+            if canceled and task is not None and task.cancelling():
+                task.uncancel()  # the delivery is, and not the task that worked on it
+            self._settle(end - start, share * (end - start))
+
+    async def _judged(self, start: int, end: int, argument: Any, answer: Any) -> None:
+        try:
+            if answer is None:
+                answer = self._route.handler(argument)
             if type(answer) is CoroutineType or inspect.isawaitable(answer):
-                self._watch(start, end, share, answer)
-                return
-            self._judge(start, end, answer)
-        except Exception as error:  # noqa: BLE001 - the handler's
-            self._outcomes.fail(start, end, error)
-        del self._tasks[start]
-        self._left(start, end, share)
-
-    def _watch(self, start: int, end: int, share: int, answer: Any) -> None:
-        task: asyncio.Future[Any]
-        if type(answer) is CoroutineType:
-            task = asyncio.get_running_loop().create_task(answer)
-        else:
-            task = asyncio.ensure_future(answer)
-        self._tasks[start] = (end, task)
-        task.add_done_callback(partial(self._finished, start, end, share))
-
-    def _finished(self, start: int, end: int, share: int, task: asyncio.Future[Any]) -> None:
-        wanted = self._tasks.pop(start, None) is not None
-        try:
-            answer = task.result()
-            if wanted:
+                answer = await answer
+            if start in self._tasks:
                 self._judge(start, end, answer)
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the handler's
-            if wanted:
+        except (Exception, asyncio.CancelledError) as error:
+            if start in self._tasks:
                 self._outcomes.fail(start, end, error)
-        self._left(start, end, share)
-
-    def _left(self, start: int, end: int, share: int) -> None:
-        self._gate.leave()
-        self._settle(end - start, share * (end - start))
+            if isinstance(error, asyncio.CancelledError):
+                raise
 
     def _judge(self, start: int, end: int, answer: Any) -> None:
         outcomes = self._outcomes
