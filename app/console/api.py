@@ -17,13 +17,14 @@ from app.config.definitions import Workload, json_schema, parse_definition
 from app.config.plan import plan
 from app.config.problems import Document, read_documents
 from app.console import dlq, overview
+from app.console.acts import actor_of
 from app.console.answers import ApiError, is_number, json_response, number, paged
 from app.console.dlq_tools import DlqTools, query_of, told
 from app.console.metrics import exposition
 from app.console.operators import OperatorRoutes
 from app.control.leader import now_ms
 from app.control.runtime import Runtime
-from app.core.control import WorkloadDeleted, WorkloadPut
+from app.core.control import ALL, AnyControlEvent, Paused, WorkloadDeleted, WorkloadPut
 from app.core.job import JobId, Kind
 from app.pump.chains import payload_codec
 
@@ -245,7 +246,7 @@ class Api:
                     key=workload.key,
                     definition=workload.to_wire(),
                     etag=etag,
-                    actor=_actor(request),
+                    actor=actor_of(request),
                 )
             )
         told_back = {"key": workload.key, "etag": etag, "changed": changed, "dry_run": dry_run,
@@ -257,7 +258,12 @@ class Api:
         """Deletes a workload; it stops once what is in flight has ended."""
         put = self._put_of(request)
         self._match(request, put)
-        await self.runtime.control.append(WorkloadDeleted(at_ms=now_ms(), key=put.key, actor=_actor(request)))
+        actor, at_ms = actor_of(request), now_ms()
+        events: list[AnyControlEvent] = [WorkloadDeleted(at_ms=at_ms, key=put.key, actor=actor)]
+        if put.key in self.runtime.control.view.paused:
+            # Compaction may drop the deletion, and a pause must not come back with the next definition.
+            events.append(Paused(at_ms=at_ms, key=put.key, partition=ALL, paused=False, actor=actor))
+        await self.runtime.control.append(*events)
         return json_response({"key": put.key, "deleted": True})
 
     @staticmethod
@@ -371,8 +377,3 @@ class Api:
             return await self.runtime.clusters.get(workload.metadata.cluster)
         except Exception as error:
             raise ApiError(502, "Cluster unreachable", f"{workload.metadata.cluster}: {error}") from error
-
-
-def _actor(request: web.Request) -> str:
-    """Who asks: by header, since there is no authentication here; else the address."""
-    return (request.headers.get("X-Switchyard-Actor") or request.remote or "unknown")[:200]

@@ -17,6 +17,7 @@ import structlog
 from aiohttp import web
 
 from app.config.definitions import Workload
+from app.console.acts import read_body
 from app.console.answers import ApiError, is_number, json_response
 from app.console.operations import Operation, Operations
 from app.control.leader import now_ms
@@ -124,7 +125,7 @@ class DlqTools:
     async def merge(self, request: web.Request) -> web.Response:
         """Merges letters back to the workload; without `execute` only says what would be merged."""
         workload, client = await self._queue(request)
-        body = await _body(request, MERGE_FIELDS)
+        body = await read_body(request, MERGE_FIELDS)
         again = _flag(body, "again")
         terms = Terms(
             Query.from_json(body.get("query", {})),
@@ -159,7 +160,7 @@ class DlqTools:
     async def purge(self, request: web.Request) -> web.Response:
         """Deletes letters before a bound; without `execute` only says how many."""
         workload, client = await self._queue(request)
-        body = await _body(request, PURGE_FIELDS)
+        body = await read_body(request, PURGE_FIELDS)
         ranges = _ranges(body)
         if _flag(body, "execute"):
             if not ranges:
@@ -269,18 +270,6 @@ def query_of(request: web.Request) -> Query:
         attempt_min=None if attempt is None else int(attempt),
         partition=tuple(int(text) for text in given.getall("partition", [])),
     )
-
-
-async def _body(request: web.Request, known: set[str]) -> Mapping[str, Any]:
-    try:
-        body = orjson.loads(await request.read() or b"{}")
-    except orjson.JSONDecodeError as error:
-        raise BadQuery(f"the body is not JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise BadQuery("the body must be an object")
-    if unknown := sorted(set(body) - known):
-        raise BadQuery(f"{unknown[0][:60]}: no such field; there are {', '.join(sorted(known))}")
-    return body
 
 
 def _flag(body: Mapping[str, Any], name: str) -> bool:

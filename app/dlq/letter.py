@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import base64
 import codecs
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import orjson
 
 from app.core import retry_headers as names
+from app.core.record import Record
 from app.core.retry_headers import MERGES, Header
 
 MAX_SHOWN_HEADERS = 200
@@ -21,21 +21,11 @@ MAX_PREVIEW_BYTES = 64 * 1024
 HEX_LINE_BYTES = 16
 
 
-class Record(Protocol):
-    """What a Kafka client gives."""
+class PlacedRecord(Record, Protocol):
+    """What a Kafka consumer gives."""
 
     @property
     def partition(self) -> int: ...
-    @property
-    def offset(self) -> int: ...
-    @property
-    def timestamp(self) -> int: ...
-    @property
-    def key(self) -> bytes | None: ...
-    @property
-    def value(self) -> bytes | None: ...
-    @property
-    def headers(self) -> Sequence[Header]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +54,7 @@ class Letter:
         return None
 
 
-def read_letter(record: Record) -> Letter:
+def read_letter(record: PlacedRecord) -> Letter:
     """`record` with what its headers tell."""
     headers = tuple(record.headers)
     told = {name: value for name, value in headers if name.startswith(names.PREFIX) and value is not None}

@@ -28,6 +28,7 @@ START_S = 30.0
 RETRY_S = 0.3
 REQUEST_MS = 10_000
 METADATA_MAX_AGE_MS = 30_000
+METADATA_TURN_S = 2.0  # then the next broker is asked for metadata: this one may be frozen
 EARLIEST, LATEST = -2, -1
 READ_UNCOMMITTED, READ_COMMITTED = 0, 1
 TOPIC_UNKNOWN = {3, 17}  # UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC
@@ -84,7 +85,8 @@ class _Client(AIOKafkaClient):
         random.shuffle(nodes)
         for node in nodes:
             try:
-                found = await self.send(node, request)  # type: ignore[no-untyped-call]  # the same
+                async with asyncio.timeout(None if node == nodes[-1] else METADATA_TURN_S):
+                    found = await self.send(node, request)  # type: ignore[no-untyped-call]  # the same
             except (KafkaError, OSError, TimeoutError) as error:
                 log.debug("a broker gave no metadata", node=node, error=repr(error))
                 continue

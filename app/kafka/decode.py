@@ -7,33 +7,19 @@ aiokafka's C decoder. What read_committed hides, what compaction took and contro
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from aiokafka.errors import CorruptRecordException
 from aiokafka.record.default_records import DefaultRecordBatch
 
+from app.core.record import Record
 from app.core.record_batch import Batch, Committed, CorruptBatch, iter_batches
 from app.kafka.decompress import BOUNDED, decompressed
 
 if TYPE_CHECKING:
     from app.kafka.fetched import Fetched
-
-
-class Record(Protocol):
-    """A decoded record (aiokafka's C object)."""
-
-    @property
-    def offset(self) -> int: ...
-    @property
-    def timestamp(self) -> int: ...
-    @property
-    def key(self) -> bytes | None: ...
-    @property
-    def value(self) -> bytes | None: ...
-    @property
-    def headers(self) -> Sequence[tuple[str, bytes | None]]: ...
 
 
 class UndecodableBatch(ValueError):

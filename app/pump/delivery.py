@@ -20,7 +20,7 @@ from app.push.unary import CallResult
 
 if TYPE_CHECKING:
     from app.core.outcome import Decision
-    from app.kafka.decode import Record
+    from app.core.record import Record
     from app.pump.dispatch import DispatchPump
     from app.pump.receiver import ReceiverLink
 

@@ -19,8 +19,9 @@ import structlog
 from app.core.head_of_line import HeadOfLine
 from app.core.job import JobId
 from app.core.outcome import Decision
+from app.core.record import Record
 from app.core.tracker import Snapshot, Tracker
-from app.kafka.decode import Record, UndecodableBatch
+from app.kafka.decode import UndecodableBatch
 from app.pump.catch_up import Allowance, Backlog
 from app.pump.delivery import BatchDelivery, Delivery
 from app.pump.intake import Intake

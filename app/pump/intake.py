@@ -17,7 +17,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from app.kafka.decode import Record, RecordReader, UndecodableBatch
+from app.core.record import Record
+from app.kafka.decode import RecordReader, UndecodableBatch
 
 if TYPE_CHECKING:
     from app.core.tracker import Tracker

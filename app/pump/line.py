@@ -31,7 +31,7 @@ from app.pump.delivery import Delivery
 
 if TYPE_CHECKING:
     from app.core.lanes import Lanes
-    from app.kafka.decode import Record
+    from app.core.record import Record
     from app.pump.dispatch import DispatchPump
     from app.pump.intake import Intake
 

@@ -37,7 +37,8 @@ from app.pump.outcomes import Outcomes
 from app.pump.receiver import ReceiverLink, Targets
 
 if TYPE_CHECKING:
-    from app.kafka.decode import Record, UndecodableBatch
+    from app.core.record import Record
+    from app.kafka.decode import UndecodableBatch
     from app.payload.interceptors import Chain
     from app.pump.dispatch import DispatchPump
     from app.push.unary import CallResult

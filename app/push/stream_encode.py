@@ -11,8 +11,9 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
+from app.core.record import Record
 from app.push.proto.switchyard.v1.receiver_pb2 import Batch, DeliverRequest
 
 if TYPE_CHECKING:
@@ -22,21 +23,6 @@ BATCH_BYTES = 512  # at most, beside its messages, topic and traceparent
 MESSAGE_BYTES = 48  # at most, beside its key, value and headers
 HEADER_BYTES = 24  # at most, beside its name and value
 BYTES_A_CHAR = 4  # at most, in UTF-8
-
-
-class Record(Protocol):
-    """A message; of one from a retry topic, `offset` and `timestamp` are those of where it first stood."""
-
-    @property
-    def offset(self) -> int: ...
-    @property
-    def timestamp(self) -> int: ...
-    @property
-    def key(self) -> bytes | None: ...
-    @property
-    def value(self) -> bytes | None: ...
-    @property
-    def headers(self) -> Sequence[tuple[str, bytes | None]]: ...
 
 
 OnResults = Callable[[int, int, "CallResult"], None]

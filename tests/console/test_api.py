@@ -11,7 +11,7 @@ import pytest
 from aiokafka.errors import NotLeaderForPartitionError
 
 from app.console.answers import MAX_BODY_BYTES
-from app.core.control import WorkloadDeleted, WorkloadPut
+from app.core.control import ALL, Paused, WorkloadDeleted, WorkloadPut
 from tests.console.client import Console
 from tests.console.hand_fed import (
     HandFed,
@@ -48,6 +48,15 @@ def test_a_workload_is_created_changed_and_deleted_each_by_one_event(console: Co
         WorkloadPut,
         WorkloadDeleted,
     ]
+
+
+def test_a_pause_does_not_outlive_the_workload_it_was_of(console: Console) -> None:
+    console.ask("PUT", PATH, definition())
+    assert console.ask("POST", f"{PATH}/pause").status == 200
+    assert console.ask("DELETE", PATH).status == 200
+    last = console.fed.control.appended[-1]
+    assert isinstance(last, Paused)
+    assert (last.partition, last.paused) == (ALL, False)
 
 
 def test_what_is_unchanged_makes_no_event(console: Console) -> None:

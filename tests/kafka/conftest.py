@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from aiokafka import AIOKafkaProducer
 
+from app.core.record import Record
 from app.kafka.clusters import ClusterClient, ClusterSpec
-from app.kafka.decode import Record, RecordReader
+from app.kafka.decode import RecordReader
 from app.kafka.fetch import FetchService
 from app.kafka.fetched import ByteBudget, Fetched
 from app.kafka.topics import TopicSpec, ensure_topics

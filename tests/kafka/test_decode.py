@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.core.record import Record
 from app.kafka.clusters import ClusterClient, ClusterSpec
-from app.kafka.decode import Record, RecordReader, UndecodableBatch
+from app.kafka.decode import RecordReader, UndecodableBatch
 from app.kafka.decompress import MAX_DECOMPRESSED_BYTES
 from app.kafka.fetch import FetchService
 from app.kafka.fetched import PARTITION_MAX_BYTES, ByteBudget, Fetched, PartitionFetch
