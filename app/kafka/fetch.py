@@ -49,6 +49,7 @@ DAMAGE_MAX_BYTES = 64 * 1024 * 1024  # asked for to see what follows a damaged b
 CONNECTIONS = 3
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.1, 2.0
 SEEK_S, SEEK_FOR_S = 0.25, 30.0  # a lost leader's successor is looked for so often, and for so long
+SILENT_S = 2.0  # a broker that has not answered a poll for so long may be frozen, and deposed
 TELL_AFTER_S = 3.0  # trouble that heals by itself within this (a leader's election) is not told
 WATERMARKS_S = 1.0
 
@@ -79,6 +80,7 @@ class FetchService(Service):
         self._free: dict[int, set[int]] = {}  # connections of each broker
         self._polls: set[asyncio.Task[None]] = set()
         self._leaderless: dict[PartitionFetch, int | None] = {}  # and who has failed it
+        self._asked: dict[asyncio.Timeout, tuple[float, list[PartitionFetch]]] = {}  # since when
         self._wake = asyncio.Event()
 
     async def on_start(self) -> None:
@@ -230,7 +232,12 @@ class FetchService(Service):
         request = FetchRequest(wait_ms, 1, max_bytes, READ_COMMITTED, list(topics.items()))
         self.budget.asked_bytes += max_bytes
         try:
-            response = await self.client.send(node, request, f"fetch-{connection}")
+            async with asyncio.timeout(None) as patience:
+                self._asked[patience] = time.monotonic(), parts
+                try:
+                    response = await self.client.send(node, request, f"fetch-{connection}")
+                finally:
+                    del self._asked[patience]
             if getattr(response, "error_code", 0):
                 raise for_code(response.error_code)
             for topic, answers in response.topics:
@@ -334,21 +341,34 @@ class FetchService(Service):
 
     @Service.task
     async def _seek_leaders(self) -> None:
-        """Who has another leader than the one that failed is tried at once: neither a backoff that began
-        before the election nor metadata of that time is waited for."""
+        """Who has another leader than the one that failed, or that is silent, is tried there at once: neither
+        a backoff nor a request that began before the election is waited for."""
         while not self.should_stop:
             await self.sleep(SEEK_S)
-            since_s = time.monotonic() - SEEK_FOR_S
+            now_s = time.monotonic()
             for part in list(self._leaderless):
-                if part.removed or not part.failures or part.failing_since_s < since_s:
+                if part.removed or not part.failures or part.failing_since_s < now_s - SEEK_FOR_S:
                     del self._leaderless[part]
-            if not self._leaderless:
+            if not self._leaderless and not self._silent(now_s):
                 continue
             await self.client.client.force_metadata_update()
             for part, former in self._leaderless.items():
-                if self.client.known_leader(part.topic, part.partition) not in {None, former}:
+                if self._leader_is_not(former, part):
                     part.retry_at_s = 0.0
+            for patience, parts in self._silent(now_s):
+                if any(self._leader_is_not(part.node, part) for part in parts):
+                    patience.reschedule(0.0)
             self._wake.set()
+
+    def _silent(self, now_s: float) -> list[tuple[asyncio.Timeout, list[PartitionFetch]]]:
+        return [
+            (patience, parts)
+            for patience, (since_s, parts) in self._asked.items()
+            if since_s < now_s - SILENT_S and patience.when() is None  # else it is ending already
+        ]
+
+    def _leader_is_not(self, node: int | None, part: PartitionFetch) -> bool:
+        return self.client.known_leader(part.topic, part.partition) not in {None, node}
 
     @Service.task
     async def _watch(self) -> None:
