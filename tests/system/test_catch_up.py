@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from app.demo.stage import Stage, wait_until
+from app.demo.stage import Stage, http, wait_until
 from app.demo.traffic import messages, produce
-from tests.system.test_delivery import SETTLE_S, Scene
+from tests.system.test_delivery import GROUP, SETTLE_S, Scene
 
 pytestmark = pytest.mark.system
 
@@ -21,9 +21,14 @@ def test_the_latest_comes_before_the_backlog_and_nothing_is_lost_or_doubled_by_a
     scene = Scene(stage, topic_name, BACKLOG)
     scene.produce()
     first, second = stage.worker(), stage.worker()
-    definition = scene.definition(catchUp={"lag": 500, "rate": RATE})
-    stage.deploy(first, definition)
-    wait_until(lambda: len(stage.deliveries()) > 50, SETTLE_S, first.tail)
+    stage.deploy(first, scene.definition(catchUp={"lag": 500, "rate": RATE}))
+
+    def states() -> list[str]:
+        _, body = http("GET", f"{first.url}/api/v1/workloads/{GROUP}/{topic_name}")
+        return [part["state"] for part in body["partitions"] if part["topic"] == topic_name]
+
+    # What is produced before a split is of the backlog, and a job that moves is split again.
+    wait_until(lambda: states() == ["catching-up"] * 4, SETTLE_S, lambda: str(states()))
 
     fresh = list(messages(FRESH, prefix="fresh"))
     asyncio.run(produce(scene.bootstrap, topic_name, fresh))
