@@ -30,8 +30,7 @@ from typing import Any
 Progress = Callable[[str], None]
 
 MIN_ROUNDS = 3
-NOT_BENCHES = {"__init__", "__main__", "run"}
-MODULES = {"memory": "memory_flat"}  # of benches that are not named as theirs
+NOT_BENCHES = {"__init__", "__main__", "run", "simulate_concurrency"}
 PACKAGES = ("faust-streaming", "aiokafka", "grpcio", "rocksdict", "uvloop", "pyspark")
 
 
@@ -96,8 +95,8 @@ def machine() -> dict[str, Any]:
 
 def names() -> list[str]:
     """The benches there are."""
-    stems = {path.stem for path in Path(__file__).parent.glob("*.py")} - NOT_BENCHES - {*MODULES.values()}
-    return sorted([*MODULES, *(stem.replace("_", "-") for stem in stems)])
+    stems = {path.stem for path in Path(__file__).parent.glob("*.py")} - NOT_BENCHES
+    return sorted(stem.replace("_", "-") for stem in stems)
 
 
 def finish(name: str, result: Mapping[str, Any]) -> dict[str, Any]:
@@ -128,8 +127,7 @@ def main(arguments: list[str] | None = None) -> int:
     name = parser.parse_args(arguments).name.replace("_", "-")
     if name not in names():
         parser.error(f"there is no bench {name!r}; there are: {', '.join(names())}")
-    module = MODULES.get(name, name.replace("-", "_"))
-    bench = importlib.import_module(f"tests.bench.{module}")
+    bench = importlib.import_module(f"tests.bench.{name.replace('-', '_')}")
     result = finish(name, bench.run(lambda text: print(f"{name}: {text}", file=sys.stderr, flush=True)))
     print(json.dumps(result, ensure_ascii=False), flush=True)
     return 0
