@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -20,6 +22,7 @@ from app.cli.client import (
 from app.cli.output import emit, output_option, url_option
 from app.config.definitions import Workload, json_schema, load_definitions
 from app.config.plan import Change, Plan, plan
+from app.config.static import DEFAULT_FILE, load_settings
 
 FILES = click.option("-f", "--file", "files", multiple=True, required=True, metavar="PATH",
                      help="A file or folder of definitions; may be given several times.")  # fmt: skip
@@ -37,8 +40,8 @@ def config() -> None:
     """
 
 
-def _load(files: tuple[str, ...]) -> list[Workload]:
-    workloads, warnings = load_definitions(files)
+def _load(files: tuple[str, ...], clusters: list[str] | None = None) -> list[Workload]:
+    workloads, warnings = load_definitions(files, clusters=clusters)
     for warning in warnings:
         click.echo(str(warning), err=True)
     return workloads
@@ -50,11 +53,18 @@ def _load(files: tuple[str, ...]) -> list[Workload]:
 def validate(files: tuple[str, ...]) -> None:
     """Checks files without a worker. Exit code 3 when something is wrong; everything is told at once.
 
+    Clusters are checked when switchyard.yaml is here, or SWITCHYARD_CONFIG names one.
+
     \b
     switchyard config validate -f billing.yaml
     """
-    workloads = _load(files)
-    click.echo(f"{len(workloads)} definition{'s' if len(workloads) != 1 else ''}: all valid", err=True)
+    settings = Path(os.environ.get("SWITCHYARD_CONFIG") or DEFAULT_FILE)
+    clusters = load_settings(settings).cluster_names() if settings.exists() else None
+    workloads = _load(files, clusters)
+    unchecked = f"; clusters were not checked: there is no {settings}" if clusters is None else ""
+    click.echo(
+        f"{len(workloads)} definition{'s' if len(workloads) != 1 else ''}: all valid{unchecked}", err=True
+    )
 
 
 @config.command()

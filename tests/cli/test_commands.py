@@ -78,6 +78,15 @@ def test_valid_definitions_need_no_worker(shell: Shell) -> None:
     assert ended.stdout == ""
 
 
+def test_a_cluster_that_the_static_file_does_not_have_is_told_without_a_worker(shell: Shell) -> None:
+    settings = shell.home / "switchyard.yaml"
+    cluster = "{name: other, region: east, tier: regional, bootstrap: 'localhost:9092'}"
+    settings.write_text(f"region: east\nclusters: [{cluster}]\n")
+    ended = shell("config", "validate", "-f", shell.file(definition()), SWITCHYARD_CONFIG=str(settings))
+    assert ended.returncode == 3
+    assert "no such cluster" in ended.stderr
+
+
 def test_invalid_definitions_end_with_3_and_everything_is_told_with_its_line(shell: Shell) -> None:
     file = shell.home / "wrong.yaml"
     file.write_text("apiVersion: switchyard/v1\nkind: Workload\nmetadata: {group: g, topic: t, cluster: c}\n"
