@@ -45,11 +45,11 @@ async def read_body(request: web.Request, known: set[str]) -> Mapping[str, Any]:
     return body
 
 
-def execute_of(body: Mapping[str, Any]) -> bool:
-    """Whether to do it. Raises BadQuery."""
-    value = body.get("execute", False)
+def flag_of(body: Mapping[str, Any], name: str) -> bool:
+    """The field `name`, False when it is not there. Raises BadQuery."""
+    value = body.get(name, False)
     if not isinstance(value, bool):
-        raise BadQuery("execute: must be true or false")
+        raise BadQuery(f"{name}: must be true or false")
     return value
 
 

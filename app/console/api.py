@@ -10,9 +10,9 @@ from typing import Any
 
 import aiohttp
 import orjson
-import structlog
 from aiohttp import web
 
+from app.clock import now_ms
 from app.config.definitions import Workload, json_schema, parse_definition
 from app.config.plan import plan
 from app.config.problems import Document, read_documents
@@ -22,13 +22,10 @@ from app.console.answers import ApiError, is_number, json_response, number, page
 from app.console.dlq_tools import DlqTools, query_of, told
 from app.console.metrics import exposition
 from app.console.operators import OperatorRoutes
-from app.control.leader import now_ms
 from app.control.runtime import Runtime
 from app.core.control import ALL, AnyControlEvent, Paused, WorkloadDeleted, WorkloadPut
 from app.core.job import JobId, Kind
 from app.pump.chains import payload_codec
-
-log = structlog.get_logger(__name__)
 
 MAX_RANGES = 2_000
 PROXY_S = 5.0

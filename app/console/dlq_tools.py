@@ -6,6 +6,7 @@ act on are the bounds that the look told, so that nothing that came later is tou
 
 from __future__ import annotations
 
+import functools
 import time
 import uuid
 from collections.abc import Mapping
@@ -16,11 +17,11 @@ import orjson
 import structlog
 from aiohttp import web
 
+from app.clock import now_ms
 from app.config.definitions import Workload
-from app.console.acts import read_body
+from app.console.acts import flag_of, read_body
 from app.console.answers import ApiError, is_number, json_response
 from app.console.operations import Operation, Operations
-from app.control.leader import now_ms
 from app.dlq.letter import described
 from app.dlq.memory import merges_of
 from app.dlq.merge import Merger
@@ -126,7 +127,7 @@ class DlqTools:
         """Merges letters back to the workload; without `execute` only says what would be merged."""
         workload, client = await self._queue(request)
         body = await read_body(request, MERGE_FIELDS)
-        again = _flag(body, "again")
+        again = flag_of(body, "again")
         terms = Terms(
             Query.from_json(body.get("query", {})),
             _whole(body, "max_merges", workload.spec.dlq.max_merges),
@@ -136,8 +137,8 @@ class DlqTools:
         if isinstance(rate, bool) or not isinstance(rate, int | float):
             raise BadQuery("rate: must be a number of letters a second")
         wanted = _ranges(body)
-        resume = _flag(body, "resume")
-        if not _flag(body, "execute"):
+        resume = flag_of(body, "resume")
+        if not flag_of(body, "execute"):
             return json_response(await foresee_merge(client, workload, terms, wanted, LOOK_S))
         operation = check_operation(str(body.get("operation") or f"merge-{uuid.uuid4().hex[:12]}"))
         ends = await queue_ends(client, workload.dlq_topic())
@@ -162,7 +163,7 @@ class DlqTools:
         workload, client = await self._queue(request)
         body = await read_body(request, PURGE_FIELDS)
         ranges = _ranges(body)
-        if _flag(body, "execute"):
+        if flag_of(body, "execute"):
             if not ranges:
                 raise BadQuery("ranges: a purge needs the bounds that its dry run told")
 
@@ -239,7 +240,6 @@ class DlqTools:
 
 def told(handler: Any) -> Any:
     """`handler`, with the errors of this package as problems."""
-    import functools
 
     @functools.wraps(handler)
     async def around(request: web.Request) -> web.StreamResponse:
@@ -272,13 +272,6 @@ def query_of(request: web.Request) -> Query:
     )
 
 
-def _flag(body: Mapping[str, Any], name: str) -> bool:
-    value = body.get(name, False)
-    if not isinstance(value, bool):
-        raise BadQuery(f"{name}: must be true or false")
-    return value
-
-
 def _whole(body: Mapping[str, Any], name: str, default: int) -> int:
     value = body.get(name, default)
     if not isinstance(value, int) or isinstance(value, bool):
@@ -296,6 +289,3 @@ def _ranges(body: Mapping[str, Any]) -> dict[int, Span]:
             raise BadQuery('ranges: write {"0": {"start": 100, "end": 200}}')
         found[int(partition)] = (int(start), int(end))
     return found
-
-
-__all__ = ["DlqTools", "query_of", "told"]

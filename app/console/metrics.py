@@ -9,8 +9,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
+from app.clock import now_ms
 from app.console.overview import lag_messages, lag_s
-from app.control.leader import now_ms
 from app.control.runtime import Runtime
 from app.core.job import JobId
 

@@ -15,8 +15,8 @@ from typing import Any
 import structlog
 from aiohttp import web
 
+from app.clock import now_ms
 from app.console.answers import ApiError
-from app.control.leader import now_ms
 
 log = structlog.get_logger(__name__)
 

@@ -16,12 +16,12 @@ import aiohttp
 import orjson
 from aiohttp import web
 
+from app.clock import now_ms
 from app.config.definitions import Workload
-from app.console.acts import actor_of, ended_told, execute_of, move_told, ranges_of, read_body
+from app.console.acts import actor_of, ended_told, flag_of, move_told, ranges_of, read_body
 from app.console.answers import ApiError, is_number, json_response
 from app.console.dlq_tools import HOP
 from app.control.acts import Move
-from app.control.leader import now_ms
 from app.control.operators import NotHere, Operators, Refused
 from app.core.control import ALL
 from app.core.job import JobId, Kind
@@ -141,7 +141,7 @@ class OperatorRoutes:
                 return await self._operators.foresee_reset(job, wanted[partition], at_ms=at_ms)
 
         moves = dict(zip(wanted, await asyncio.gather(*map(foresee, wanted)), strict=True))
-        execute = execute_of(body)
+        execute = flag_of(body, "execute")
         rows = {partition: move_told(partition, move) for partition, move in moves.items()}
         if execute:
             for partition, row in (await self._reset_all(request, workload, moves)).items():
@@ -235,7 +235,7 @@ class OperatorRoutes:
         if not isinstance(reason, str) or len(reason) > MAX_REASON_CHARS:
             raise BadQuery(f"reason: must be text of at most {MAX_REASON_CHARS} characters")
         job = self._job(request, workload)
-        runtime, execute = self._api.runtime, execute_of(body)
+        runtime, execute = self._api.runtime, flag_of(body, "execute")
         held = runtime.control.view.owner(job)
         if held is None:
             raise ApiError(404, "No such partition", f"nobody owns {job}; GET the workload to see them")

@@ -16,9 +16,9 @@ import structlog
 from aiokafka.errors import KafkaError, for_code
 from pydantic import ValidationError
 
+from app.clock import now_ms
 from app.config.definitions import Workload
 from app.control.data_clusters import DataClusters
-from app.control.leader import now_ms
 from app.control.leftovers import Leftovers, candidates, is_left
 from app.control.log import ControlLog
 from app.control.topic_settings import create_topics, raise_settings, retry_retention_ms

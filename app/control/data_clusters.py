@@ -6,16 +6,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-import structlog
-
 from app.control.tail import bounded
 from app.kafka.clusters import ClusterClient, ClusterSpec
 from app.kafka.commit import OffsetCommitter
 from app.kafka.fetch import FetchService
 from app.kafka.fetched import ByteBudget
 from app.kafka.produce import Producer
-
-log = structlog.get_logger(__name__)
 
 STOP_S = 5.0
 

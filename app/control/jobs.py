@@ -20,6 +20,7 @@ from typing import Any
 import structlog
 from mode import Service
 
+from app.clock import now_ms
 from app.control.beginning import Anew, find_beginning
 from app.control.catalog import Catalog
 from app.control.catching_up import BACKLOG, CatchingUp
@@ -27,7 +28,6 @@ from app.control.changes import Changes
 from app.control.checkpoints import Checkpoints
 from app.control.data_clusters import DataClusters
 from app.control.heads import Heads
-from app.control.leader import now_ms
 from app.control.leftovers import tier_of
 from app.control.log import ControlLog
 from app.control.status import job_statuses, workload_statuses

@@ -20,6 +20,7 @@ import structlog
 from aiokafka.errors import KafkaError
 from mode import Service
 
+from app.clock import now_ms
 from app.control.log import ControlLog
 from app.control.membership import Members
 from app.core.control import AnyControlEvent, Assignment, Claim
@@ -32,11 +33,6 @@ ROUND_S = 0.25
 DRAINING = "draining"
 
 JobsOf = Callable[[], Awaitable[Iterable[str]]]
-
-
-def now_ms() -> int:
-    """Wall clock in ms, for people only: nothing is decided by it."""
-    return time.time_ns() // 1_000_000
 
 
 class Leader(Service):

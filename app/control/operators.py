@@ -17,10 +17,10 @@ from collections.abc import Iterable, Sequence
 
 import structlog
 
+from app.clock import now_ms
 from app.control.acts import Ended, Move, offsets_of, runs, text
 from app.control.beginning import Anew
 from app.control.jobs import Jobs
-from app.control.leader import now_ms
 from app.control.log import ControlLog
 from app.core.control import ALL, OperatorAct, Paused
 from app.core.job import JobId

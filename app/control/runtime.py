@@ -20,10 +20,11 @@ from aiokafka import AIOKafkaProducer
 from mode import Service
 
 from app import wire
+from app.clock import now_ms
 from app.control.catalog import Catalog
 from app.control.data_clusters import DataClusters
 from app.control.jobs import Jobs
-from app.control.leader import DRAINING, Leader, now_ms
+from app.control.leader import DRAINING, Leader
 from app.control.log import ControlLog
 from app.control.membership import STOPPED, Heartbeats, Members
 from app.control.tail import STOP_S, TopicTail, bounded

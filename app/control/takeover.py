@@ -20,7 +20,7 @@ from aiokafka import AIOKafkaProducer
 from mode import Service
 
 from app import wire
-from app.control.leader import now_ms
+from app.clock import now_ms
 from app.control.tail import STOP_S, TopicTail, bounded
 from app.core.fencing import SnapshotItem, Takeover, TakeoverAnswer
 from app.topics import TRACKER_PARTITIONS, ControlTopics

@@ -45,7 +45,6 @@ class RecordReader:
         "_batches",
         "_current",
         "_filter",
-        "_pending",
         "_records",
         "exhausted",
         "fetched",
@@ -60,7 +59,6 @@ class RecordReader:
         self._filter = Committed(fetched.aborted)
         self._current: Batch | None = None
         self._records: Iterator[Record] = iter(())
-        self._pending: list[Record] = []
 
     def read(self, limit: int) -> list[Record]:
         """The next at most `limit` records, of one batch; [] when a batch had none to show (see `exhausted`).

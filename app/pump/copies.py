@@ -7,13 +7,13 @@ is not taken is tried again for as long as the job is this worker's.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 
+from app.clock import now_ms
 from app.core.lease import Lease
 from app.core.retry_headers import PREFIX, RAW_BATCH, VALUE_BYTES, Header, Origin, moved_headers
 from app.kafka.produce import RecordTooLarge
@@ -67,7 +67,7 @@ class Copier:
             to_tier = None if where == dlq_topic else tier
             words = f"{TOO_LARGE}; {reason}" if too_large else reason
             headers = moved_headers(
-                record.headers, failed, tier=to_tier, reason=words, code=code, moved_at_ms=_now_ms()
+                record.headers, failed, tier=to_tier, reason=words, code=code, moved_at_ms=now_ms()
             )
             if not too_large:
                 return record.key, record.value, headers
@@ -95,7 +95,7 @@ class Copier:
         def letter(_: str, too_large: bool) -> tuple[bytes | None, bytes | None, list[Header]]:
             words = f"{TOO_LARGE}; {error}" if too_large else str(error)
             headers = moved_headers(
-                [], origin, tier=None, reason=words, code="UNDECODABLE", moved_at_ms=_now_ms()
+                [], origin, tier=None, reason=words, code="UNDECODABLE", moved_at_ms=now_ms()
             )
             headers.append((RAW_BATCH, f"{error.start}-{error.end}".encode()))
             return None, None if too_large else error.raw, headers
@@ -144,7 +144,3 @@ class Copier:
             if not pump.closed:
                 done(where)
             return
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

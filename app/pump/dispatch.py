@@ -14,8 +14,6 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import structlog
-
 from app.core.head_of_line import HeadOfLine
 from app.core.job import JobId
 from app.core.outcome import Decision
@@ -32,8 +30,6 @@ from app.wire import JobStatus
 if TYPE_CHECKING:
     from app.kafka.fetched import Fetched, Gap
     from app.pump.workload import WorkloadRuntime
-
-log = structlog.get_logger(__name__)
 
 
 class DispatchPump:

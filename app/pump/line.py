@@ -17,7 +17,6 @@ Everything in here is unfinished in the tracker, whose capacity bounds it.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from operator import attrgetter
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from app.clock import now_ms
 from app.core.due import DueQueue, not_before_ms
 from app.core.retry_headers import read_origin
 from app.pump.delivery import Delivery
@@ -140,7 +140,7 @@ class Line:
         if not delay_ms:
             return True
         due_ms = record.timestamp + delay_ms
-        if due_ms <= _now_ms():
+        if due_ms <= now_ms():
             return True
         self._wake_at(due_ms)
         return False
@@ -149,11 +149,11 @@ class Line:
         """Whether its own header puts it off; it comes again when its time has come."""
         if not record.headers:
             return False
-        now_ms = _now_ms()
-        at_ms, problem = not_before_ms(record.headers, now_ms)
+        present_ms = now_ms()
+        at_ms, problem = not_before_ms(record.headers, present_ms)
         if problem:
             log.warning("a header is not heeded", job=str(self._pump.job), problem=problem)
-        if at_ms is None or at_ms <= now_ms or not self._due.push(at_ms, record.offset, record):
+        if at_ms is None or at_ms <= present_ms or not self._due.push(at_ms, record.offset, record):
             return False
         self._wake_at(at_ms)
         return True
@@ -164,12 +164,12 @@ class Line:
                 return
             self._timer.cancel()
         self._timer_at_ms = at_ms
-        wait_s = max(0.0, (at_ms - _now_ms()) / 1000)
+        wait_s = max(0.0, (at_ms - now_ms()) / 1000)
         self._timer = asyncio.get_running_loop().call_later(wait_s, self._woken)
 
     def _woken(self) -> None:
         self._timer = None
-        self._again += [self._delivery(record) for _, record in self._due.pop_due(_now_ms()) if record]
+        self._again += [self._delivery(record) for _, record in self._due.pop_due(now_ms()) if record]
         if self._due.next_due_ms is not None:
             self._wake_at(self._due.next_due_ms)
         self._stirred()
@@ -203,7 +203,3 @@ class Line:
         self.waiting.clear()
         if self._timer is not None:
             self._timer.cancel()
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -16,6 +16,7 @@ import random
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from app.core.codes import CANCELLED, DEADLINE_EXCEEDED
 from app.core.outcome import Action, Decision, code_name, decide, stash
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from app.push.unary import CallResult
 
 MAX_RETRY_AFTER_S = 3_600.0
-CANCELLED, DEADLINE_EXCEEDED = 1, 4
 
 
 class Outcomes:

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from app.core.breaker import Breaker
+from app.core.codes import CANCELLED, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, UNAVAILABLE
 from app.core.concurrency import AdaptiveLimit
 from app.core.timeout import MAXIMUM_S, AdaptiveTimeout
 from app.pump.health import HealthWatch
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 SLOW_START_S = 1.0
 SLOW_START_LEAST = 4
 MAX_ADAPTIVE = 10_000
-CANCELLED, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, UNAVAILABLE = 1, 4, 8, 14
 DROPPED = {DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, UNAVAILABLE}  # tell of too much at once
 NOBODY = {CANCELLED, UNAVAILABLE}
 

@@ -18,10 +18,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
-
-import structlog
 
 from app.config.definitions import Workload
 from app.config.workload import HeadOfLine
@@ -43,7 +41,6 @@ if TYPE_CHECKING:
     from app.pump.dispatch import DispatchPump
     from app.push.unary import CallResult
 
-log = structlog.get_logger(__name__)
 
 LEASE_RETRY_S = 0.05
 BUSY_PAUSE_S = 0.001
@@ -65,7 +62,6 @@ class WorkloadRuntime:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.key = workload.key
         self.lease = lease
         self.clock = clock
         self.copier = Copier(copies, lease, clock)
@@ -264,11 +260,15 @@ class WorkloadRuntime:
         return max(0, room)
 
     def _start(self, delivery: Delivery, link: ReceiverLink, now_s: float) -> None:
-        if self.messages is not None:
-            self.messages.take(now_s)
-        if self.bytes is not None:
-            self.bytes.take(now_s, max(1, len(delivery.record.value or b"")))
+        self._spend((delivery.record,), now_s)
         delivery.start(link, now_s)
+
+    def _spend(self, records: Sequence[Record], now_s: float) -> None:
+        """Counts what is sent against the rates."""
+        if self.messages is not None:
+            self.messages.take(now_s, len(records))
+        if self.bytes is not None:
+            self.bytes.take(now_s, max(1, sum(len(record.value or b"") for record in records)))
 
     def _next_records(self, most: int, now_s: float) -> tuple[DispatchPump, list[Record]]:
         """A run of messages of the pump whose turn it is; empty when it has something else to send."""
@@ -279,10 +279,7 @@ class WorkloadRuntime:
         records = pump.next_records(most)
         if records:
             turns.rotate(-1)
-            if self.messages is not None:
-                self.messages.take(now_s, len(records))
-            if self.bytes is not None:
-                self.bytes.take(now_s, max(1, sum(len(record.value or b"") for record in records)))
+            self._spend(records, now_s)
         return pump, records
 
     def _rate_wait_s(self, now_s: float) -> float:

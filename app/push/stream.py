@@ -30,27 +30,20 @@ from typing import Any
 
 from grpc import aio
 
+from app.core.codes import CANCELLED, UNIMPLEMENTED
+from app.push.options import CONNECTING
 from app.push.proto.switchyard.v1.receiver_pb2 import Open
 from app.push.stream_encode import OutBatch
-from app.push.stream_link import UNIMPLEMENTED, Link
-from app.push.stream_results import CANCELLED, StreamResult
+from app.push.stream_link import Link
+from app.push.stream_results import StreamResult
 
 METHOD = "/switchyard.v1.Receiver/Deliver"
 MAX_TIMEOUT_MS = (1 << 32) - 1
 
-OPTIONS: list[tuple[str, Any]] = [
+OPTIONS = [
+    *CONNECTING,
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 5_000),  # how long connecting may take; it delays no other attempt
-    ("grpc.max_reconnect_backoff_ms", 1_000),
-    ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),  # results of a whole window, with reasons
-    # A peer that is silently gone is noticed by unacknowledged data within keepalive_timeout; idle streams
-    # ping seldom enough for servers that forbid more than one ping in five minutes.
-    ("grpc.keepalive_time_ms", 310_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.lb_policy_name", "round_robin"),
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.enable_retries", 0),
 ]
 
 

@@ -25,18 +25,21 @@ import structlog
 from google.protobuf.message import DecodeError
 from grpc import aio
 
+from app.core.codes import (
+    CANCELLED,
+    DEADLINE_EXCEEDED,
+    NOT_FOUND,
+    OK,
+    PERMISSION_DENIED,
+    UNAUTHENTICATED,
+    UNAVAILABLE,
+    UNIMPLEMENTED,
+)
 from app.push.proto.switchyard.v1.receiver_pb2 import DeliverRequest, DeliverResponse, Open
 from app.push.stream_book import Book
 from app.push.stream_encode import OutBatch
 from app.push.stream_outbox import Outbox, Told
-from app.push.stream_results import (
-    CANCELLED,
-    DEADLINE_EXCEEDED,
-    OK,
-    UNAVAILABLE,
-    StreamResult,
-    read_results,
-)
+from app.push.stream_results import StreamResult, read_results
 
 log = structlog.get_logger(__name__)
 
@@ -47,8 +50,11 @@ LATE_S, SECOND_LOOK_S = 0.25, 0.05
 OPEN_S = 5.0  # a receiver that does not accept the stream this soon is taken for absent
 DRAIN_POLL_S = 0.01
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.05, 1.0
-NOT_FOUND, UNIMPLEMENTED = 5, 12
-REFUSED = {NOT_FOUND: UNIMPLEMENTED, 7: 7, 16: 16}  # says of the receiver what it says of a unary call
+REFUSED = {
+    NOT_FOUND: UNIMPLEMENTED,
+    PERMISSION_DENIED: PERMISSION_DENIED,
+    UNAUTHENTICATED: UNAUTHENTICATED,
+}  # says of the receiver what it says of a unary call
 _TOO_LARGE = re.compile(r"received message larger than max \((\d+) vs\. (\d+)\)", re.IGNORECASE)
 
 EOF: Any = aio.EOF  # type: ignore[attr-defined]

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from app.core.codes import OK
 from app.push.proto.switchyard.v1.receiver_pb2 import DeliverRequest
 from app.push.stream_book import Book
 from app.push.stream_encode import OutBatch, Refused, add_run, alone
-from app.push.stream_results import OK, StreamResult, too_large
+from app.push.stream_results import StreamResult, too_large
 
 REQUEST_BYTES = 256 * 1024  # longer ones gain nothing, and hold the loop and the first message's answer up
 MAX_LARGE = 64  # lone messages remembered

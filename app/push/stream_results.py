@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from app.core.codes import FAILED_PRECONDITION, OK, RESOURCE_EXHAUSTED, UNKNOWN
 from app.push.proto.switchyard.v1.receiver_pb2 import Range, Results
 from app.push.unary import CallResult
 
-OK, CANCELLED, UNKNOWN, DEADLINE_EXCEEDED = 0, 1, 2, 4
-RESOURCE_EXHAUSTED, FAILED_PRECONDITION, UNAVAILABLE = 8, 9, 14
 MAX_REASON_CHARS = 500
 
 

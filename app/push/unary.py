@@ -14,6 +14,9 @@ from typing import Any
 import grpc
 from grpc import aio
 
+from app.core.codes import CANCELLED, INTERNAL, RESOURCE_EXHAUSTED
+from app.push.options import CONNECTING
+
 CHANNELS = 4  # connections to a receiver: one is limited by its flow control window and stream limit
 MAX_DETAIL_CHARS = 1_000
 ACTION = "kafka-action"
@@ -21,20 +24,11 @@ RETRY_AFTER = "kafka-retry-after-ms"
 MAX_DIGITS = 12
 TOO_LARGE = ("larger than max", "metadata size exceeds")  # C-core's words for messages and headers
 ANSWER_TOO_LARGE = "CLIENT: Received message larger"  # it took the message, and says more than we read
-RESOURCE_EXHAUSTED, CANCELLED, UNKNOWN, INTERNAL = 8, 1, 2, 13
 
-OPTIONS: list[tuple[str, Any]] = [
-    # The receiver is back: notice within a second, not within gRPC's two minutes.
+OPTIONS = [
+    *CONNECTING,
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 5_000),  # how long connecting may take; it delays no other attempt
-    ("grpc.max_reconnect_backoff_ms", 1000),
-    ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", 1024 * 1024),  # answers are empty
-    ("grpc.keepalive_time_ms", 310_000),  # servers forbid more than one idle ping in five minutes
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.lb_policy_name", "round_robin"),
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.enable_retries", 0),
 ]
 
 

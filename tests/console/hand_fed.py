@@ -18,9 +18,9 @@ from typing import Any, cast
 import msgspec
 from aiohttp import web
 
+from app.clock import now_ms
 from app.config.definitions import Workload
 from app.console import server
-from app.control.leader import now_ms
 from app.control.membership import Members
 from app.control.runtime import Runtime
 from app.core.control import AnyControlEvent, Assignment, ControlState, WorkloadPut

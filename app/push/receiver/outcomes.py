@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from app.core.codes import INTERNAL, UNKNOWN
 from app.push.proto.switchyard.v1.receiver_pb2 import DeliverResponse, Range, Results
 from app.push.receiver.verdicts import MAX_REASON_CHARS, NoVerdict, Retry, Skip, Stash, Verdict, failure_text
 
-UNKNOWN, INTERNAL = 2, 13
 MAX_AFTER_MS = (1 << 32) - 1
 
 
