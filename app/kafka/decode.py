@@ -1,8 +1,8 @@
 """Raw fetched batches to records, a chunk at a time.
 
 Batches are decompressed and decoded one after the other, each only when its first record is asked for, by
-aiokafka's C decoder. What read_committed hides, what compaction took and control batches are skipped:
-`next_offset` moves over them.
+aiokafka's C decoder; their checksums were checked when they came (`app.core.record_batch.take`). What
+read_committed hides, what compaction took and control batches are skipped: `next_offset` moves over them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
-from aiokafka.errors import CorruptRecordException
 from aiokafka.record.default_records import DefaultRecordBatch
 
 from app.core.record import Record
@@ -101,11 +100,8 @@ class RecordReader:
                     continue
                 self._current = batch
                 try:
-                    decoded = DefaultRecordBatch(bytes(batch.data))
-                    if not decoded.validate_crc():
-                        raise CorruptRecordException("its checksum does not match")
-                    if batch.header.compression in BOUNDED:
-                        decoded = DefaultRecordBatch(decompressed(batch))
+                    packed = batch.header.compression in BOUNDED
+                    decoded = DefaultRecordBatch(decompressed(batch) if packed else bytes(batch.data))
                 except Exception as error:
                     raise self._undecodable(batch, error) from error
                 self._records = chain(decoded)  # iterating the batch itself a second time is refused
