@@ -135,12 +135,22 @@ class Logging(_Model):
     format: Literal["console", "json"] = "console"
 
 
+class Capacity(_Model):
+    """What this worker can carry: cores, bytes of memory, bytes a second. What is left out is measured."""
+
+    cpu: float | None = Field(default=None, gt=0, le=1024, allow_inf_nan=False)
+    memory: Size | None = None
+    network: Size | None = None
+
+
 class Worker(_Model):
-    """This worker: its name (host and port when left out), and its limits."""
+    """This worker: its name (host and port when left out), its limits, and the isolation group it serves."""
 
     name: Name | None = None
     grace_s: Duration = Field(default=30.0, alias="grace")
     memory_budget: Size = 256 * 1024 * 1024
+    group: Name = "default"
+    capacity: Capacity = Capacity()
 
 
 class Settings(_Model):

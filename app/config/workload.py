@@ -147,6 +147,18 @@ class CatchUp(Model):
     rate: Rate
 
 
+class Placement(Model):
+    """Where its jobs run: on workers of this isolation group only (`worker.group` in switchyard.yaml)."""
+
+    group: Name
+
+
+class Hibernate(Model):
+    """A workload that was idle so long has no jobs until something waits for it again."""
+
+    after: Annotated[Duration, duration_within(60, 30 * DAY_S)]
+
+
 class Spec(Model):
     """What is to happen with the messages."""
 
@@ -164,6 +176,8 @@ class Spec(Model):
     payload: Payload | None = None
     catch_up: CatchUp | None = Field(None, alias="catchUp")
     start: Literal["earliest", "latest"] = "earliest"
+    placement: Placement | None = None
+    hibernate: Hibernate | None = None
 
 
 class Workload(Model):

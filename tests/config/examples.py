@@ -52,6 +52,8 @@ FULL: dict[str, Any] = {
         },
         "catchUp": {"lag": 1000000, "rate": 2000},
         "start": "latest",
+        "placement": {"group": "critical"},
+        "hibernate": {"after": "1h"},
     },
 }  # fmt: skip
 
