@@ -1,4 +1,5 @@
-"""Agent `trackers`: the single writer of the tracker table. Fences old epochs, answers takeovers.
+"""Agent `trackers`: the single writer of the tracker table. Takeovers are answered by those who follow the
+topic in memory (`app.control.tracker_follower`), and begin with what this one writes.
 
 One event carries snapshots of many jobs. Nothing here raises: a bad event is told and passed over, since
 an exception would skip the event anyway and stall the agent.
@@ -18,7 +19,6 @@ from tables.trackers import trackers
 log = structlog.get_logger(__name__)
 
 source = app.raw_topic(app.topics_declared.trackers)
-answers = app.raw_topic(app.topics_declared.answers)
 
 
 @app.agent(source, name="trackers")
@@ -28,9 +28,8 @@ async def write_trackers(stream: Any) -> None:
         try:
             match wire.tracker_event(value):
                 case Takeover() as takeover:
-                    record, answer = on_takeover(_record(takeover.job), takeover)
+                    record, _ = on_takeover(_record(takeover.job), takeover)
                     trackers[takeover.job.encode()] = wire.encode(record)
-                    await answers.send(value=wire.encode(answer), partition=0)
                 case Snapshots() as event:
                     _fold(event)
         except Exception as error:

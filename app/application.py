@@ -23,6 +23,7 @@ from app.cli.main import attach
 from app.config.problems import InvalidConfiguration
 from app.config.static import Settings, load_settings
 from app.console import server as console
+from app.control.meter import Meter
 from app.control.runtime import Runtime
 from app.control.tail import bounded
 from app.control.topic_settings import safe_replication
@@ -123,26 +124,22 @@ class SwitchyardApp(faust.App):
 
     async def on_started(self) -> None:
         settings = self.settings
+        capacity = settings.worker.capacity
         self.runtime = Runtime(
             name=worker_name(settings),
             url=lambda: f"http://{_public_host(settings.web.host)}:{self.conf.web_port}",
             topics=self.topics_declared,
-            member=self._group_member,
             control_spec=cluster_spec(settings, settings.control_cluster_name),
             clusters={name: cluster_spec(settings, name) for name in settings.cluster_names()},
             deliver=self._deliver,
             memory_budget_bytes=settings.worker.memory_budget,
             grace_s=settings.worker.grace_s,
+            meter=Meter(capacity.cpu, capacity.memory, capacity.network),
+            group=settings.worker.group or "",
             interceptors=self.interceptors,
         )
         await self.add_runtime_dependency(self.runtime)
         await super().on_started()
-
-    def _group_member(self) -> str:
-        """This process's member id in Faust's consumer group, "" while it has none."""
-        thread = getattr(self.consumer, "_thread", None)
-        coordinator = getattr(getattr(thread, "_consumer", None), "_coordinator", None)
-        return getattr(coordinator, "member_id", "") or ""
 
     async def _deliver(self, item: Any) -> None:
         await self.dispatch_channel.put(item)

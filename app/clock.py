@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 
 
 def now_ms() -> int:
     """Milliseconds since 1970."""
     return time.time_ns() // 1_000_000
+
+
+def iso(at_ms: int) -> str:
+    """A time for people and for `fromisoformat`: UTC, to the millisecond."""
+    return datetime.fromtimestamp(max(0, at_ms) / 1000, UTC).isoformat(timespec="milliseconds")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-TRACKER_PARTITIONS = 8  # how far the single writers of the tracker table can be spread over workers
+TRACKER_PARTITIONS = 8  # how far writing the tracker table and answering takeovers can be spread over workers
 
 _HOUR_MS = 3_600_000
 _DAY_MS = 24 * _HOUR_MS
@@ -68,12 +68,12 @@ class ControlTopics:
 
     @property
     def trackers(self) -> ControlTopic:
-        """Snapshots and takeovers, to the single writer of the tracker table."""
+        """Snapshots and takeovers: its order is the fence (`app.core.tracker_fold`)."""
         return ControlTopic(f"{self.app_id}-trackers", TRACKER_PARTITIONS, _expiring(7 * _DAY_MS))
 
     @property
     def answers(self) -> ControlTopic:
-        """The single writer's answers to takeovers; every worker reads them from the end."""
+        """Answers to takeovers, by those who follow the tracker topic; all workers read them from the end."""
         return ControlTopic(f"{self.app_id}-answers", 1, _expiring(_HOUR_MS))
 
     @property

@@ -11,11 +11,14 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from app.core.control import AnyControlEvent
+from app.core.control import AnyControlEvent, for_people
 from app.core.fencing import SnapshotItem, Snapshots, TakeoverAnswer, TrackerEvent, TrackerRecord
+from app.core.load import DEFAULT_WORKER, Load
+from app.core.pace import TargetStatus
 
 MAX_EVENT_BYTES = 900_000  # below what brokers and producers take unless told otherwise: 1 MB
 ACTIVITY_KEEP = 10_000  # events that the activity table remembers
+TRACKER_CAPACITY = 10_000  # of a definition that names none: left out, as it is the same object
 _FRAME_BYTES = 2_000  # of an event without its items
 
 T = TypeVar("T")
@@ -28,7 +31,11 @@ class BadEvent(ValueError):
 class JobStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the owner of a job says of it, twice a second.
 
-    Offsets are next offsets (half-open); `-1` is unknown.
+    Offsets are next offsets (half-open); `-1` is unknown. What is unfinished and not in flight is `ready`,
+    waits `behind` another of its key, for its time (`postponed`, the first until `due_ms`), or for its next
+    attempt (`backoff`). `used` and `capacity` are the tracker's, `buffered_bytes` were fetched and wait.
+    `load` is what it takes of its worker, once that was measured. `arriving` and `ceiling` are rates in
+    messages a second (`app.core.rates`), below 0 while unknown.
     """
 
     job: str
@@ -44,23 +51,83 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     retried: int = 0
     dead_lettered: int = 0
     trouble: str = ""
+    ready: int = 0
+    behind: int = 0
+    postponed: int = 0
+    backoff: int = 0
+    due_ms: int = -1
+    used: int = 0
+    capacity: int = TRACKER_CAPACITY
+    buffered_bytes: int = 0
+    load: Load | None = None
+    arriving: float = -1
+    ceiling: float = -1
+
+
+class HeadStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The message that holds a partition's offset back, and why it was not moved away yet.
+
+    `use` is the tracker's in use, `unfinished` the share of that which is unfinished (both 0 to 1): what the
+    thresholds are for. `age_ms` -1: the receiver does not have it.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    age_ms: int = -1
+    use: float = 0.0
+    unfinished: float = 0.0
+    why_not: str = ""
+
+
+class HeadDecision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A message that blocked its partition and was moved away: when, by which rule, with its numbers."""
+
+    at_ms: int
+    topic: str
+    partition: int
+    offset: int
+    rule: str
+    reason: str
+    age_ms: int = 0
 
 
 class WorkloadStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a worker says of a workload's receiver as it sees it."""
+    """What a worker says of a workload and its receivers as it sees them.
+
+    Attributes:
+        breaker, limit: the main target's; `in_flight`, `held`: of all.
+        targets: every receiver, the main one first.
+        rate_messages, rate_bytes: this worker's shares of the rates, a second, 0 without one; `tokens_*` of
+            them are there, below 0 for a debt.
+        blocked: why this worker may send nothing at all: "lease", "snapshots" or "".
+        budget_used: share of the worker's memory for fetched messages, 0 to 1.
+        stashed: messages moved away because they blocked their partition; `decisions` are the last of them,
+            `heads` those that may be next, the oldest first; `more_heads` are not told.
+    """
 
     key: str
     breaker: str
     in_flight: int
     limit: int
     held: int = 0
+    targets: list[TargetStatus] = []
+    rate_messages: float = 0
+    rate_bytes: float = 0
+    tokens_messages: float = 0
+    tokens_bytes: float = 0
+    blocked: str = ""
+    budget_used: float = 0
+    stashed: int = 0
+    decisions: list[HeadDecision] = []
+    heads: list[HeadStatus] = []
+    more_heads: int = 0
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     """A worker lives: who, where its web address is, and what it does.
 
-    `member` is the worker's member id in Faust's consumer group, with which the leader can remove it
-    from there as soon as it is dead. One that is too large comes in `parts`, of which this is the `part`th.
+    One that is too large comes in `parts`, of which this is the `part`th.
     """
 
     worker: str
@@ -69,9 +136,11 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     state: str
     term: int
-    member: str = ""
     jobs: list[JobStatus] = []
     workloads: list[WorkloadStatus] = []
+    group: str = ""
+    capacity: Load = DEFAULT_WORKER
+    used: Load = Load()
     part: int = 0
     parts: int = 1
 
@@ -138,7 +207,8 @@ def incident(data: bytes | None) -> Incident:
 
 def activity_entry(offset: int, event: AnyControlEvent) -> tuple[bytes, bytes]:
     """Key and value, in the activity table, of the event at `offset` of the control log."""
-    return b"%05d" % (offset % ACTIVITY_KEEP), encode({"offset": offset, **msgspec.to_builtins(event)})
+    told = msgspec.to_builtins(for_people(event))
+    return b"%05d" % (offset % ACTIVITY_KEEP), encode({"offset": offset, **told})
 
 
 def heartbeat_events(beat: Heartbeat) -> list[bytes]:

@@ -1,7 +1,8 @@
 """Table `trackers`: job -> `TrackerRecord` (epoch, base, snapshot).
 
 Writer: the agent `agents.trackers`, alone; the job's partition is `tracker_partition(job)`, that of the
-events. Changelog: `{app}-trackers-changelog`, compacted. Readers: takeovers (through the agent), Spark.
+events. Changelog: `{app}-trackers-changelog`, compacted. Readers: whoever begins to answer takeovers
+(`app.control.tracker_follower`), Spark.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ DRY = "dry run: nothing was changed; add --execute to do it"
 LEFT = {
     "other": "not asked for",
     "before": "merged before",
+    "gone": "purged before",
     "quarantined": "merged too often: quarantined, left where they are",
     "raw": "undecodable batches: never merged",
     "refused": "too large for the merge topic: left where they are",
@@ -48,76 +49,116 @@ def merge(
     switchyard dlq merge billing/orders --reason timeout --rate 200 --execute
     switchyard dlq merge billing/orders --resume merge-3f1c22a90b1e --execute
     """
-    client, path = Client(url), f"{dlq_path(name)}/merge"
+    terms: dict[str, Any] = {"query": query_of(options), "again": again}
+    terms |= {} if max_merges is None else {"max_merges": max_merges}
+    extra, how = {"rate": rate}, f"into {name} at {rate:g} a second"
+    told = _choose_and_do(
+        Client(url), name, "merge", terms, spans_of(ranges), resume, extra, how, execute, yes, output
+    )
+    if told is not None and (told["counts"]["refused"] or told["counts"]["expired"]):
+        raise SystemExit(EXIT_PARTIAL)
+
+
+def _choose_and_do(
+    client: Client, name: str, kind: str, terms: dict[str, Any], spans: dict[str, Any], resume: str | None,
+    extra: dict[str, Any], how: str, execute: bool, yes: bool, output: str,
+) -> dict[str, Any] | None:  # fmt: skip
+    """Looks, asks and does what a query chooses, or goes on with it; its progress, None without `execute`."""
+    path = f"{dlq_path(name)}/{kind}"
     if resume is not None:
         if not execute:
             raise Failure("--resume goes on under its own terms; add --execute to do it", EXIT_PRECONDITION)
         confirm(f"Go on with {resume}?", yes)
-        body = {"operation": resume, "resume": True, "rate": rate, "execute": True}
+        body: dict[str, Any] = {"operation": resume, "resume": True}
     else:
-        terms: dict[str, Any] = {"query": query_of(options), "again": again}
-        terms |= {} if max_merges is None else {"max_merges": max_merges}
-        foreseen = client.ask("POST", path, {**terms, "ranges": spans_of(ranges)})
+        foreseen = client.ask("POST", path, {**terms, "ranges": spans})
+        count = foreseen["counts"][f"{kind}d"]
+        many = f"{'' if foreseen['complete'] else 'at least '}{count} letters of {foreseen['topic']}"
         if not execute:
-            _emit_counts(foreseen, output)
+            (_emit_reasons if kind == "purge" else _emit_counts)(foreseen, output)
         if foreseen["unfinished"]:
-            click.echo(f"unfinished merges (--resume): {', '.join(foreseen['unfinished'])}", err=True)
-        at_least = "" if foreseen["complete"] else "at least "
-        many = f"{at_least}{foreseen['counts']['merged']} letters of {foreseen['topic']}"
+            click.echo(f"unfinished (--resume): {', '.join(foreseen['unfinished'])}", err=True)
+        if foreseen["front"]:
+            at_front = "offsets at the front, where all is purged or merged, are deleted for ever"
+            click.echo(f"{foreseen['front']} {at_front}", err=True)
         if not execute:
-            click.echo(f"{many} would be merged; {DRY}", err=True)
-            return
-        if not foreseen["partitions"] or (foreseen["complete"] and not foreseen["counts"]["merged"]):
-            click.echo("nothing to merge", err=True)
+            click.echo(f"{many} would be {kind}d; {DRY}", err=True)
+            return None
+        if not foreseen["partitions"] or (foreseen["complete"] and not count):
+            click.echo(f"nothing to {kind}", err=True)
             _emit_counts(foreseen, output)
-            return
-        confirm(f"Merge {many} into {name} at {rate:g} a second?", yes)
-        body = {**terms, "ranges": foreseen["partitions"], "rate": rate, "execute": True}
-    begun = client.ask("POST", path, body)
+            return None
+        confirm(f"{kind.capitalize()} {many} {how}?", yes)
+        body = {**terms, "ranges": foreseen["partitions"]}
+    begun = client.ask("POST", path, {**body, **extra, "execute": True})
     click.echo(f"operation {begun['id']}", err=True)
-    ended = watch(client, begun, f"go on with: dlq merge {name} --resume {begun['id']} --execute")
-    _emit_counts(ended["progress"], output)
-    if ended["progress"]["counts"]["refused"] or ended["progress"]["counts"]["expired"]:
-        raise SystemExit(EXIT_PARTIAL)
+    ended = watch(client, begun, f"go on with: dlq {kind} {name} --resume {begun['id']} --execute")
+    progress: dict[str, Any] = ended["progress"]
+    _emit_counts(progress, output)
+    return progress
+
+
+def _emit_reasons(foreseen: dict[str, Any], output: str) -> None:
+    rows = [{"letters": count, "reason": reason} for reason, count in foreseen["reasons"].items()]
+    emit(rows, ["letters", "reason"], output, whole=foreseen)
 
 
 def _emit_counts(told: dict[str, Any], output: str) -> None:
-    counts = told["counts"]
-    rows = [{"letters": counts["merged"], "what": "merged"}]
+    counts, done = told["counts"], "purged" if told["kind"] == "purge" else "merged"
+    rows = [{"letters": counts[done], "what": done}]
     rows += [{"letters": counts[name], "what": words} for name, words in LEFT.items() if counts.get(name)]
     emit(rows, ["letters", "what"], output, whole=told)
 
 
 @click.command()
 @click.argument("name", metavar="GROUP/TOPIC")
+@query_options
 @change_options
 @click.option(
     "--before", metavar="TIME", help="What was moved here before: 30d (ago), 2026-01-31T12:00 (UTC), ms."
 )
-@click.option(
-    "--partition", type=click.IntRange(0), multiple=True, help="Of this partition only (again: or)."
-)
 @click.option("--all", "everything", is_flag=True, help="All that is there now.")
+@click.option(
+    "--resume", metavar="OPERATION", help="Go on with a purge by query that was killed or canceled."
+)
 @url_option
 @output_option
 @guarded
 def purge(
     name: str, ranges: tuple[str, ...], execute: bool, yes: bool, before: str | None,
-    partition: tuple[int, ...], everything: bool, url: str | None, output: str,
+    everything: bool, resume: str | None, url: str | None, output: str, **options: Any,
 ) -> None:  # fmt: skip
-    """Deletes letters for ever: all before a time or an offset, since Kafka deletes from the front only.
+    """Removes letters for ever: those of a query, or all before a time or an offset.
+
+    What a query chooses is gone at once for list, stats, export and merge. Its bytes go when Kafka can delete
+    them: from the front of a partition on, as far as everything there was purged or merged.
 
     \b
     switchyard dlq purge billing/orders --before 30d                 # how many
     switchyard dlq purge billing/orders --range 0:-1042 --execute
+    switchyard dlq purge billing/orders --reason 'no such customer' --since 2d --execute
     """
+    spans, query = spans_of(ranges), query_of(options)
+    if resume is not None or set(query) - {"partition"}:
+        if before or everything:
+            raise Failure("--before and --all take no conditions; --until is one", EXIT_USAGE)
+        terms = {"query": query}
+        told = _choose_and_do(
+            Client(url), name, "purge", terms, spans, resume, {}, "for ever", execute, yes, output
+        )
+        if told is not None:
+            click.echo(f"{told['deleted']} offsets at the front deleted", err=True)
+        return
     if not (before or ranges or everything):
-        raise Failure("say what: --before TIME, --range P:-OFFSET, or --all", EXIT_USAGE)
-    spans = spans_of(ranges)
+        raise Failure(
+            "say what: --before TIME, --range P:-OFFSET, --all, or conditions such as --reason", EXIT_USAGE
+        )
     if any(span["start"] for span in spans.values()):
         raise Failure("--range: Kafka deletes from the front only; write P:-BEFORE", EXIT_USAGE)
     client, path = Client(url), f"{dlq_path(name)}/purge"
-    foreseen = client.ask("POST", path, {"before": before, "ranges": spans, "partitions": list(partition)})
+    foreseen = client.ask(
+        "POST", path, {"before": before, "ranges": spans, "partitions": query.get("partition", [])}
+    )
     if foreseen["unfinished"]:
         click.echo(f"unfinished merges lose what they have not reached: {', '.join(foreseen['unfinished'])}",
                    err=True)  # fmt: skip

@@ -9,9 +9,11 @@ import click
 
 from app.cli.config import config
 from app.cli.dlq import dlq
+from app.cli.placement import drain, placement
+from app.cli.size import size
 from app.cli.workload import tracker, worker, workload
 
-NOUNS = (config, workload, tracker, dlq)
+NOUNS = (config, workload, tracker, dlq, placement, size)
 ONLY_HERE = (worker,)  # `faust worker` is Faust's own: it starts one
 
 
@@ -26,10 +28,11 @@ def switchyard() -> None:
     switchyard dlq show billing/orders
 
     Exit codes: 0 ok, 1 failure, 2 usage, 3 invalid definition, 4 not found, 5 precondition, 7 unreachable,
-    10 the plan has changes.
+    9 capacity, 10 the plan has changes.
     """
 
 
+worker.add_command(drain)
 for noun in (*NOUNS, *ONLY_HERE):
     switchyard.add_command(noun)
 

@@ -24,7 +24,8 @@ DRY = "dry run: nothing was changed; add --execute to do it"
 RESET_COLUMNS = ["partition", "from", "to", "skipped", "again", "note"]
 
 
-def _act_options(command: Any) -> Any:
+def act_options(command: Any) -> Any:
+    """--execute, --yes, --url, -o."""
     for option in (
         output_option,
         url_option,
@@ -47,7 +48,7 @@ def _partition_option(command: Any) -> Any:
 @click.command()
 @click.argument("name", metavar="GROUP/TOPIC")
 @_partition_option
-@_act_options
+@act_options
 @guarded
 def pause(name: str, partition: tuple[int, ...], **options: Any) -> None:
     """Stops delivering; what was read waits, commits stay true.
@@ -62,7 +63,7 @@ def pause(name: str, partition: tuple[int, ...], **options: Any) -> None:
 @click.command()
 @click.argument("name", metavar="GROUP/TOPIC")
 @_partition_option
-@_act_options
+@act_options
 @guarded
 def resume(name: str, partition: tuple[int, ...], **options: Any) -> None:
     """Delivers again, from where it was paused.
@@ -107,7 +108,7 @@ def _pause(
 @click.option("--at", metavar="TIME", help="The first message since: 2h (ago), 2026-01-31T12:00 (UTC), ms.")
 @click.option("--offset", "offsets", metavar="P:OFFSET", multiple=True, help="Of one partition (again: and).")
 @_partition_option
-@_act_options
+@act_options
 @guarded
 def reset(
     name: str, to: str | None, at: str | None, offsets: tuple[str, ...], partition: tuple[int, ...],
@@ -163,7 +164,7 @@ def _wanted(
 def _offsets_arguments(command: Any) -> Any:
     for option in (
         guarded,
-        _act_options,
+        act_options,
         click.option("--reason", default="", help="Why; for the activity, and the dead letter."),
         click.option("--topic", help="A retry topic of the workload (default: its main topic)."),
         click.argument("offsets", metavar="OFFSET|FROM-BEFORE...", nargs=-1, required=True),

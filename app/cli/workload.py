@@ -7,6 +7,8 @@ from urllib.parse import quote
 import click
 
 from app.cli.client import Client, guarded, workload_path
+from app.cli.flow import tell_flow
+from app.cli.move import move
 from app.cli.operators import pause, reset, resume, skip, stash
 from app.cli.output import emit, output_option, url_option
 
@@ -44,13 +46,14 @@ def list_workloads(url: str | None, output: str) -> None:
 @output_option
 @guarded
 def describe(name: str, url: str | None, output: str) -> None:
-    """One workload: its partitions, who runs them and why.
+    """One workload: why it goes no faster, its receivers, what blocks its partitions, who runs them.
 
     \b
     switchyard workload describe billing/orders
     switchyard workload describe billing/orders -o yaml      # with the definition
     """
     body = Client(url).ask("GET", workload_path(name))
+    tell_flow(body, output)
     columns = ["topic", "partition", "state", "lag_messages", "lag_s", "committed", "high_watermark",
                "in_flight", "delivered", "worker", "epoch", "trouble"]  # fmt: skip
     emit(body["partitions"], columns, output, whole=body)
@@ -93,7 +96,7 @@ def _ranges(ranges: list[list[int]]) -> str:
     return shown + (f" and {len(ranges) - MAX_RANGES} more" if len(ranges) > MAX_RANGES else "")
 
 
-for command in (pause, resume, reset):
+for command in (pause, resume, reset, move):
     workload.add_command(command)
 for command in (skip, stash):
     tracker.add_command(command)

@@ -121,6 +121,12 @@ def _isolation(document: Document) -> Iterator[Problem]:
                 document, (*at, "environment"), "is production, which is the main target",
                 "leave environment out, or take it out of spec.isolation.production",
             )  # fmt: skip
+        main = value_at(document.data, ("spec", "target", "address"))
+        if environment is not None and target.get("address") == main:
+            yield problem_at(
+                document, (*at, "address"), "is the main target's: production would get its messages",
+                "name the receiver of this environment",
+            )  # fmt: skip
         pair = (str(environment), str(target.get("zone")))
         first = seen.setdefault(pair, index)
         if given and first != index:

@@ -62,7 +62,7 @@ def parse_definition(
     problems += checks(document, clusters)
     if (
         workload is not None
-        and len(max([*workload.retry_topics(), workload.dlq_topic(), workload.merge_topic()], key=len))
+        and len(max([*workload.retry_topics(), workload.dlq_topic(), workload.delayed_topic()], key=len))
         > MAX_TOPIC_CHARS
     ):
         problems.append(

@@ -101,7 +101,7 @@ Method = Annotated[str, BeforeValidator(_method)]
 MessageName = Annotated[str, BeforeValidator(_message)]
 Header = Annotated[str, BeforeValidator(_header)]
 Label = Annotated[str, BeforeValidator(_label)]  # what stands in a header
-Rate = Annotated[float, Strict(), Field(gt=0, allow_inf_nan=False)]
+Rate = Annotated[float, Strict(), Field(ge=0.001, le=1e12, allow_inf_nan=False)]  # a second; none is slower
 Delay = Annotated[Duration, duration_within(0, 30 * DAY_S)]
 Inflight = Annotated[
     Literal["adaptive"] | int,

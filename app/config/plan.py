@@ -65,7 +65,7 @@ def plan(current: Mapping[str, Workload], wanted: Sequence[Workload], *, prune: 
         if before.metadata.cluster != workload.metadata.cluster:
             conflicts.append(
                 f"{workload.key}: its cluster cannot change from {before.metadata.cluster} to "
-                f"{workload.metadata.cluster}, whose offsets mean something else; delete it first"
+                f"{workload.metadata.cluster}, whose offsets mean something else; use workload move, or delete it first"
             )
         warnings += _stranded(before, workload)
         changes.append(Change("update" if fields else "unchanged", workload.key, fields, workload))
@@ -91,7 +91,8 @@ def _shared_topics(workloads: Sequence[Workload]) -> list[str]:
     owners: dict[tuple[str, str], str] = {}
     found = []
     for workload in workloads:
-        for topic in (*workload.retry_topics(), workload.dlq_topic(), workload.merge_topic()):
+        other = (workload.dlq_topic(), workload.merge_topic(), workload.delayed_topic())
+        for topic in (*workload.retry_topics(), *other):
             owner = owners.setdefault((workload.metadata.cluster, topic), workload.key)
             if owner != workload.key:
                 found.append(f"{workload.key}: its topic {topic} is also that of {owner}; rename its group")

@@ -149,7 +149,7 @@ class Worker(_Model):
     name: Name | None = None
     grace_s: Duration = Field(default=30.0, alias="grace")
     memory_budget: Size = 256 * 1024 * 1024
-    group: Name = "default"
+    group: Name | None = None
     capacity: Capacity = Capacity()
 
 

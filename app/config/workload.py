@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import orjson
+from annotated_types import Ge
 from pydantic import BaseModel, ConfigDict, Field, Strict
 
 from app.config.fields import (
@@ -60,7 +61,7 @@ class Flow(Model):
 
     max_inflight: Inflight = "adaptive"
     messages_per_second: Rate | None = None
-    bytes_per_second: Size | None = None
+    bytes_per_second: Annotated[Size, Ge(1)] | None = None
 
 
 class TrackerSpec(Model):
@@ -201,6 +202,10 @@ class Workload(Model):
     def dlq_topic(self) -> str:
         """The dead letter queue's topic."""
         return f"{self.metadata.topic}__{self.metadata.group}__dlq"
+
+    def delayed_topic(self) -> str:
+        """The topic of messages that are due far ahead, a partition for each level (`app.core.due`)."""
+        return f"{self.metadata.topic}__{self.metadata.group}__delayed"
 
     def merge_topic(self) -> str:
         """The topic that letters merged from the DLQ go to: read like a retry tier without a delay."""

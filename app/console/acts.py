@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import orjson
 from aiohttp import web
 
+from app.clock import now_ms
+from app.console.bodies import LEAST_MS, MAX_REASON_CHARS, MOST_MS, fields
 from app.control.acts import Ended, Move, checked, count
 from app.core.ranges import Range
-from app.dlq.query import BadQuery
+from app.dlq.query import BadQuery, parse_when
 
 
 def move_told(partition: int, move: Move) -> dict[str, Any]:
@@ -32,17 +35,38 @@ def actor_of(request: web.Request) -> str:
     return told[:200].encode("utf-8", "replace").decode()  # it is handed on, and written down
 
 
-async def read_body(request: web.Request, known: set[str]) -> Mapping[str, Any]:
-    """The body as an object of `known` fields; {} when there is none. Raises BadQuery."""
+async def read_body(request: web.Request, shape: Any) -> Mapping[str, Any]:
+    """The body as an object with no other fields than `shape` (a type of `bodies`); {} when there is none.
+
+    Raises:
+        BadQuery: also for a name that stands twice, of which JSON does not say which one counts.
+    """
+    raw = await request.read() or b"{}"
     try:
-        body = orjson.loads(await request.read() or b"{}")
-    except orjson.JSONDecodeError as error:
+        body = orjson.loads(raw)  # no NaN, no half characters, not too deep
+        json.loads(raw, object_pairs_hook=_once)
+    except (ValueError, RecursionError) as error:
         raise BadQuery(f"the body is not JSON: {error}") from error
     if not isinstance(body, dict):
         raise BadQuery("the body must be an object")
-    if unknown := sorted(set(body) - known):
-        raise BadQuery(f"{unknown[0][:60]}: no such field; there are {', '.join(sorted(known))}")
+    check_fields(body, shape)
     return body
+
+
+def _once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"{name[:60]!r} stands twice in an object; remove one")
+        found[name] = value
+    return found
+
+
+def check_fields(body: Mapping[str, Any], shape: Any, place: str = "") -> None:
+    """Raises BadQuery for a name that `shape` does not have."""
+    known = fields(shape)
+    if unknown := sorted(set(body) - known):
+        raise BadQuery(f"{place}{unknown[0][:60]}: no such field; there are {', '.join(sorted(known))}")
 
 
 def flag_of(body: Mapping[str, Any], name: str) -> bool:
@@ -51,6 +75,24 @@ def flag_of(body: Mapping[str, Any], name: str) -> bool:
     if not isinstance(value, bool):
         raise BadQuery(f"{name}: must be true or false")
     return value
+
+
+def reason_of(body: Mapping[str, Any]) -> str:
+    """The field `reason`, "" when it is not there. Raises BadQuery."""
+    reason = body.get("reason", "")
+    if not isinstance(reason, str) or len(reason) > MAX_REASON_CHARS:
+        raise BadQuery(f"reason: must be text of at most {MAX_REASON_CHARS} characters")
+    return reason
+
+
+def when_of(body: Mapping[str, Any], name: str) -> int:
+    """The time `name` in milliseconds. Raises BadQuery."""
+    value = body[name]
+    if isinstance(value, str):
+        return parse_when(value, now_ms())
+    if type(value) is int and LEAST_MS <= value < MOST_MS:
+        return value
+    raise BadQuery(f'{name}: write a time such as "2h" (ago), "2026-01-31T12:00" or milliseconds')
 
 
 def ranges_of(body: Mapping[str, Any]) -> tuple[Range, ...]:

@@ -7,8 +7,10 @@ must not be able to use it: a foreign Host (DNS rebinding) and a foreign Origin 
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,12 +20,13 @@ from aiohttp import web
 from aiokafka.errors import KafkaError
 
 from app.config.problems import InvalidConfiguration, Problem
+from app.console.describe import DEFAULT_LIMIT, MAX_LIMIT, described_of
 from app.kafka.clusters import ClusterUnreachable
 
 log = structlog.get_logger(__name__)
 
 MAX_BODY_BYTES = 64 * 1024  # a definition has a few kilobytes
-MAX_LIMIT, DEFAULT_LIMIT = 1000, 100
+PROBLEM = "urn:switchyard:problem:"  # what a problem's `type` begins with
 SECURITY_HEADERS = {
     "Content-Security-Policy": (
         "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
@@ -39,14 +42,30 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class ApiError(Exception):
-    """An answer that is a problem."""
+    """An answer that is a problem. `title` names its kind, and is the same for all of it."""
 
-    def __init__(self, status: int, title: str, detail: str, *, problems: Sequence[Problem] = ()) -> None:
+    def __init__(
+        self,
+        status: int,
+        title: str,
+        detail: str,
+        *,
+        problems: Sequence[Problem] = (),
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(detail)
         self.status = status
         self.title = title
         self.detail = detail
         self.problems = problems
+        self.headers = headers or {}
+
+    @property
+    def type(self) -> str:
+        """A name for programs: of the title, unless that says no more than the status."""
+        if self.title == HTTPStatus(self.status).phrase:
+            return "about:blank"
+        return PROBLEM + re.sub(r"[^a-z0-9]+", "-", self.title.lower()).strip("-")
 
 
 def json_response(data: Any, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
@@ -62,14 +81,14 @@ def json_response(data: Any, status: int = 200, headers: dict[str, str] | None =
 def problem_response(error: ApiError, path: str) -> web.Response:
     """An RFC 9457 problem."""
     body: dict[str, Any] = {
-        "type": "about:blank",
+        "type": error.type,
         "title": error.title,
         "status": error.status,
         "detail": error.detail,
         "instance": path,
     }
     if error.problems:
-        body["problems"] = [
+        body["errors"] = [
             {
                 "field": p.field,
                 "value": p.value,
@@ -84,7 +103,7 @@ def problem_response(error: ApiError, path: str) -> web.Response:
         body=orjson.dumps(body),
         status=error.status,
         content_type="application/problem+json",
-        headers={"Cache-Control": "no-store"},
+        headers={"Cache-Control": "no-store", **error.headers},
     )
 
 
@@ -118,6 +137,40 @@ def number(request: web.Request, name: str, default: int, least: int, most: int)
     if not is_number(text) or not least <= int(text) <= most:
         raise ApiError(400, "Bad query", f"{name}={text[:40]!r} must be a number from {least} to {most}")
     return int(text)
+
+
+def _check(request: web.Request) -> None:
+    """Holds a request to what is said of its route: a parameter that was mistyped must not change what is
+    done, and a body of another kind is not read as if it were JSON. Raises ApiError."""
+    told = described_of(request.match_info.handler)
+    if told is None or not request.path.startswith("/api/"):
+        return
+    known = {param.name: param.schema.get("type") == "array" for param in told.query}
+    for name in request.query:
+        if name not in known:
+            there = f"there are {', '.join(sorted(known))}" if known else "there is none"
+            raise ApiError(400, "Bad query", f"{name[:60]}: no such parameter; {there}")
+        if not known[name] and len(request.query.getall(name)) > 1:
+            raise ApiError(400, "Bad query", f"{name}: stands more than once; give it once")
+    if told.body is not None and request.body_exists and "Content-Type" in request.headers:
+        kind = request.content_type
+        if kind not in told.kinds:
+            raise ApiError(
+                415, "Unsupported Media Type", f"Content-Type {kind[:60]!r}: send {' or '.join(told.kinds)}"
+            )
+
+
+def _unanswered(error: web.HTTPException, request: web.Request) -> ApiError:
+    """What aiohttp refused."""
+    detail, headers = error.text or error.reason, {}
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        headers = {"Allow": ", ".join(sorted(error.allowed_methods))}
+        detail = f"{request.method} is not for this address; there are {headers['Allow']}"
+    elif isinstance(error, web.HTTPNotFound) and detail == f"{error.status}: {error.reason}":
+        detail = "there is nothing at this address; GET /api/v1/openapi.json lists what there is"
+    elif isinstance(error, web.HTTPRequestEntityTooLarge):
+        detail = f"the body is too large; at most {MAX_BODY_BYTES} bytes are taken"
+    return ApiError(error.status, HTTPStatus(error.status).phrase, detail, headers=headers)
 
 
 def _may_ask(told: str, host: str) -> bool:
@@ -161,6 +214,7 @@ def guard(host: str) -> Any:
             origin = request.headers.get("Origin")
             if request.method not in SAFE_METHODS and origin and urlsplit(origin).netloc != request.host:
                 raise ApiError(403, "Foreign origin", "changes are taken from this console's own pages only")
+            _check(request)
             answer = await handler(request)
         except ApiError as error:
             answer = problem_response(error, request.path)
@@ -169,9 +223,10 @@ def guard(host: str) -> Any:
         except web.HTTPException as error:
             if error.status < 400:
                 raise
-            answer = problem_response(
-                ApiError(error.status, error.reason, error.text or error.reason), request.path
-            )
+            answer = problem_response(_unanswered(error, request), request.path)
+        except web.RequestPayloadError:
+            detail = "the body cannot be read: its length or its Content-Encoding is not what was said"
+            answer = problem_response(ApiError(400, "Bad body", detail), request.path)
         except (KafkaError, ClusterUnreachable, TimeoutError) as error:
             # Somebody else's trouble, and told as such: the same request may do well in a moment.
             log.warning("a request failed at Kafka", path=request.path, error=repr(error))

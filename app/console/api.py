@@ -12,26 +12,31 @@ import aiohttp
 import orjson
 from aiohttp import web
 
-from app.clock import now_ms
-from app.config.definitions import Workload, json_schema, parse_definition
-from app.config.plan import plan
-from app.config.problems import Document, read_documents
-from app.console import dlq, overview
-from app.console.acts import actor_of
+from app.clock import iso, now_ms
+from app.config.definitions import Workload, json_schema
+from app.console import dlq, overview, shapes, shapes_dlq
 from app.console.answers import ApiError, is_number, json_response, number, paged
-from app.console.dlq_tools import DlqTools, query_of, told
+from app.console.describe import JSON, PAGE, TEXT, TIER, Answer, Page, Param, described, whole
+from app.console.dlq_tools import LETTERS, DlqTools, query_of, told
 from app.console.metrics import exposition
+from app.console.move import MoveRoutes
+from app.console.openapi import openapi
 from app.console.operators import OperatorRoutes
+from app.console.placement import PlacementRoutes
+from app.console.sizing import SizingRoutes
+from app.console.workloads import WorkloadRoutes
 from app.control.runtime import Runtime
-from app.core.control import ALL, AnyControlEvent, Paused, WorkloadDeleted, WorkloadPut
+from app.core.control import WorkloadPut
 from app.core.job import JobId, Kind
-from app.pump.chains import payload_codec
+from app.wire import Heartbeat
 
 MAX_RANGES = 2_000
 PROXY_S = 5.0
 EVENTS_S = 1.0
 PATIENCE_S = 10.0
 MAX_STREAMS = 64
+CURSOR = {"type": "string", "pattern": "^([0-9]{1,18}:[0-9]{1,18}(,[0-9]{1,18}:[0-9]{1,18})*)?$"}
+READY = {503: Answer({JSON: shapes.Ready, "application/problem+json": shapes.Problem}, "not ready")}
 
 
 class Api:
@@ -53,6 +58,10 @@ class Api:
             raise ApiError(503, "Starting", "the worker is starting; ask again in a moment")
         return runtime
 
+    def beats(self) -> dict[str, Heartbeat]:
+        """The last word of every worker that lives."""
+        return self.runtime.members.live(time.monotonic())
+
     def routes(self) -> list[web.RouteDef]:
         """Everything there is."""
         workload = "/api/v1/workloads/{group}/{topic}"
@@ -62,30 +71,34 @@ class Api:
             web.get("/health/ready", self.ready),
             web.get("/metrics", self.metrics),
             web.get("/api/v1/overview", self.get_overview),
-            web.get("/api/v1/events", self.events),
+            web.get("/api/v1/events", self.events, allow_head=False),
             web.get("/api/v1/workers", self.get_workers),
             web.get("/api/v1/assignments", self.get_assignments),
             web.get("/api/v1/activity", self.get_activity),
             web.get("/api/v1/incidents", self.get_incidents),
             web.get("/api/v1/workloads", self.get_workloads),
-            web.get(workload, self.get_workload),
-            web.put(workload, self.put_workload),
-            web.delete(workload, self.delete_workload),
+            *WorkloadRoutes(self).routes(),
             web.get(workload + "/partitions/{partition}/tracker", self.get_tracker),
             web.get(dlq_path, self.get_dlq),
             web.get(dlq_path + "/messages", told(self.get_dlq_messages)),
             *self.dlq_tools.routes(),
             *OperatorRoutes(self).routes(),
+            *MoveRoutes(self).routes(),
+            *PlacementRoutes(self).routes(),
+            *SizingRoutes(self).routes(),
             web.get("/api/v1/schema", self.get_schema),
             web.get("/api/v1/openapi.json", self.get_openapi),
         ]
 
     # -- outside ---------------------------------------------------------------------------------
 
+    @described(shapes.Live)
     async def live(self, _: web.Request) -> web.Response:
-        """The process answers."""
-        return json_response({"status": "live"})
+        """The process answers, and says which one it is (`app.control.sentinel` asks)."""
+        runtime = self._runtime()
+        return json_response({"status": "live", "worker": runtime.worker if runtime else ""})
 
+    @described(shapes.Ready, answers=READY)
     async def ready(self, _: web.Request) -> web.Response:
         """It has read the control log and holds its lease."""
         runtime = self.runtime
@@ -98,6 +111,7 @@ class Api:
         }
         return json_response({"status": "ready" if ok else "not ready", **detail}, 200 if ok else 503)
 
+    @described(answers={200: Answer({"text/plain": TEXT}, "Prometheus' text")}, problems=(503,))
     async def metrics(self, _: web.Request) -> web.Response:
         """Prometheus' text."""
         body, content_type = exposition(self.runtime)
@@ -120,9 +134,12 @@ class Api:
             self._snapshot = (now_s, orjson.dumps(self._overview()))
         return self._snapshot[1]
 
+    @described(shapes.Overview)
     async def get_overview(self, _: web.Request) -> web.Response:
+        """Everything the first page shows: workers, workloads, totals, the last incidents."""
         return json_response(self._overview())
 
+    @described(answers={200: Answer({"text/event-stream": TEXT}, "one `data:` a second, an Overview")})
     async def events(self, request: web.Request) -> web.StreamResponse:
         """The overview every second, as server-sent events."""
         if self._streams >= MAX_STREAMS:
@@ -144,28 +161,44 @@ class Api:
             self._streams -= 1
         return answer
 
+    @described(Page[shapes.Worker], query=PAGE)
     async def get_workers(self, request: web.Request) -> web.Response:
+        """Every worker that was heard lately, the dead too."""
         return json_response(paged(self._overview()["workers"], request))
 
+    @described(Page[shapes.Job], query=PAGE)
     async def get_assignments(self, request: web.Request) -> web.Response:
-        held = self.runtime.control.view.assignments
+        """Every job: its worker, why it is there, since when, and what it takes of it."""
+        view = self.runtime.control.view
+        loads = {status.job: status.load for beat in self.beats().values() for status in beat.jobs}
         items = [
             {"job": job, "worker": a.worker or None, "epoch": a.epoch, "term": a.term, "release": a.release,
-             "reason": a.reason, "at_ms": a.at_ms}
-            for job, a in sorted(held.items())
+             "reason": a.reason, "at_ms": a.at_ms, "since": iso(a.at_ms),
+             "cpu_cores": load.cpu_cores if (load := loads.get(job)) else None,
+             "memory_bytes": load.memory_bytes if load else None,
+             "network_bytes_per_s": load.network_bytes_per_s if load else None,
+             "wish": view.wishes[job].worker if job in view.wishes else None}
+            for job, a in sorted(view.assignments.items())
         ]  # fmt: skip
         return json_response(paged(items, request))
 
+    @described(Page[shapes.Activity], query=PAGE)
     async def get_activity(self, request: web.Request) -> web.Response:
+        """What happened in the control log, the newest first."""
         return json_response(paged(list(reversed(self.runtime.control.recent)), request))
 
+    @described(Page[shapes.Incident], query=PAGE)
     async def get_incidents(self, request: web.Request) -> web.Response:
+        """What a person must know, the newest first."""
         return json_response(paged([overview.incident(i) for i in reversed(self.runtime.incidents)], request))
 
+    @described(Page[shapes.Workload], query=PAGE)
     async def get_workloads(self, request: web.Request) -> web.Response:
+        """Every workload, in numbers."""
         return json_response(paged(self._overview()["workloads"], request))
 
-    def _put_of(self, request: web.Request) -> WorkloadPut:
+    def put_of(self, request: web.Request) -> WorkloadPut:
+        """What the control log says of the workload that the request's address names. Raises ApiError."""
         key = f"{request.match_info['group']}/{request.match_info['topic']}"
         put = self.runtime.control.view.workloads.get(key)
         if put is None:
@@ -174,130 +207,22 @@ class Api:
             )
         return put
 
-    async def get_workload(self, request: web.Request) -> web.Response:
-        put = self._put_of(request)
-        live = self.runtime.members.live(time.monotonic())
-        jobs = overview.Jobs(self.runtime.control.view, live, now_ms())
-        body = {
-            "definition": put.definition,
-            "status": jobs.workload(put),
-            "partitions": jobs.partitions(put.key),
-            "deployed": {"at_ms": put.at_ms, "by": put.actor},
-        }
-        return json_response(body, headers={"ETag": f'"{put.etag}"'})
-
+    @described({"type": "object"}, problems=())
     async def get_schema(self, _: web.Request) -> web.Response:
+        """The JSON Schema of definitions."""
         return json_response(json_schema())
 
+    @described({"type": "object"}, problems=())
     async def get_openapi(self, _: web.Request) -> web.Response:
-        paths: dict[str, Any] = {}
-        for route in self.routes():
-            path = route.path
-            doc = (route.handler.__doc__ or route.handler.__name__.replace("_", " ")).strip().split("\n")[0]
-            names = [part[1:-1] for part in path.split("/") if part.startswith("{")]
-            paths.setdefault(path, {})[route.method.lower()] = {
-                "summary": doc,
-                "operationId": route.handler.__name__,
-                "parameters": [
-                    {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-                    for name in names
-                ],
-                "responses": {
-                    "200": {"description": "done"},
-                    "default": {"description": "a problem (RFC 9457)"},
-                },
-            }
-        info = {"title": "Switchyard", "version": "1"}
-        return json_response({"openapi": "3.1.0", "info": info, "paths": paths})
-
-    # -- changing --------------------------------------------------------------------------------
-
-    async def put_workload(self, request: web.Request) -> web.Response:
-        """Defines or changes a workload; 201, or 200 when it was there. `?dry_run=true` only checks."""
-        names = self.runtime.clusters.specs.keys()
-        body = await self._body(request)
-        workload, warnings = parse_definition(body.data, clusters=names, file=body.file, node=body.node)
-        told = f"{request.match_info['group']}/{request.match_info['topic']}"
-        if workload.key != told:
-            raise ApiError(
-                422, "Wrong address", f"the definition is of {workload.key}, the address of {told}"
-            )
-        try:
-            await payload_codec(workload)
-        except ValueError as error:  # as this worker sees the file; the others need it at the same path
-            raise ApiError(422, "Payload descriptors cannot be used", str(error)) from error
-        current = self.runtime.control.view.workloads.get(workload.key)
-        self._match(request, current)
-        etag = workload.etag()
-        catalog = self.runtime.catalog
-        known = {key: w for key in self.runtime.control.view.workloads if (w := catalog.workload(key))}
-        planned = plan(known, [workload])
-        if planned.conflicts:
-            raise ApiError(409, "Conflict", "; ".join(planned.conflicts))
-        changed = current is None or current.etag != etag
-        dry_run = request.query.get("dry_run", "false") == "true"
-        if changed and not dry_run:
-            await self.runtime.control.append(
-                WorkloadPut(
-                    at_ms=now_ms(),
-                    key=workload.key,
-                    definition=workload.to_wire(),
-                    etag=etag,
-                    actor=actor_of(request),
-                )
-            )
-        told_back = {"key": workload.key, "etag": etag, "changed": changed, "dry_run": dry_run,
-                "warnings": [*map(str, warnings), *planned.warnings]}  # fmt: skip
-        created = current is None and not dry_run
-        return json_response(told_back, 201 if created else 200, {"ETag": f'"{etag}"'})
-
-    async def delete_workload(self, request: web.Request) -> web.Response:
-        """Deletes a workload; it stops once what is in flight has ended."""
-        put = self._put_of(request)
-        self._match(request, put)
-        actor, at_ms = actor_of(request), now_ms()
-        events: list[AnyControlEvent] = [WorkloadDeleted(at_ms=at_ms, key=put.key, actor=actor)]
-        if put.key in self.runtime.control.view.paused:
-            # Compaction may drop the deletion, and a pause must not come back with the next definition.
-            events.append(Paused(at_ms=at_ms, key=put.key, partition=ALL, paused=False, actor=actor))
-        await self.runtime.control.append(*events)
-        return json_response({"key": put.key, "deleted": True})
-
-    @staticmethod
-    def _match(request: web.Request, current: WorkloadPut | None) -> None:
-        if request.headers.get("If-None-Match") == "*" and current is not None:
-            raise ApiError(412, "There already", f"{current.key} was defined meanwhile; read it, then decide")
-        wanted = request.headers.get("If-Match")
-        if wanted is None:
-            return
-        have = None if current is None else current.etag
-        if wanted != "*" and have not in {
-            tag.strip().removeprefix("W/").strip('"') for tag in wanted.split(",")
-        }:
-            raise ApiError(
-                412, "Changed meanwhile", f"the definition's ETag is {have}; read it again, then decide"
-            )
-        if wanted == "*" and current is None:
-            raise ApiError(412, "Not there", "If-Match: * needs a workload that exists")
-
-    @staticmethod
-    async def _body(request: web.Request) -> Document:
-        raw = await request.read()
-        try:
-            text = raw.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise ApiError(400, "Not UTF-8", f"the body is not UTF-8 (byte {error.start})") from error
-        # YAML is read by a patient parser: away from the loop that pushes messages.
-        documents = await asyncio.to_thread(read_documents, text, "body")
-        if len(documents) != 1:
-            raise ApiError(400, "Bad body", f"the body must be one definition, it has {len(documents)}")
-        return documents[0]
+        """This description."""
+        return json_response(openapi(self.routes()))
 
     # -- one partition ---------------------------------------------------------------------------
 
+    @described(shapes.Tracker, query=TIER, problems=(404, 502))
     async def get_tracker(self, request: web.Request) -> web.Response:
         """One partition's tracker, by the worker that owns it (`?topic=` for a retry topic)."""
-        put = self._put_of(request)
+        put = self.put_of(request)
         text = request.match_info["partition"]
         topic = request.query.get("topic") or request.match_info["topic"]
         try:
@@ -351,11 +276,21 @@ class Api:
 
     # -- dead letters ----------------------------------------------------------------------------
 
+    @described(shapes_dlq.Queue, problems=(404, 502))
     async def get_dlq(self, request: web.Request) -> web.Response:
         """How many messages the dead letter queue holds, by partition."""
         workload = self.workload_of(request)
         return json_response(await dlq.sizes(await self.cluster_of(workload), workload))
 
+    @described(
+        shapes_dlq.FoundPage,
+        query=(
+            *LETTERS,
+            Param("limit", whole(1, 500, 50), "how many"),
+            Param("cursor", CURSOR, PAGE[1].about),
+        ),
+        problems=(404, 502),
+    )
     async def get_dlq_messages(self, request: web.Request) -> web.Response:
         """The dead letters, newest first; by reason, code, since, until, key, attempt_min, partition."""
         workload, query = self.workload_of(request), query_of(request)
@@ -366,7 +301,7 @@ class Api:
 
     def workload_of(self, request: web.Request) -> Workload:
         """The workload that the request's address names. Raises ApiError."""
-        return Workload.from_wire(self._put_of(request).definition)
+        return Workload.from_wire(self.put_of(request).definition)
 
     async def cluster_of(self, workload: Workload) -> Any:
         """The workload's cluster. Raises ApiError."""

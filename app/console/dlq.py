@@ -19,7 +19,9 @@ from app.console.answers import ApiError, is_number
 from app.core import retry_headers as names
 from app.core.retry_headers import MERGES
 from app.dlq.letter import read_letter
+from app.dlq.memory import choose
 from app.dlq.query import Query
+from app.dlq.rules import Choice
 from app.kafka.clusters import EARLIEST, LATEST
 
 MAX_SHOWN_BYTES = 4096
@@ -32,7 +34,10 @@ FETCH_BYTES = 1024 * 1024  # a response; Kafka still sends a record that is larg
 
 
 async def sizes(cluster: Any, workload: Workload) -> dict[str, Any]:
-    """Messages by partition. A DLQ that does not exist yet is empty."""
+    """Messages by partition, as the log has them: also those that were purged by query and still stand in it.
+
+    A DLQ that does not exist yet is empty.
+    """
     topic = workload.dlq_topic()
     count = await cluster.client.partitions(topic) or 0
     wanted = [(topic, partition) for partition in range(count)]
@@ -63,20 +68,21 @@ async def newest(
     """
     query = query or Query()
     state = await sizes(cluster, workload)
+    choice = await choose(cluster.client, workload, query, [p["partition"] for p in state["partitions"]])
     chosen = [p for p in state["partitions"] if not query.partition or p["partition"] in query.partition]
     begins = {p["partition"]: p["start"] or 0 for p in chosen}
     ends = {p["partition"]: p["end"] or 0 for p in chosen} | _read_cursor(cursor, begins)
-    window = limit if query.everything else max(limit, SEARCH_WINDOW)
+    window = limit if choice.everything else max(limit, SEARCH_WINDOW)
     items: list[dict[str, Any]] = []
     until_s = asyncio.get_running_loop().time() + SEARCH_S
     while any(ends[p] > begins[p] for p in ends):
         wanted = {p: (max(begins[p], ends[p] - window), ends[p]) for p in begins if ends[p] > begins[p]}
         async with asyncio.timeout(READ_S):
-            found = await _read(cluster.client.spec.aiokafka_options(), state["topic"], wanted, query)
+            found = await _read(cluster.client.spec.aiokafka_options(), state["topic"], wanted, choice)
         starts = {p: start for p, (start, _) in wanted.items()}
         shown, ends = newest_first(found, starts, ends, limit - len(items))
         items += shown
-        if query.everything or len(items) >= limit or asyncio.get_running_loop().time() > until_s:
+        if choice.everything or len(items) >= limit or asyncio.get_running_loop().time() > until_s:
             break
     more = any(ends[p] > begins[p] for p in ends)
     following = ",".join(f"{p}:{end}" for p, end in sorted(ends.items())) if more else None
@@ -84,7 +90,7 @@ async def newest(
 
 
 async def _read(
-    options: dict[str, Any], topic: str, wanted: dict[int, tuple[int, int]], query: Query
+    options: dict[str, Any], topic: str, wanted: dict[int, tuple[int, int]], choice: Choice
 ) -> dict[int, list[dict[str, Any]]]:
     """The records of each partition's [start, end), as they are shown: the rest of their bytes, of which a
     dead letter may have millions, is let go at once."""
@@ -113,7 +119,7 @@ async def _read(
                 found.setdefault(number, []).extend(
                     _shown(record)
                     for record in batch
-                    if record.offset < end and (query.everything or query.holds(read_letter(record)))
+                    if record.offset < end and (choice.everything or choice.holds(read_letter(record)))
                 )
                 at = batch[-1].offset + 1
     finally:

@@ -19,18 +19,20 @@ from aiohttp import web
 
 from app.clock import now_ms
 from app.config.definitions import Workload
-from app.console.acts import flag_of, read_body
+from app.console import bodies, shapes, shapes_dlq
+from app.console.acts import actor_of, check_fields, flag_of, read_body, when_of
 from app.console.answers import ApiError, is_number, json_response
-from app.console.operations import Operation, Operations
-from app.dlq.letter import described
-from app.dlq.memory import merges_of
+from app.console.describe import ACTOR, TEXT, Answer, Page, Param, described, repeated, whole
+from app.console.operations import STARTED, Operation, Operations
+from app.dlq.letter import described as letter_described
+from app.dlq.memory import choose, merges_of
 from app.dlq.merge import Merger
 from app.dlq.progress import Terms, check_operation
-from app.dlq.purge import foresee_purge, purge
-from app.dlq.query import BadQuery, Query, parse_when
+from app.dlq.purge import foresee_purge, purge, purge_chosen
+from app.dlq.query import MAX_ITEMS, MAX_NUMBER, MAX_TEXT_CHARS, BadQuery, Query, parse_when
 from app.dlq.read import NoQueue, queue_ends, read_one
 from app.dlq.rules import DEFAULT_RATE, Span, bounded
-from app.dlq.survey import foresee_merge, lines, stats
+from app.dlq.survey import foresee, lines, stats
 
 if TYPE_CHECKING:
     from app.console.api import Api
@@ -41,8 +43,22 @@ log = structlog.get_logger(__name__)
 LOOK_S = 8.0  # figures take no longer; they say whether they are of everything
 PROXY_S = 5.0
 HOP = "X-Switchyard-Hop"
-MERGE_FIELDS = {"query", "max_merges", "again", "rate", "ranges", "operation", "resume", "execute"}
-PURGE_FIELDS = {"before", "ranges", "partitions", "execute"}
+WHEN = '"2h" (so long ago), an ISO 8601 time (UTC where it names no zone), or milliseconds'
+BOUNDED = {"type": "string", "maxLength": MAX_TEXT_CHARS}
+LETTERS = (  # as `query_of` reads them
+    Param("reason", BOUNDED, "text that the reason contains; between slashes an RE2 expression"),
+    Param(
+        "code", repeated({**TEXT, "pattern": "^[A-Za-z0-9_]{1,40}$"}, MAX_ITEMS), "one of these status names"
+    ),
+    Param("since", TEXT, f"moved here at that time or later: {WHEN}"),
+    Param("until", TEXT, f"moved here before that time: {WHEN}"),
+    Param("key", BOUNDED, "the whole key: text, or base64:..."),
+    Param("attempt_min", whole(0, MAX_NUMBER), "delivered at least so often"),
+    Param("partition", repeated(whole(0, MAX_NUMBER), MAX_ITEMS), "one of these"),
+)
+EXPORT = {
+    200: Answer({"application/x-ndjson": {"type": "string"}}, "a letter a line", ("X-Switchyard-Offsets",))
+}
 
 
 class DlqTools:
@@ -60,7 +76,7 @@ class DlqTools:
             web.get(path + "/messages/{partition}/{offset}", told(self.get_letter)),
             web.get(path + "/stats", told(self.get_stats)),
             web.get(path + "/merges", told(self.get_merges)),
-            web.get(path + "/export", told(self.export)),
+            web.get(path + "/export", told(self.export), allow_head=False),
             web.post(path + "/merge", told(self.merge)),
             web.post(path + "/purge", told(self.purge)),
         ]
@@ -72,6 +88,7 @@ class DlqTools:
 
     # -- looking ---------------------------------------------------------------------------------
 
+    @described(shapes_dlq.Letter, problems=(404, 502))
     async def get_letter(self, request: web.Request) -> web.Response:
         """One dead letter, decoded."""
         workload, client = await self._queue(request)
@@ -79,36 +96,41 @@ class DlqTools:
         if not (is_number(partition) and is_number(offset)):
             raise ApiError(400, "No offset", "write .../messages/{partition}/{offset} in numbers")
         letter = await read_one(client, workload.dlq_topic(), int(partition), int(offset))
-        if letter is None:
+        choice = await choose(client, workload, Query(), [int(partition)] if letter is not None else [])
+        if letter is None or not choice.holds(letter):
             raise ApiError(
                 404, "No such letter", f"{workload.dlq_topic()}-{partition} has no message at {offset}"
             )
-        return json_response(described(letter))
+        return json_response(letter_described(letter))
 
+    @described(shapes_dlq.Stats, query=LETTERS, problems=(404, 502))
     async def get_stats(self, request: web.Request) -> web.Response:
         """Figures: by code, by hour, oldest and newest."""
         workload, client = await self._queue(request)
         return json_response(await stats(client, workload, query_of(request), LOOK_S))
 
+    @described(Page[shapes_dlq.Merge], problems=(404, 502))
     async def get_merges(self, request: web.Request) -> web.Response:
-        """The merges of this queue that are remembered, with what they did."""
+        """The merges and purges by query of this queue that are remembered, with what they did."""
         workload, client = await self._queue(request)
         found = await merges_of(client, workload, await queue_ends(client, workload.dlq_topic()))
         return json_response({"items": [merge.to_json() for _, merge in sorted(found.items())], "next": None})
 
+    @described(answers=EXPORT, query=LETTERS, problems=(404, 502))
     async def export(self, request: web.Request) -> web.StreamResponse:
         """The letters as JSON lines, oldest first in each partition; one that breaks off is not whole."""
         workload, client = await self._queue(request)
         query = query_of(request)
         topic = workload.dlq_topic()
         spans = bounded(await queue_ends(client, topic), {}, query.partition)
+        choice = await choose(client, workload, query, spans)
         offsets = sum(end - start for start, end in spans.values())
         told_headers = {"Cache-Control": "no-store", "X-Switchyard-Offsets": str(offsets)}
         answer = web.StreamResponse(headers={"Content-Type": "application/x-ndjson", **told_headers})
         answer.enable_chunked_encoding()
         await answer.prepare(request)
         try:
-            async for piece in lines(client, topic, query, spans):
+            async for piece in lines(client, topic, choice, spans):
                 if piece:
                     await answer.write(piece)
         except ConnectionResetError:
@@ -123,10 +145,13 @@ class DlqTools:
 
     # -- changing --------------------------------------------------------------------------------
 
+    @described(
+        shapes_dlq.Foreseen, answers=STARTED, headers=ACTOR, body=bodies.MergeBody, problems=(404, 409, 502)
+    )
     async def merge(self, request: web.Request) -> web.Response:
         """Merges letters back to the workload; without `execute` only says what would be merged."""
         workload, client = await self._queue(request)
-        body = await read_body(request, MERGE_FIELDS)
+        body = await read_body(request, bodies.MergeBody)
         again = flag_of(body, "again")
         terms = Terms(
             Query.from_json(body.get("query", {})),
@@ -139,14 +164,9 @@ class DlqTools:
         wanted = _ranges(body)
         resume = flag_of(body, "resume")
         if not flag_of(body, "execute"):
-            return json_response(await foresee_merge(client, workload, terms, wanted, LOOK_S))
-        operation = check_operation(str(body.get("operation") or f"merge-{uuid.uuid4().hex[:12]}"))
-        ends = await queue_ends(client, workload.dlq_topic())
-        if resume and operation not in await merges_of(client, workload, ends):
-            raise ApiError(
-                404, "No such merge", f"no merge {operation} of {workload.key} is remembered; GET .../merges"
-            )
-        spans = None if resume else bounded(ends, wanted, terms.query.partition)
+            return json_response(await foresee(client, workload, terms, wanted, LOOK_S))
+        operation = _operation(body, "merge")
+        spans = await self._spans(client, workload, terms, None if resume else wanted, operation)
 
         async def work(tell: Any) -> dict[str, Any]:
             merger = Merger(
@@ -158,11 +178,18 @@ class DlqTools:
         Merger(client, workload, operation, rate=rate)  # what is wrong with it is said now
         return self._begin(request, operation, "merge", workload, work)
 
+    @described(
+        (shapes_dlq.ForeseenPurge, shapes_dlq.Foreseen), answers=STARTED, headers=ACTOR, body=bodies.PurgeBody,
+        problems=(404, 409, 502),
+    )  # fmt: skip
     async def purge(self, request: web.Request) -> web.Response:
-        """Deletes letters before a bound; without `execute` only says how many."""
+        """Deletes letters before a bound, or purges those of a `query`; without `execute` says how many."""
         workload, client = await self._queue(request)
-        body = await read_body(request, PURGE_FIELDS)
+        body = await read_body(request, bodies.PurgeBody)
         ranges = _ranges(body)
+        resume = flag_of(body, "resume")
+        if resume or "query" in body:
+            return await self._purge_chosen(request, body, workload, client, None if resume else ranges)
         if flag_of(body, "execute"):
             if not ranges:
                 raise BadQuery("ranges: a purge needs the bounds that its dry run told")
@@ -172,34 +199,76 @@ class DlqTools:
                 return {"partitions": {str(p): {"first": first} for p, first in firsts.items()}}
 
             return self._begin(request, f"purge-{uuid.uuid4().hex[:12]}", "purge", workload, work)
-        before = body.get("before")
         partitions = body.get("partitions", [])
-        if not isinstance(partitions, list) or not all(isinstance(p, int) for p in partitions):
+        if not isinstance(partitions, list) or not all(type(p) is int for p in partitions):
             raise BadQuery("partitions: must be a list of numbers")
         return json_response(
             await foresee_purge(
                 client, workload, partitions=partitions,
-                before_ms=None if before is None else parse_when(str(before), now_ms()),
+                before_ms=None if body.get("before") is None else when_of(body, "before"),
                 before_offsets={p: end for p, (_, end) in ranges.items()},
             )
         )  # fmt: skip
+
+    async def _purge_chosen(
+        self, request: web.Request, body: Mapping[str, Any], workload: Workload, client: ClusterClient,
+        wanted: dict[int, Span] | None,
+    ) -> web.Response:  # fmt: skip
+        if "before" in body or "partitions" in body:
+            raise BadQuery("before, partitions: not with a query; write until_ms and partition in it")
+        terms = Terms(Query.from_json(body.get("query", {})), purge=True)
+        if not flag_of(body, "execute"):
+            return json_response(await foresee(client, workload, terms, wanted or {}, LOOK_S))
+        operation = _operation(body, "purge")
+        spans = await self._spans(client, workload, terms, wanted, operation)
+
+        async def work(tell: Any) -> dict[str, Any]:
+            asked = None if spans is None else terms
+            return await purge_chosen(
+                client, workload, operation, asked, spans, lambda state: tell(state.to_json())
+            )
+
+        return self._begin(request, operation, "purge", workload, work)
+
+    @staticmethod
+    async def _spans(
+        client: ClusterClient,
+        workload: Workload,
+        terms: Terms,
+        wanted: dict[int, Span] | None,
+        operation: str,
+    ) -> dict[int, Span] | None:
+        """The bounds to begin with; None to go on, when there is something to go on with."""
+        ends = await queue_ends(client, workload.dlq_topic())
+        known = (await merges_of(client, workload, ends)).get(operation)
+        if known is not None and known.terms.kind != terms.kind:
+            raise ApiError(409, "Another kind", f"{operation} is a {known.terms.kind}; ask for that one")
+        if wanted is not None:
+            return bounded(ends, wanted, terms.query.partition)
+        if known is None:
+            told_in = f"no {terms.kind} {operation} of {workload.key} is remembered; GET .../merges"
+            raise ApiError(404, f"No such {terms.kind}", told_in)
+        return None
 
     def _begin(
         self, request: web.Request, operation: str, kind: str, workload: Workload, work: Any
     ) -> web.Response:
         if self._api.runtime.draining:
             raise ApiError(503, "Stopping", "this worker stops; ask another one")
-        actor = (request.headers.get("X-Switchyard-Actor") or request.remote or "unknown")[:200]
-        op = self.operations.start(operation, kind, workload.key, actor, work)
+        if workload.key in self._api.runtime.control.view.moves:
+            raise ApiError(409, "Being moved", f"{workload.key} moves to another cluster; ask again then")
+        op = self.operations.start(operation, kind, workload.key, actor_of(request), work)
         return json_response(op.to_json(), 202, {"Location": f"/api/v1/operations/{op.id}"})
 
     # -- operations ------------------------------------------------------------------------------
 
+    @described(shapes.Operation, problems=(404,))
     async def get_operation(self, request: web.Request) -> web.Response:
         """How an operation stands, whichever worker runs it."""
         op = self.operations.get(request.match_info["id"])
         return json_response(op.to_json()) if op is not None else await self._elsewhere(request)
 
+    @described(shapes.Operation, problems=(404,))
     async def cancel_operation(self, request: web.Request) -> web.Response:
         """Cancels an operation; what it has done stays done."""
         op: Operation | None = self.operations.get(request.match_info["id"])
@@ -218,7 +287,7 @@ class DlqTools:
                     if worker == runtime.worker:
                         continue
                     try:
-                        url = beat.url + request.path
+                        url = beat.url + request.path_qs
                         async with session.request(request.method, url, headers={HOP: "1"}) as answer:
                             if answer.status == 200:
                                 return json_response(orjson.loads(await answer.read()))
@@ -272,6 +341,13 @@ def query_of(request: web.Request) -> Query:
     )
 
 
+def _operation(body: Mapping[str, Any], kind: str) -> str:
+    name = body.get("operation", f"{kind}-{uuid.uuid4().hex[:12]}")
+    if not isinstance(name, str):
+        raise BadQuery("operation: must be text")
+    return check_operation(name)
+
+
 def _whole(body: Mapping[str, Any], name: str, default: int) -> int:
     value = body.get(name, default)
     if not isinstance(value, int) or isinstance(value, bool):
@@ -284,6 +360,7 @@ def _ranges(body: Mapping[str, Any]) -> dict[int, Span]:
     found: dict[int, Span] = {}
     for partition, span in ranges.items() if isinstance(ranges, dict) else [("", None)]:
         told_span = span if isinstance(span, dict) else {"start": -1}
+        check_fields(told_span, bodies.Span, "ranges: ")
         start, end = told_span.get("start", 0), told_span.get("end", 2**62)
         if not is_number(partition) or not all(type(n) is int and 0 <= n < 2**63 for n in (start, end)):
             raise BadQuery('ranges: write {"0": {"start": 100, "end": 200}}')

@@ -1,20 +1,97 @@
-"""Prometheus metrics, read from the runtime when they are asked for. Base units, own registry."""
+"""Prometheus metrics, read from the runtime when they are asked for. Base units, own registry.
+
+Of this worker only: a sum over the workers is a sum over the region. Counters begin anew when a job moves.
+What is of the whole region (recommended sizes, how loaded the fleet is) only the leader tells.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from app.clock import now_ms
-from app.console.overview import lag_messages, lag_s
+from app.console.flow import slowest
+from app.console.overview import BREAKER_ORDER, Jobs, lag_messages, lag_s
+from app.console.sizing import Sizing
 from app.control.runtime import Runtime
 from app.core.job import JobId
+from app.core.pace import TargetStatus
+from app.wire import JobStatus, WorkloadStatus
 
-LABELS = ["workload", "topic", "partition"]
+JOB = ("workload", "topic", "partition")
+TARGET = ("workload", "target")
+SERVING = {"serving": 1, "not-serving": 0}  # a receiver that says nothing of its health has no such series
+
+_JOB_GAUGES = {
+    "lag_messages": "Messages not committed yet",
+    "lag_seconds": "Age of the oldest unfinished message",
+    "in_flight_messages": "Messages on their way to the receiver",
+    "unfinished_messages": "Messages read and not finished",
+    "ready_messages": "Messages read that may go now",
+    "behind_messages": "Messages that wait for an earlier one of their key or partition",
+    "postponed_messages": "Messages that wait for their time",
+    "backoff_messages": "Messages that wait for their next attempt in memory",
+    "tracker_used_messages": "Places of the tracker in use",
+    "tracker_capacity_messages": "Places of the tracker",
+    "fetched_bytes": "Fetched bytes that wait to be decoded",
+    "paused": "1 while an operator's pause holds",
+    "catching_up": "1 while a backlog is worked off beside the latest",
+    "emptying": "1 while a retry tier that is no longer defined is emptied",
+}
+_JOB_COUNTERS = {
+    "delivered": "Messages acknowledged",
+    "retried": "Messages moved to a retry topic",
+    "dead_lettered": "Messages moved to the dead letter queue",
+}
+_TARGET_GAUGES = {
+    "limit_messages": "Messages that may be in flight",
+    "allowed_messages": "The limit, or what slow start leaves of it",
+    "limit_ceiling_messages": "The most that the adaptive limit may become",
+    "in_flight_messages": "Messages on their way to this receiver",
+    "held_messages": "Messages that wait for this receiver",
+    "credit_messages": "Messages that its stream takes now",
+    "timeout_seconds": "Timeout of a call in force",
+    "serving": "1 when it says that it serves, 0 when it says that it does not",
+    "failed_ratio": "Share of the last seconds' answers that tell of trouble with it",
+}
+_FLEET_GAUGES = {
+    "recommended_workers": "Workers that the jobs of an isolation group need, and one to lose",
+    "fleet_workers": "Live workers of an isolation group that take jobs",
+    "fleet_load_ratio": "What its jobs take of all that its workers have, in the fullest dimension",
+}
+_SIZE_GAUGES = {
+    "recommended_partitions": "Partitions that its topic should have",
+    "recommended_in_flight_messages": "Messages that should be in flight, over all workers",
+    "recommended_workload_workers": "Workers that its jobs alone would need",
+}
+_WORKLOAD_GAUGES = {
+    "rate_limit_messages_per_second": "This worker's share of flow.messages_per_second",
+    "rate_limit_bytes_per_second": "This worker's share of flow.bytes_per_second",
+    "head_candidates": "Partitions whose first unfinished message has stood for a while",
+}
+
+
+class _Family:
+    """Gauges of one kind of thing, each made when it first has a value."""
+
+    def __init__(self, prefix: str, labels: Sequence[str], gauges: dict[str, str]) -> None:
+        self._labels = labels
+        self._gauges = {
+            name: GaugeMetricFamily(f"{prefix}_{name}", text, labels=labels) for name, text in gauges.items()
+        }
+
+    def add(self, labels: Sequence[str], values: dict[str, float | None]) -> None:
+        """One thing's values; what is unknown has no series."""
+        for name, value in values.items():
+            if value is not None:
+                self._gauges[name].add_metric(labels, value)
+
+    def __iter__(self) -> Iterator[Metric]:
+        return iter(self._gauges.values())
 
 
 class _Collector:
@@ -22,48 +99,150 @@ class _Collector:
         self.runtime = runtime
 
     def collect(self) -> Iterator[Metric]:
-        runtime = self.runtime
-        gauges = {
-            "lag_messages": GaugeMetricFamily(
-                "switchyard_lag_messages", "Messages not committed yet", labels=LABELS
-            ),
-            "lag_s": GaugeMetricFamily(
-                "switchyard_lag_seconds", "Age of the oldest unfinished message", labels=LABELS
-            ),
-            "in_flight": GaugeMetricFamily("switchyard_in_flight_messages", "Calls under way", labels=LABELS),
-        }
-        counters = {
-            name: CounterMetricFamily(f"switchyard_{name}_messages", f"Messages {text}", labels=LABELS)
-            for name, text in (("delivered", "acknowledged"), ("retried", "moved to a retry topic"),
-                               ("dead_lettered", "moved to the dead letter queue"))
-        }  # fmt: skip
-        for status in runtime.jobs.statuses():
-            job = JobId.parse(status.job)
-            labels = [job.name, job.topic, str(job.partition)]
-            values = {"lag_messages": lag_messages(status), "lag_s": lag_s(status, now_ms()),
-                      "in_flight": status.in_flight}  # fmt: skip
-            for name, value in values.items():
-                if value is not None:
-                    gauges[name].add_metric(labels, value)
-            for name, counter in counters.items():
-                counter.add_metric(labels, getattr(status, name))
-        yield from gauges.values()
-        yield from counters.values()
-        breakers = GaugeMetricFamily("switchyard_breaker_open", "1 while the breaker is not closed",
-                                     labels=["workload"])  # fmt: skip
-        for receiver in runtime.jobs.workload_statuses():
-            breakers.add_metric([receiver.key], receiver.breaker != "closed")
-        yield breakers
-        budget = runtime.clusters.budget
-        yield GaugeMetricFamily(
-            "switchyard_buffered_bytes", "Fetched bytes in memory", value=budget.used_bytes
-        )
-        yield GaugeMetricFamily(
-            "switchyard_leader_term", "Term this worker knows", value=runtime.control.view.term
-        )
-        yield GaugeMetricFamily("switchyard_leads", "1 on the leader", value=runtime.leader.leads)
+        jobs = self.runtime.jobs.statuses()
+        workloads = self.runtime.jobs.workload_statuses()
+        yield from _of_jobs(jobs)
+        yield from _of_workloads(workloads, jobs)
+        yield from _of_targets(workloads)
+        yield from self._of_the_worker()
+        if self.runtime.leader.leads:
+            yield from _of_the_region(self.runtime)
+
+    def _of_the_worker(self) -> Iterator[Metric]:
+        runtime, budget = self.runtime, self.runtime.clusters.budget
         holds = runtime.lease.holds(time.monotonic())
-        yield GaugeMetricFamily("switchyard_lease_holds", "1 while this worker may act", value=holds)
+        for name, text, value in (
+            ("buffered_bytes", "Fetched bytes in memory", budget.used_bytes),
+            ("buffer_limit_bytes", "The memory budget for fetched bytes", budget.capacity_bytes),
+            ("leader_term", "Term this worker knows", runtime.control.view.term),
+            ("leads", "1 on the leader", runtime.leader.leads),
+            ("lease_holds", "1 while this worker may act", holds),
+        ):
+            yield GaugeMetricFamily(f"switchyard_{name}", text, value=value)
+
+
+def _of_the_region(runtime: Runtime) -> Iterator[Metric]:
+    view = runtime.control.view
+    jobs = Jobs(view, runtime.members.live(time.monotonic()), now_ms())
+    sizing = Sizing(jobs, runtime.catalog.workload)
+    fleets = _Family("switchyard", ("group",), _FLEET_GAUGES)
+    workloads = _Family("switchyard", ("workload",), _SIZE_GAUGES)
+    for fleet in sizing.fleets():
+        fleets.add(
+            (fleet.group,),
+            {
+                "recommended_workers": fleet.workers.value,
+                "fleet_workers": fleet.workers.now,
+                "fleet_load_ratio": fleet.load_ratio,
+            },
+        )
+    for key in sizing.keys:
+        size = sizing.workload(view.workloads[key])
+        workloads.add(
+            (key,),
+            {
+                "recommended_partitions": size.partitions.value,
+                "recommended_in_flight_messages": size.in_flight.value,
+                "recommended_workload_workers": size.workers.value,
+            },
+        )
+    yield from fleets
+    yield from workloads
+
+
+def _of_jobs(jobs: Sequence[JobStatus]) -> Iterator[Metric]:
+    gauges = _Family("switchyard", JOB, _JOB_GAUGES)
+    counters = {
+        name: CounterMetricFamily(f"switchyard_{name}_messages", text, labels=JOB)
+        for name, text in _JOB_COUNTERS.items()
+    }
+    for status in jobs:
+        job = JobId.parse(status.job)
+        labels = (job.name, job.topic, str(job.partition))
+        values: dict[str, float | None] = {
+            "lag_messages": lag_messages(status),
+            "lag_seconds": lag_s(status, now_ms()),
+            "in_flight_messages": status.in_flight,
+            "unfinished_messages": status.unfinished,
+            "ready_messages": status.ready,
+            "behind_messages": status.behind,
+            "postponed_messages": status.postponed,
+            "backoff_messages": status.backoff,
+            "tracker_used_messages": status.used,
+            "tracker_capacity_messages": status.capacity,
+            "fetched_bytes": status.buffered_bytes,
+            "paused": status.state == "paused",
+            "catching_up": status.state == "catching-up",
+            "emptying": status.state == "emptying",
+        }
+        gauges.add(labels, values)
+        for name, counter in counters.items():
+            counter.add_metric(labels, getattr(status, name))
+    yield from gauges
+    yield from counters.values()
+
+
+def _of_workloads(workloads: Sequence[WorkloadStatus], jobs: Sequence[JobStatus]) -> Iterator[Metric]:
+    gauges = _Family("switchyard", ("workload",), _WORKLOAD_GAUGES)
+    open_ = GaugeMetricFamily(
+        "switchyard_breaker_open", "1 while a breaker of it is not closed", labels=("workload",)
+    )
+    bounds = GaugeMetricFamily(
+        "switchyard_bound", "1 for what holds the workload back on this worker", labels=("workload", "by")
+    )
+    stashed = CounterMetricFamily(
+        "switchyard_head_of_line_stashed_messages", "Messages moved away as they blocked their partition",
+        labels=("workload",),
+    )  # fmt: skip
+    of: dict[str, list[JobStatus]] = {}
+    for job in jobs:
+        of.setdefault(job.job.split(":", 2)[1], []).append(job)
+    for workload in workloads:
+        key, own = workload.key, of.get(workload.key, [])
+        states = (workload.breaker, *(target.breaker for target in workload.targets))
+        open_.add_metric((key,), any(state != "closed" for state in states))
+        stashed.add_metric((key,), workload.stashed)
+        pace, _ = slowest([("", workload, own)], 0, len(own), now_ms())
+        bounds.add_metric((key, str(pace.bound)), 1)
+        values: dict[str, float | None] = {
+            "rate_limit_messages_per_second": workload.rate_messages or None,
+            "rate_limit_bytes_per_second": workload.rate_bytes or None,
+            "head_candidates": len(workload.heads) + workload.more_heads,
+        }
+        gauges.add((key,), values)
+    yield from gauges
+    yield from (open_, bounds, stashed)
+
+
+def _of_targets(workloads: Sequence[WorkloadStatus]) -> Iterator[Metric]:
+    gauges = _Family("switchyard_receiver", TARGET, _TARGET_GAUGES)
+    states = GaugeMetricFamily(
+        "switchyard_receiver_breaker_state",
+        "1 for the state that the breaker is in",
+        labels=(*TARGET, "state"),
+    )
+    for workload in workloads:
+        for target in workload.targets:
+            labels = (workload.key, target.address)
+            gauges.add(labels, _target_values(target))
+            for state in BREAKER_ORDER:
+                states.add_metric((*labels, state), target.breaker == state)
+    yield from gauges
+    yield states
+
+
+def _target_values(target: TargetStatus) -> dict[str, float | None]:
+    return {
+        "limit_messages": target.limit,
+        "allowed_messages": target.limit if target.allowed < 0 else target.allowed,
+        "limit_ceiling_messages": target.ceiling or None,
+        "in_flight_messages": target.in_flight,
+        "held_messages": target.held,
+        "credit_messages": None if target.credit < 0 else target.credit,
+        "timeout_seconds": target.timeout_ms / 1000,
+        "serving": SERVING.get(target.health),
+        "failed_ratio": target.failed / target.calls if target.calls else None,
+    }
 
 
 def exposition(runtime: Runtime) -> tuple[bytes, str]:

@@ -16,12 +16,16 @@ import structlog
 from aiohttp import web
 
 from app.clock import now_ms
+from app.console import shapes
 from app.console.answers import ApiError
+from app.console.describe import JSON, Answer
 
 log = structlog.get_logger(__name__)
 
 MAX_KEPT = 200  # operations that have ended, for those who ask late
 MAX_RUNNING = 8  # they share the loop that pushes messages
+
+STARTED = {202: Answer({JSON: shapes.Operation}, "it has begun; watch it at Location", ("Location",))}
 
 Tell = Callable[[dict[str, Any]], None]
 Work = Callable[[Tell], Awaitable[dict[str, Any]]]

@@ -8,36 +8,40 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import aiohttp
 import orjson
 from aiohttp import web
 
-from app.clock import now_ms
 from app.config.definitions import Workload
-from app.console.acts import actor_of, ended_told, flag_of, move_told, ranges_of, read_body
+from app.console import bodies, shapes
+from app.console.acts import (
+    actor_of,
+    ended_told,
+    flag_of,
+    move_told,
+    ranges_of,
+    read_body,
+    reason_of,
+    when_of,
+)
 from app.console.answers import ApiError, is_number, json_response
+from app.console.describe import ACTOR, TIER, described
 from app.console.dlq_tools import HOP
+from app.console.hop import ask_worker, hand_over
 from app.control.acts import Move
 from app.control.operators import NotHere, Operators, Refused
 from app.core.control import ALL
 from app.core.job import JobId, Kind
-from app.dlq.query import BadQuery, parse_when
+from app.dlq.query import BadQuery
 from app.kafka.clusters import EARLIEST, LATEST
 
 if TYPE_CHECKING:
     from app.console.api import Api
 
-OWNER_S = 12.0  # an owner's reset takes no longer than its drain and what follows it
 AT_ONCE = 16
 MAX_PARTITIONS = 256  # reset by one request; more are asked for in several
-MAX_REASON_CHARS = 300
-PAUSE_FIELDS = {"partitions"}
-RESET_FIELDS = {"to", "at", "offsets", "partitions", "execute"}
-END_FIELDS = {"ranges", "reason", "execute"}
 ENDS = {"earliest": EARLIEST, "latest": LATEST}
 
 Handler = Callable[[web.Request], Awaitable[web.Response]]
@@ -87,17 +91,19 @@ class OperatorRoutes:
 
     # -- pause and resume ------------------------------------------------------------------------
 
+    @described(shapes.PausedNow, headers=ACTOR, body=bodies.PauseBody, problems=(404, 409))
     async def pause(self, request: web.Request) -> web.Response:
         """Pauses a workload, or some `partitions` of its topic; what was polled waits."""
         return await self._pause(request, paused=True)
 
+    @described(shapes.PausedNow, headers=ACTOR, body=bodies.PauseBody, problems=(404, 409))
     async def resume(self, request: web.Request) -> web.Response:
         """Resumes a workload, or some `partitions` of its topic."""
         return await self._pause(request, paused=False)
 
     async def _pause(self, request: web.Request, *, paused: bool) -> web.Response:
         workload = self._api.workload_of(request)
-        wanted = self._chosen(workload, await read_body(request, PAUSE_FIELDS))
+        wanted = self._chosen(workload, await read_body(request, bodies.PauseBody))
         changed = await self._operators.pause(workload.key, wanted or [ALL], paused, actor_of(request))
         now = self._api.runtime.control.view.paused.get(workload.key, set())
         told = {"key": workload.key, "changed": changed, "all": ALL in now, "partitions": sorted(now - {ALL})}
@@ -128,10 +134,11 @@ class OperatorRoutes:
 
     # -- reset -----------------------------------------------------------------------------------
 
+    @described(shapes.Reset, headers=ACTOR, body=bodies.RESET_BODY, problems=(404, 409))
     async def reset(self, request: web.Request) -> web.Response:
         """Moves a workload's position: `to` earliest or latest, `at` a time, or `offsets` by partition."""
         workload = self._api.workload_of(request)
-        body = await read_body(request, RESET_FIELDS)
+        body = await read_body(request, bodies.ResetBody)
         wanted, at_ms = self._wanted(workload, body)
         gate = asyncio.Semaphore(AT_ONCE)
 
@@ -168,7 +175,7 @@ class OperatorRoutes:
             to = str(body.get("to"))
             if "to" in body and to not in ENDS:
                 raise BadQuery(f"to: must be earliest or latest, not {to[:40]!r}")
-            where = ENDS[to] if "to" in body else parse_when(str(body["at"]), now_ms())
+            where = ENDS[to] if "to" in body else when_of(body, "at")
             found = dict.fromkeys(self._chosen(workload, body) or self._partitions(workload), where)
         if not 0 < len(found) <= MAX_PARTITIONS:
             raise ApiError(409, "Not so many", f"{len(found)} partitions; name 1 to {MAX_PARTITIONS} of them")
@@ -206,7 +213,7 @@ class OperatorRoutes:
         body = {"offsets": {str(p): offset for p, offset in offsets.items()}, "execute": True}
         why = f"{worker} did not answer as it should"
         try:
-            status, content = await self._ask(request, worker, body)
+            status, content = await ask_worker(self._api, request, worker, body)
             told = orjson.loads(content)
             if status == 200:
                 return list(told["partitions"])
@@ -219,31 +226,28 @@ class OperatorRoutes:
 
     # -- single offsets --------------------------------------------------------------------------
 
+    @described(shapes.Ended, query=TIER, headers=ACTOR, body=bodies.EndBody, problems=(404, 409, 502))
     async def skip(self, request: web.Request) -> web.Response:
         """Finishes messages of a partition without delivering them (`?topic=` for a retry topic)."""
         return await self._end(request, "skip")
 
+    @described(shapes.Ended, query=TIER, headers=ACTOR, body=bodies.EndBody, problems=(404, 409, 502))
     async def stash(self, request: web.Request) -> web.Response:
         """Moves messages of a partition into the dead letter queue (`?topic=` for a retry topic)."""
         return await self._end(request, "stash")
 
     async def _end(self, request: web.Request, action: str) -> web.Response:
         workload = self._api.workload_of(request)
-        body = await read_body(request, END_FIELDS)
+        body = await read_body(request, bodies.EndBody)
         ranges = ranges_of(body)
-        reason = body.get("reason", "")
-        if not isinstance(reason, str) or len(reason) > MAX_REASON_CHARS:
-            raise BadQuery(f"reason: must be text of at most {MAX_REASON_CHARS} characters")
+        reason = reason_of(body)
         job = self._job(request, workload)
         runtime, execute = self._api.runtime, flag_of(body, "execute")
         held = runtime.control.view.owner(job)
         if held is None:
             raise ApiError(404, "No such partition", f"nobody owns {job}; GET the workload to see them")
         if held.worker != runtime.worker and not request.headers.get(HOP):
-            status, content = await self._ask(request, held.worker, body)
-            kind = "application/json" if status == 200 else "application/problem+json"
-            return web.Response(body=content, status=status, content_type=kind,
-                                headers={"Cache-Control": "no-store"})  # fmt: skip
+            return await hand_over(self._api, request, held.worker, body)
         operators = self._operators
         if not execute:
             ended = operators.foresee(job, ranges)
@@ -261,22 +265,6 @@ class OperatorRoutes:
             return str(JobId(Kind.DISPATCH, workload.key, topic, int(text) if is_number(text) else -1))
         except ValueError as error:
             raise BadQuery(f"{text[:40]!r} of {topic[:80]!r} is no partition: {error}") from error
-
-    async def _ask(self, request: web.Request, worker: str, body: Any) -> tuple[int, bytes]:
-        """The owner's answer to the same request with `body`. Raises ApiError."""
-        beat = self._api.runtime.members.live(time.monotonic()).get(worker)
-        if beat is None:
-            raise ApiError(503, "Owner away", f"{worker} owns it but is not heard; it moves within seconds")
-        headers = {HOP: "1", "X-Switchyard-Actor": actor_of(request), "Content-Type": "application/json"}
-        try:
-            async with (
-                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=OWNER_S)) as session,
-                session.post(beat.url + request.path_qs, data=orjson.dumps(body), headers=headers) as answer,
-            ):
-                return answer.status, await answer.read()
-        except (aiohttp.ClientError, TimeoutError) as error:
-            why = f"{worker} at {beat.url} does not answer: {error}; see the activity before asking again"
-            raise ApiError(502, "Owner unreachable", why) from error
 
 
 def _main_job(workload: Workload, partition: int) -> JobId:

@@ -5,6 +5,8 @@ Rules
 2. Everything is read once, into `Jobs`: what it costs grows with the jobs, not with workloads times jobs,
    because it is computed in the loop that also pushes messages and renews the lease.
 3. A status counts only from the worker that the control log names as the owner, under its epoch.
+4. A workload sleeps when the log says of all its jobs that they were let go for it, or when it may sleep and
+   had none yet: it waits for nothing, and what is not known of it makes no sum over the region unknown.
 """
 
 from __future__ import annotations
@@ -12,13 +14,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
 from pydantic import ValidationError
 
 from app.config.definitions import Workload
+from app.console.flow import Told, WorkloadFlow, slowest, workload_flow
 from app.core.control import Assignment, ControlState, WorkloadPut
 from app.core.job import JobId
+from app.core.pace import Bound, Pace
+from app.core.plan import HIBERNATED
 from app.wire import Heartbeat, Incident, JobStatus, WorkloadStatus
 
+ASLEEP = "hibernated"  # the state of a sleeping workload's jobs
 BREAKER_ORDER = {"closed": 0, "half-open": 1, "open": 2}
 MAX_TROUBLES = 5  # of a workload, in one line of a table
 
@@ -37,7 +44,9 @@ def lag_s(status: JobStatus, now_ms: int) -> float | None:
     return 0.0 if lag_messages(status) == 0 else None
 
 
-def partition(status: JobStatus, worker: str, held: Assignment | None, now_ms: int) -> dict[str, Any]:
+def partition(
+    status: JobStatus, worker: str, held: Assignment | None, now_ms: int, wish: str | None = None
+) -> dict[str, Any]:
     """One job as the console shows it."""
     job = JobId.parse(status.job)
     return {
@@ -57,8 +66,18 @@ def partition(status: JobStatus, worker: str, held: Assignment | None, now_ms: i
         "delivered": status.delivered,
         "retried": status.retried,
         "dead_lettered": status.dead_lettered,
+        "ready": status.ready,
+        "behind": status.behind,
+        "postponed": status.postponed,
+        "backoff": status.backoff,
+        "due_in_s": None if status.due_ms < 0 else (status.due_ms - now_ms) / 1000,
+        "tracker_used": status.used,
+        "tracker_capacity": status.capacity,
+        "buffered_bytes": status.buffered_bytes,
         "trouble": status.trouble,
         "reason": held.reason if held else "",
+        "since_ms": held.at_ms if held else None,
+        "wish": wish,
     }
 
 
@@ -90,7 +109,7 @@ class Jobs:
         self.now_ms = now_ms
         self._told: dict[str, JobStatus] = {}
         self._held: dict[str, list[str]] = {}
-        self._receivers: dict[str, list[WorkloadStatus]] = {}
+        self._receivers: dict[str, list[tuple[str, WorkloadStatus]]] = {}
         for job in state.assignments:
             self._held.setdefault(_workload_of(job), []).append(job)
         for worker, beat in live.items():
@@ -99,7 +118,7 @@ class Jobs:
                 if held is not None and held.worker == worker and held.epoch == status.epoch:
                     self._told[status.job] = status
             for receiver in beat.workloads:
-                self._receivers.setdefault(receiver.key, []).append(receiver)
+                self._receivers.setdefault(receiver.key, []).append((worker, receiver))
 
     def statuses(self, key: str) -> list[JobStatus]:
         """Every job of a workload; one without a live owner is waiting, and nothing of it is known."""
@@ -120,6 +139,8 @@ class Jobs:
 
     def _waiting(self, job: str) -> JobStatus:
         held = self.state.assignments[job]
+        if not held.worker and held.reason.startswith(HIBERNATED):
+            return JobStatus(job=job, epoch=held.epoch, state=ASLEEP)
         if not held.worker:
             trouble = f"nobody owns it: {held.reason}" if held.reason else "nobody owns it"
         elif held.worker in self.live:
@@ -132,14 +153,56 @@ class Jobs:
         """Every job of a workload as the console shows it, in order of topic and partition."""
         shown = []
         for status in sorted(self.statuses(key), key=lambda status: JobId.parse(status.job)):
-            held = self.state.assignments[status.job]
-            shown.append(partition(status, held.worker, held, self.now_ms))
+            held, wish = self.state.assignments[status.job], self.state.wishes.get(status.job)
+            told = partition(status, held.worker, held, self.now_ms, wish.worker if wish else None)
+            shown.append(told)
         return shown
+
+    def _told_by(self, key: str, jobs: Sequence[JobStatus]) -> list[Told]:
+        """What each worker says of the workload and of those of its jobs that it owns."""
+        owned: dict[str, list[JobStatus]] = {}
+        for job in jobs:
+            owned.setdefault(self.state.assignments[job.job].worker, []).append(job)
+        told = sorted(self._receivers.get(key, ()), key=lambda entry: entry[0])
+        return [(worker, of, owned.get(worker, [])) for worker, of in told]
+
+    def flow(self, put: WorkloadPut) -> WorkloadFlow:
+        """Why a workload does not go faster, with all the numbers."""
+        jobs = self.statuses(put.key)
+        told = self._told_by(put.key, jobs)
+        flow = workload_flow(put.definition, told, _without_owner(jobs), len(jobs), self.now_ms)
+        if (sleeps := self._sleeps(put, jobs)) is None:
+            return flow
+        return msgspec.structs.replace(flow, bound=str(sleeps.bound), why=sleeps.why)
+
+    def receivers(self, key: str) -> list[tuple[str, WorkloadStatus]]:
+        """What each worker says of the workload's receivers."""
+        return self._receivers.get(key, [])
+
+    def hibernated(self, put: WorkloadPut) -> str | None:
+        """Why the workload sleeps; None when it does not."""
+        sleeps = self._sleeps(put, self.statuses(put.key))
+        return None if sleeps is None else sleeps.why
+
+    def _sleeps(self, put: WorkloadPut, jobs: Sequence[JobStatus]) -> Pace | None:
+        if any(job.state != ASLEEP for job in jobs):
+            return None
+        if jobs:
+            why = self.state.assignments[jobs[0].job].reason.removeprefix(HIBERNATED)
+            return Pace(Bound.HIBERNATED, why)
+        spec = put.definition.get("spec")
+        if isinstance(spec, dict) and spec.get("hibernate") and self.state.term:
+            return Pace(Bound.HIBERNATED, "nothing has come for it yet; it wakes with the first message")
+        return None
 
     def workload(self, put: WorkloadPut) -> dict[str, Any]:
         """One workload as the console shows it; sums over its partitions and retry tiers."""
         jobs = self.statuses(put.key)
-        receivers = self._receivers.get(put.key, [])
+        receivers = [receiver for _, receiver in self._receivers.get(put.key, ())]
+        sleeps = self._sleeps(put, jobs)
+        waiting = 0 if sleeps else _without_owner(jobs)
+        pace, _ = slowest(self._told_by(put.key, jobs), waiting, len(jobs), self.now_ms)
+        pace = sleeps or pace
         metadata = put.definition.get("metadata", {})
         ages = [lag_s(job, self.now_ms) for job in jobs]
         return {
@@ -150,7 +213,10 @@ class Jobs:
             "owner": metadata.get("owner", ""),
             "etag": put.etag,
             "partitions": len(jobs),
-            "waiting": sum(job.state == "waiting" for job in jobs),
+            "waiting": waiting,
+            "bound": str(pace.bound),
+            "why": pace.why,
+            "hibernated": sleeps.why if sleeps else None,
             "lag_messages": _sum(lag_messages(job) for job in jobs),
             "lag_s": _greatest(ages),
             "lag_s_at_least": max((age for age in ages if age is not None), default=None),
@@ -159,10 +225,15 @@ class Jobs:
             "delivered": sum(job.delivered for job in jobs),
             "retried": sum(job.retried for job in jobs),
             "dead_lettered": sum(job.dead_lettered for job in jobs),
+            "stashed": sum(receiver.stashed for receiver in receivers),
             "breaker": _worst(receivers),
             "held": sum(receiver.held for receiver in receivers),
             "troubles": _troubles(jobs),
         }
+
+
+def _without_owner(jobs: Iterable[JobStatus]) -> int:
+    return sum(job.state in ("waiting", ASLEEP) for job in jobs)
 
 
 def _workload_of(job: str) -> str:
@@ -183,7 +254,8 @@ def _greatest(values: Sequence[float | None]) -> float | None:
 
 
 def _worst(receivers: Sequence[WorkloadStatus]) -> str:
-    return max((r.breaker for r in receivers), key=lambda b: BREAKER_ORDER.get(b, 3), default="unknown")
+    states = [state for r in receivers for state in (r.breaker, *(target.breaker for target in r.targets))]
+    return max(states, key=lambda b: BREAKER_ORDER.get(b, 3), default="unknown")
 
 
 def workers(
@@ -195,14 +267,23 @@ def workers(
         {
             "worker": worker,
             "url": beat.url,
-            "state": beat.state if worker in alive or beat.state == "stopped" else "dead",
+            "state": _state(worker, beat, worker in alive, worker in state.draining),
             "silent_s": round(now_s - heard_s, 1),
             "started_ms": beat.started_ms,
             "jobs": len(beat.jobs) if worker in alive else 0,
             "leader": worker == state.leader and worker in alive,
+            "group": beat.group,
+            "capacity": msgspec.to_builtins(beat.capacity),
+            "used": msgspec.to_builtins(beat.used),
         }
         for worker, (heard_s, beat) in sorted(heard.items())
     ]
+
+
+def _state(worker: str, beat: Heartbeat, lives: bool, drained: bool) -> str:
+    if not lives and beat.state != "stopped":
+        return "dead"
+    return "drained" if drained and beat.state == "running" else beat.state
 
 
 def overview(
@@ -217,6 +298,7 @@ def overview(
     """Everything the first page shows."""
     jobs = Jobs(state, live, now_ms)
     listed = [jobs.workload(put) for _, put in sorted(state.workloads.items())]
+    awake = [shown for shown in listed if shown["hibernated"] is None]
     return {
         "region": region,
         "at_ms": now_ms,
@@ -227,7 +309,7 @@ def overview(
         "totals": {
             "workloads": len(listed),
             "workers": len(live),
-            "lag_messages": _sum(w["lag_messages"] for w in listed) if listed else 0,
+            "lag_messages": _sum(w["lag_messages"] for w in awake) if awake else 0,
             "in_flight": sum(w["in_flight"] for w in listed),
             "dead_lettered": sum(w["dead_lettered"] for w in listed),
         },

@@ -1,6 +1,6 @@
 """The console's pages: one shell, filled in the browser from the API. No request leaves this host.
 
-What the pages show is untrusted: it reaches the document as text nodes only (assets/console.js), never as
+What the pages show is untrusted: it reaches the document as text nodes only (assets/dom.js), never as
 markup.
 """
 
@@ -23,7 +23,7 @@ class Pages:
     def routes(self) -> list[web.RouteDef]:
         """Every page there is."""
         partition = "/workloads/{group}/{topic}/partitions/{partition}"
-        pages = ["/", "/workloads", "/workloads/{group}/{topic}", partition, "/activity"]
+        pages = ["/", "/workloads", "/workloads/{group}/{topic}", partition, "/placement", "/activity"]
         return [web.get(page, self.shell) for page in pages] + [web.get("/assets/{name}", self.asset)]
 
     async def shell(self, _: web.Request) -> web.Response:

@@ -3,10 +3,12 @@
 Rules
 1. The table's snapshot and the group's commit are both facts about one log, so their join is true. In a later
    lineage the commit may still be of the one before; there the snapshot alone counts.
-2. A log with other ids is another log (the topic was made anew, or the workload moved to another cluster):
+2. A log with other ids is another log (the topic was made anew, or the workload went to another cluster):
    a new lineage begins at the start of what is there, and neither snapshot nor commit is believed. That may
    deliver twice what somebody copied over; it loses nothing.
-3. Without any position a topic of the workload's own begins at its start, and the main topic as `start` says.
+3. A new lineage on a log that the workload was moved to (`app.control.move`) begins where that move says, as
+   often as it is tried until the table knows it; what the group committed there before does not count.
+4. Without any position a topic of the workload's own begins at its start, and the main topic as `start` says.
    `latest` are the ends that were recorded when it was deployed (`Begun`): what came since is delivered, and
    partitions that were added since begin at their start.
 """
@@ -69,10 +71,15 @@ async def find_beginning(
         if anew.reason:
             _tell_anew(job, anew.reason, answer.log, present, anew.next_offset, tell)
         return Beginning(Snapshot(anew.next_offset), anew.lineage, present, known=False)
+    mapped = None
+    if begun is not None:
+        mapped = begun.mapped(job.topic, job.partition, present.cluster_id, present.topic_id)
+    if mapped is not None and (answer.log.is_another(present) or not answer.snapshot):
+        return Beginning(Snapshot(mapped), answer.lineage + 1, present, known=False)
     if answer.log.is_another(present):
         start = await cluster.fetch.offsets_at(job.topic, job.partition, EARLIEST)
         moved = answer.log.cluster_id and present.cluster_id and answer.log.cluster_id != present.cluster_id
-        why = "the workload was moved to another cluster" if moved else "the topic was deleted and made anew"
+        why = "the workload went to another cluster" if moved else "the topic was deleted and made anew"
         _tell_anew(job, why, answer.log, present, start, tell)
         return Beginning(Snapshot(start), answer.lineage + 1, present, known=False)
     log = answer.log.filled_in(present)

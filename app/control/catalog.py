@@ -2,8 +2,9 @@
 
 Read from the data clusters' metadata every `REFRESH_S` by the leader, which also creates the retry
 topics and the DLQ of a workload when they are missing (`app.control.topic_settings`), records where `start:
-latest` begins, and looks for what waits in topics that are pumped only then (`app.control.leftovers`). What
-cannot be read now keeps its last known size: not knowing is never a reason to stop a job.
+latest` begins (and again, behind every change, where a move did), and looks for what waits in topics that are
+pumped only then (`app.control.leftovers`). What cannot be read now keeps its last known size: not knowing is
+never a reason to stop a job.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
+import msgspec
 import structlog
 from aiokafka.errors import KafkaError, for_code
 from pydantic import ValidationError
@@ -19,11 +21,13 @@ from pydantic import ValidationError
 from app.clock import now_ms
 from app.config.definitions import Workload
 from app.control.data_clusters import DataClusters
+from app.control.hibernation import Sleepers
 from app.control.leftovers import Leftovers, candidates, is_left
 from app.control.log import ControlLog
 from app.control.topic_settings import create_topics, raise_settings, retry_retention_ms
 from app.core.control import Begun
 from app.core.job import JobId, Kind
+from app.core.placement import name_of
 from app.kafka.clusters import LATEST, READ_COMMITTED, TOPIC_UNKNOWN, ClusterClient, ClusterUnreachable
 
 log = structlog.get_logger(__name__)
@@ -52,6 +56,7 @@ class Catalog:
         self._reading: dict[str, asyncio.Task[None]] = {}
         self._told: set[tuple[str, str]] = set()
         self._leftovers = Leftovers()
+        self.sleepers = Sleepers()
         self._told_left: set[tuple[str, str]] = set()
 
     def workload(self, key: str) -> Workload | None:
@@ -83,6 +88,7 @@ class Catalog:
             held.setdefault(job.rsplit(":", 1)[0], []).append(job)
         await self._refresh_all()
         self._leftovers.keep(self._control.view.workloads)
+        self.sleepers.keep(self._control.view.workloads)
         for key in list(self._control.view.workloads):
             workload = self.workload(key)
             if workload is None:
@@ -161,6 +167,9 @@ class Catalog:
                 cluster, workload, {other: sizes[other] for other in passing if other in sizes}, now_s
             )
             self._tell_leftovers(key, workload)
+            delayed = [*own, workload.delayed_topic()]
+            waiting = [(one, partition) for one in delayed for partition in range(sizes.get(one, 0))]
+            await self.sleepers.read(cluster, workload, waiting, now_s, lambda: self._is_owned(key))
             self._told = {told for told in self._told if told[0] != key}
         except Exception as error:  # noqa: BLE001 - one cluster's trouble must not stop the others' jobs
             self._tell(key, f"cluster {name} cannot be read: {error}", "its jobs go on with what is known")
@@ -180,6 +189,11 @@ class Catalog:
                 "Switchyard's principal to describe and alter configs of its own topics",
             )
 
+    def _is_owned(self, key: str) -> bool:
+        """Whether anybody owns a job of this workload."""
+        assignments = self._control.view.assignments
+        return any(held.worker and name_of(job) == key for job, held in assignments.items())
+
     def _claimed(self) -> set[tuple[str, str]]:
         """(cluster, topic) of all that workloads are defined to read: nobody's leftovers."""
         workloads = [self.workload(key) for key in list(self._control.view.workloads)]
@@ -194,9 +208,9 @@ class Catalog:
         """Whether it has to be recorded where the workload begins; again, behind a changed definition."""
         view = self._control.view
         put, begun = view.workloads.get(key), view.begun.get(key)
-        if put is None or workload.spec.start != "latest":
+        if put is None:
             return False
-        return begun is None or begun.etag != put.etag
+        return workload.spec.start == "latest" if begun is None else begun.etag != put.etag
 
     async def _record_beginning(self, key: str, client: ClusterClient, topic: str, count: int) -> None:
         view = self._control.view
@@ -213,9 +227,7 @@ class Catalog:
             else:
                 raise LookupError(f"{count - len(ends)} partitions of {topic} have no leader that answers")
             begun = Begun(at_ms=now_ms(), key=key, etag="", ends=[ends[one] for one in at], topic_id=topic_id)
-        await self._control.append(
-            Begun(at_ms=begun.at_ms, key=key, etag=put.etag, ends=begun.ends, topic_id=begun.topic_id)
-        )
+        await self._control.append(msgspec.structs.replace(begun, etag=put.etag))
 
     def _tell_leftovers(self, key: str, workload: Workload) -> None:
         left = {topic for topic, _ in self._leftovers.of(key) or () if is_left(workload, topic)}

@@ -22,7 +22,8 @@ class Changes:
     """Compares the definitions in force with those in the control log.
 
     `changed(runtime, reordered)` is called once a changed one is in force, `ended` after each try. One that
-    names another cluster (deleted and deployed again at once) changes no runtime: `moved` ends the former.
+    names another cluster (moved, or deleted and deployed again at once) changes no runtime: `moved` ends the
+    former.
     """
 
     def __init__(

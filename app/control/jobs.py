@@ -14,7 +14,8 @@ Rules
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import structlog
@@ -32,10 +33,13 @@ from app.control.leftovers import tier_of
 from app.control.log import ControlLog
 from app.control.status import job_statuses, workload_statuses
 from app.control.takeover import TrackerClient
+from app.control.topic_settings import create_delayed
 from app.core.control import Assignment, Released
 from app.core.job import JobId
 from app.core.lease import Lease
+from app.core.load import Load
 from app.core.placement import shares
+from app.core.rates import JobRates
 from app.kafka.fetched import Fetched, FetchTrouble, Gap
 from app.payload.interceptors import Interceptor
 from app.pump.chains import make_chain
@@ -191,7 +195,10 @@ class Jobs(Service):
         """Pauses the pump, or lets it go on, as the control log says."""
         is_main = pump.job.topic == pump.runtime.workload.metadata.topic
         partition = pump.job.partition if is_main else None
-        pump.pause(self._control.view.is_paused(pump.job.name, partition))
+        defined = self._catalog.workload(pump.job.name)
+        # Of a former cluster: it is about to be closed, and what it began now would be delivered there again.
+        left = defined is not None and defined.metadata.cluster != pump.runtime.workload.metadata.cluster
+        pump.pause(left or self._control.view.is_paused(pump.job.name, partition))
 
     def _spawn(self, job: str, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -259,7 +266,10 @@ class Jobs(Service):
         """A worker's share of a workload's calls in flight is its share of the workload's jobs."""
         share = shares(self._control.view.assignments, self.worker)
         for key, runtime in self.runtimes.items():
-            runtime.shared(share.get(key, 0.0))
+            try:
+                runtime.shared(share.get(key, 0.0))
+            except ValueError:  # of a definition that says what cannot be: the others' jobs go on
+                log.exception("a workload's limits cannot be set", workload=key)
 
     # -- one job ---------------------------------------------------------------------------------
 
@@ -304,6 +314,7 @@ class Jobs(Service):
         if runtime is None:
             targets = GrpcTargets(self.worker)
             runtime = WorkloadRuntime(workload, targets, cluster.producer, self._lease, chain)
+            runtime.copier.make_delayed = partial(create_delayed, cluster.client, workload)
             self.runtimes[identity.name] = runtime
         elif runtime.workload.metadata.cluster != name:
             raise LookupError(f"jobs of {identity.name} still leave its former cluster here")
@@ -313,7 +324,7 @@ class Jobs(Service):
             held.epoch,
             runtime,
             tier=tier_of(workload, identity.topic),
-            merged=identity.topic == workload.merge_topic(),
+            merged=identity.topic in (workload.merge_topic(), workload.delayed_topic()),
             next_offset=snapshot.base,
             snapshot=snapshot,
             capacity=workload.spec.tracker.capacity,
@@ -400,15 +411,17 @@ class Jobs(Service):
 
     # -- state -----------------------------------------------------------------------------------
 
-    def statuses(self) -> list[JobStatus]:
-        """What the heartbeat says of this worker's jobs."""
+    def statuses(
+        self, loads: Mapping[str, Load] | None = None, rates: Mapping[str, JobRates] | None = None
+    ) -> list[JobStatus]:
+        """What the heartbeat says of this worker's jobs; the rest was measured (`app.control.meter`)."""
         for pump in self.pumps.values():
             for cluster in self._clusters.started():
                 seen = cluster.fetch.high_watermark((str(pump.job), pump.epoch))
                 pump.high_watermark = max(pump.high_watermark, seen)
         mine = self._control.view.owned_by(self.worker)
-        return job_statuses(self.pumps.values(), mine, self._troubles)
+        return job_statuses(self.pumps.values(), mine, self._troubles, loads, rates)
 
     def workload_statuses(self) -> list[WorkloadStatus]:
         """What the heartbeat says of the receivers as seen from here."""
-        return workload_statuses(self.runtimes)
+        return workload_statuses(self.runtimes, self.pumps.values(), self._clusters.budget)

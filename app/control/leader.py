@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Mapping
 
 import msgspec
 import structlog
@@ -23,16 +23,17 @@ from mode import Service
 from app.clock import now_ms
 from app.control.log import ControlLog
 from app.control.membership import Members
-from app.core.control import AnyControlEvent, Assignment, Claim
+from app.control.placing import DRAINING, Placing, members_of
+from app.core.control import AnyControlEvent, Assignment, Claim, Drain, WorkloadDeleted
 from app.core.lease import Lease
-from app.core.placement import Member, place
+from app.core.placement import Member, Plan, Rules
+from app.wire import Heartbeat
 
 log = structlog.get_logger(__name__)
 
 ROUND_S = 0.25
-DRAINING = "draining"
 
-JobsOf = Callable[[], Awaitable[Iterable[str]]]
+JobsOf = Callable[[], Awaitable[Collection[str]]]
 
 
 class Leader(Service):
@@ -45,7 +46,8 @@ class Leader(Service):
         members: Members,
         lease: Lease,
         jobs: JobsOf,
-        on_dead: Callable[[str], Awaitable[None]],
+        placing: Placing,
+        asleep: Callable[[], Mapping[str, str]],
     ) -> None:
         super().__init__()
         self.worker = worker
@@ -53,7 +55,8 @@ class Leader(Service):
         self._members = members
         self._lease = lease
         self._jobs = jobs
-        self._on_dead = on_dead
+        self._placing = placing
+        self._asleep = asleep
         self._buried: set[str] = set()
         self._wake = asyncio.Event()
         self._acting_since_s = float("inf")
@@ -66,6 +69,10 @@ class Leader(Service):
     async def on_start(self) -> None:
         self._control.on_change(self._wake.set)
 
+    def look(self) -> None:
+        """Makes a round now: somebody died."""
+        self._wake.set()
+
     @Service.task
     async def _rounds(self) -> None:
         while not self.should_stop:
@@ -77,10 +84,12 @@ class Leader(Service):
                 # A mistake in one round must not end leadership silently.
                 log.exception("the leader's round failed; the next one starts afresh")
                 await self.sleep(1.0)
+            # Nine tenths of the time of a very large region's leader are left to its messages.
+            pause_s = 9 * self._placing.took_s
             try:
-                async with asyncio.timeout(ROUND_S):
+                async with asyncio.timeout(max(ROUND_S, pause_s)):
                     await self._wake.wait()
-                await self.sleep(0.01)  # gather what comes together
+                await self.sleep(max(0.01, pause_s))  # gather what comes together
             except TimeoutError:
                 pass
             self._wake.clear()
@@ -121,33 +130,28 @@ class Leader(Service):
         state = self._control.view
         repairs: list[AnyControlEvent] = []
         for refused in self._control.take_refused():
-            valid = state.assignments.get(refused.job)
-            if valid is not None and valid.term <= state.term:
-                repairs.append(msgspec.structs.replace(valid, term=state.term))
+            if isinstance(refused, Assignment):
+                valid = state.assignments.get(refused.job)
+                if valid is not None and valid.term <= state.term:
+                    repairs.append(msgspec.structs.replace(valid, term=state.term))
+            elif (put := state.workloads.get(refused.key)) is not None:
+                repairs.append(msgspec.structs.replace(put, expected=None))
+            else:
+                repairs.append(WorkloadDeleted(at_ms=now_ms(), key=refused.key, actor="repair"))
         if repairs:
-            log.warning("a deposed leader's assignments were refused and are repaired", count=len(repairs))
+            log.warning("events that were refused are overwritten with what counts", count=len(repairs))
             await self._control.append(*repairs)
 
     async def _place(self, now_s: float) -> None:
         state = self._control.view
         live = self._members.live(now_s)
-        settled = now_s - self._acting_since_s >= self._members.dead_after_s
-        members = [Member(worker, draining=beat.state == DRAINING) for worker, beat in sorted(live.items())]
-        # A new leader has heard nobody for a moment: owners it has not heard yet are not dead yet.
-        members += [
-            Member(owner, draining=True)
-            for owner in {a.worker for a in state.assignments.values() if a.worker}
-            if owner not in live and not settled and owner not in self._members.heard
-        ]
-        for worker in [w for w in self._members.heard if w not in live and w not in self._buried]:
-            self._buried.add(worker)
-            log.warning("a worker is gone; its jobs move", worker=worker)
-            await self._on_dead(worker)
-        self._buried &= set(self._members.heard) - set(live)
-
+        await self._bury(live)
         jobs = await self._jobs()
+        if not state.assignments and not self._settled(now_s):
+            return  # a region that just begins: who starts with this worker is to have a share
+        made = self._placing.look(state, jobs, self._able(now_s), asleep=self._asleep())
         events: list[AnyControlEvent] = []
-        for decision in place(jobs, members, state.assignments):
+        for decision in made.decisions:
             held = state.assignments.get(decision.job)
             if decision.release:
                 if held is None or held.worker not in live:
@@ -168,6 +172,42 @@ class Leader(Service):
                         reason=decision.reason,
                     )
                 )
+        self._placing.decided(state, made)
         if events:
             log.info("placing jobs", changes=len(events), workers=len(live))
             await self._control.append(*events)
+
+    async def foresee(self, wishes: Mapping[str, str], rules: Rules) -> Plan:
+        """What a round would do now with these wishes and rules; changes nothing. Of use on the leader."""
+        jobs = await self._jobs()
+        able = self._able(time.monotonic())
+        view = self._control.view
+        return self._placing.look(view, jobs, able, asleep=self._asleep(), wishes=wishes, rules=rules)
+
+    def _settled(self, now_s: float) -> bool:
+        return now_s - self._acting_since_s >= self._members.dead_after_s
+
+    def _able(self, now_s: float) -> list[Member]:
+        state, heard = self._control.view, self._members.heard
+        live = self._members.live(now_s)
+        self._placing.hear(state, (beat for _, beat in heard.values()))
+        able = members_of(state, live)
+        if not self._settled(now_s):
+            # A new leader has heard nobody for a moment: owners it has not heard yet are not dead yet.
+            owners = {held.worker for held in state.assignments.values() if held.worker}
+            able += [Member(owner, draining=True) for owner in owners if owner not in heard]
+        return able
+
+    async def _bury(self, live: Mapping[str, Heartbeat]) -> None:
+        gone = [worker for worker in self._members.heard if worker not in live]
+        for worker in gone:
+            if worker not in self._buried:
+                self._buried.add(worker)
+                log.warning("a worker is gone; its jobs move", worker=worker)
+        self._buried &= set(gone)
+        # Names of workers are never used twice: a drain ends with its worker.
+        ended = [worker for worker in self._control.view.draining if worker in self._buried]
+        if ended:
+            await self._control.append(
+                *(Drain(at_ms=now_ms(), worker=worker, draining=False, actor=self.worker) for worker in ended)
+            )

@@ -2,6 +2,7 @@
 
     {topic}__{group}__retry_N   of a tier that the definition no longer has: what is there must not strand
     {topic}__{group}__merge     what was merged back from the dead letter queue
+    {topic}__{group}__delayed   what is due far ahead (`app.core.due`)
 
 Something waits in a partition while the group's commit is not at its end. It stays a job for `LINGER_S`
 longer, so that the next letters of a merge find it running.
@@ -38,7 +39,7 @@ def candidates(workload: Workload) -> list[str]:
     """All topics of this kind that the workload may have."""
     stem = f"{workload.metadata.topic}__{workload.metadata.group}__retry_"
     numbers = range(len(workload.spec.retry) + 1, MAX_TIERS + 1)
-    return [*(f"{stem}{number}" for number in numbers), workload.merge_topic()]
+    return [*(f"{stem}{number}" for number in numbers), workload.merge_topic(), workload.delayed_topic()]
 
 
 class Leftovers:

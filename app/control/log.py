@@ -17,7 +17,16 @@ from mode import Service
 
 from app import wire
 from app.control.tail import STOP_S, TopicTail, bounded
-from app.core.control import AnyControlEvent, Assignment, Begun, ControlState, compaction_key
+from app.core.control import (
+    AnyControlEvent,
+    Assignment,
+    Begun,
+    ControlState,
+    WorkloadDeleted,
+    WorkloadPut,
+    compaction_key,
+    for_people,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -32,7 +41,7 @@ class ControlLog(Service):
         super().__init__()
         self.topic = topic
         self.view = ControlState()
-        self._refused: dict[str, Assignment] = {}
+        self._refused: dict[str, Assignment | WorkloadPut | WorkloadDeleted] = {}
         self.recent: deque[dict[str, Any]] = deque(maxlen=KEEP_RECENT)  # what the activity page shows
         self._options = kafka_options
         self._tail = TopicTail(topic, kafka_options, self._on_records, from_start=True)
@@ -74,20 +83,30 @@ class ControlLog(Service):
                 continue  # bookkeeping, with an offset for every partition
             if not counted and self._tail.caught_up.is_set():
                 self._refuse(event)
-            self.recent.append({"offset": record.offset, "counted": counted, **msgspec.to_builtins(event)})
+            told = msgspec.to_builtins(for_people(event))
+            self.recent.append({"offset": record.offset, "counted": counted, **told})
         self.view.next_offset = records[-1].offset + 1
         for listener in self._listeners:
             listener()
 
     def _refuse(self, event: AnyControlEvent) -> None:
-        if isinstance(event, Assignment) and event.job in self.view.assignments:
-            self._refused[event.job] = event  # at most one a job, whether it is taken or not
+        changes = isinstance(event, WorkloadPut | WorkloadDeleted) and event.expected is not None
+        if changes or (isinstance(event, Assignment) and event.job in self.view.assignments):
+            assert isinstance(event, Assignment | WorkloadPut | WorkloadDeleted)
+            self._refused[compaction_key(event)] = event  # at most one each, whether it is taken or not
 
-    def take_refused(self) -> list[Assignment]:
-        """The last refused assignment of each job since the last call; the leader repairs what they overwrote
-        (rule 5)."""
+    def take_refused(self) -> list[Assignment | WorkloadPut | WorkloadDeleted]:
+        """The last refused assignment of each job, and definition of each workload, since the last call; the
+        leader repairs what they overwrote (rule 5)."""
         refused, self._refused = self._refused, {}
         return list(refused.values())
+
+    def counted(self, offset: int) -> bool:
+        """Whether the event at `offset` counted; True when it was read too long ago to be known."""
+        for event in reversed(self.recent):
+            if event["offset"] <= offset:
+                return event["offset"] != offset or bool(event["counted"])
+        return True
 
     async def append(self, *events: AnyControlEvent, read_back: bool = True) -> int:
         """Appends `events` in order and waits until they have been read here; returns the last offset.

@@ -1,7 +1,8 @@
 """Who lives: every worker's heartbeats, as every worker hears them.
 
 `Members` keeps the last heartbeat of each worker and *when it was heard* on the local monotonic
-clock; a worker unheard for `dead_after_s` is dead. `Heartbeats` sends this worker's own and renews its
+clock; a worker unheard for `dead_after_s` is dead, and so is one whose process is known to have ended
+(`app.control.sentinel`) unless its heartbeats go on. `Heartbeats` sends this worker's own and renews its
 lease whenever the control cluster has acknowledged one.
 """
 
@@ -28,6 +29,7 @@ log = structlog.get_logger(__name__)
 FORGET_S = 3600.0
 SWEEP_S = 10.0
 MAX_SILENT = 1_000
+STRAY_S = 1.0  # a heartbeat that was under way when its sender died is heard by then
 STOPPED = "stopped"  # the state in a worker's last heartbeat: dead at once, without waiting
 
 
@@ -41,6 +43,7 @@ class Members:
         self.dead_after_s = dead_after_s
         self.heard: dict[str, tuple[float, Heartbeat]] = {}
         self._parts: dict[str, list[Heartbeat]] = {}
+        self._refused: dict[str, float] = {}
         self._swept_s = float("-inf")
 
     def hear(self, beat: Heartbeat, now_s: float) -> None:
@@ -51,6 +54,9 @@ class Members:
             self._parts.pop(beat.worker, None)
         self.heard.pop(beat.worker, None)  # so that they stand in the order in which they were heard
         self.heard[beat.worker] = (now_s, beat)
+        if now_s - self._refused.get(beat.worker, now_s) > STRAY_S:
+            del self._refused[beat.worker]
+            log.warning("a worker that was taken for dead goes on sending heartbeats", worker=beat.worker)
         if now_s - self._swept_s > SWEEP_S:
             self._swept_s = now_s
             self._forget(now_s)
@@ -71,12 +77,17 @@ class Members:
             workloads=[status for part in parts for status in part.workloads],
         )
 
+    def refuse(self, worker: str, now_s: float) -> None:
+        """Its process has ended, as far as can be seen; if it is still heard after `STRAY_S`, it lives."""
+        if worker in self.heard:
+            self._refused[worker] = now_s
+
     def live(self, now_s: float) -> dict[str, Heartbeat]:
-        """Workers heard within `dead_after_s` that have not said goodbye."""
+        """Workers heard within `dead_after_s` that have neither said goodbye nor ended."""
         return {
             worker: beat
             for worker, (heard_s, beat) in self.heard.items()
-            if now_s - heard_s < self.dead_after_s and beat.state != STOPPED
+            if now_s - heard_s < self.dead_after_s and beat.state != STOPPED and worker not in self._refused
         }
 
     def silent_s(self, worker: str, now_s: float) -> float:
@@ -91,6 +102,7 @@ class Members:
         for worker in gone:
             del self.heard[worker]
             self._parts.pop(worker, None)
+            self._refused.pop(worker, None)
 
 
 class Heartbeats(Service):

@@ -4,6 +4,7 @@ Rules
 1. Offsets are acted on by the job's owner only, under its epoch and while its lease holds.
 2. A pause is an event of the control log: every worker heeds it from where it reads it, and any may write it.
 3. A skipped message is finished as if it were acknowledged, a stashed one once its copy in the DLQ is safe.
+   What waits, for its turn in an order or for its time, is ended at once, and those behind it go on in order.
    What cannot be ended now is told with the reason; nothing is kept for later.
 4. A reset starts the job over in a new lineage, which replaces what the former one saved. It is told as done
    only once the tracker table's log and the group's commit follow it; until then it may be asked for again.
@@ -38,7 +39,7 @@ FOLLOW_S = 6.0  # table and commit follow a reset within this, or it is told as 
 LOOK_S, FOLLOW_LOOK_S = 0.02, 0.2
 
 FINISHED, NOT_READ, COPYING = "already finished", "not read yet", "its copy is on its way"
-IN_LINE, MOVED = "waits for its turn or its time", "its job moved meanwhile"
+ENDING, MOVED = "is being ended already", "its job moved meanwhile"
 
 
 class Refused(Exception):
@@ -70,7 +71,8 @@ class Operators:
         wanted = set(partitions)
         if ALL in wanted:
             wanted = {ALL}
-            changing = wanted if (ALL not in now if paused else now) else set()
+            moving = key in self._control.view.moves  # a move pauses too, and ends by either word
+            changing = wanted if moving or (ALL not in now if paused else now) else set()
         else:
             if not paused and ALL in now:
                 raise Refused("the whole workload is paused; resume it, then pause single partitions")
@@ -125,7 +127,7 @@ class Operators:
             if not reason and pump.conclude(offset, decision):
                 done.append(offset)
             else:
-                refused.setdefault(reason or IN_LINE, []).append(offset)
+                refused.setdefault(reason or ENDING, []).append(offset)
         pending = await self._settle(pump, done)
         ended = Ended(
             runs(offset for offset in done if offset not in pending),
@@ -188,6 +190,8 @@ class Operators:
             LookupError, ClusterUnreachable: see `foresee_reset`.
         """
         self._mine(job)
+        if JobId.parse(job).name in self._control.view.moves:
+            raise Refused("the workload is being moved to another cluster; wait for that, or resume it first")
         move = await self.foresee_reset(JobId.parse(job), wanted)
         pump, epoch = self._mine(job)
         move = Move(job, pump.base, move.to, move.note)
@@ -273,12 +277,7 @@ def why_not(pump: DispatchPump, offset: int) -> str:
         return FINISHED
     if offset >= tracker.end:
         return NOT_READ
-    if offset in pump.copying:
-        return COPYING
-    in_order = pump.runtime.ordered and pump.job.topic == pump.runtime.workload.metadata.topic
-    if not in_order or offset in pump.open:
-        return ""
-    return "" if any(batch.find(offset) is not None for batch in pump.batches) else IN_LINE
+    return COPYING if offset in pump.copying else ""
 
 
 def _part(pump: DispatchPump, offset: int) -> DispatchPump:

@@ -24,11 +24,15 @@ from app.clock import now_ms
 from app.control.catalog import Catalog
 from app.control.data_clusters import DataClusters
 from app.control.jobs import Jobs
-from app.control.leader import DRAINING, Leader
+from app.control.leader import Leader
 from app.control.log import ControlLog
 from app.control.membership import STOPPED, Heartbeats, Members
+from app.control.meter import Meter
+from app.control.placing import DRAINING, Placing
+from app.control.sentinel import Sentinel
 from app.control.tail import STOP_S, TopicTail, bounded
 from app.control.takeover import TrackerClient
+from app.control.tracker_follower import TrackerFollower
 from app.control.watchdog import Watchdog, answers
 from app.core.lease import Lease
 from app.kafka.clusters import ClusterClient, ClusterSpec
@@ -67,14 +71,16 @@ class Runtime(Service):
         deliver: Callable[[Any], Awaitable[None]],
         memory_budget_bytes: int,
         grace_s: float,
-        member: Callable[[], str],
+        meter: Meter,
+        group: str = "",
         interceptors: Sequence[tuple[str, Interceptor]] = (),
     ) -> None:
         super().__init__()
+        self.meter = meter
+        self.group = group
         self.worker = f"{name}-{os.getpid()}-{int(time.time()):x}"
         self.started_ms = now_ms()
         self.url = url
-        self.member = member
         self.lease = Lease(LEASE_S)
         self.members = Members(DEAD_AFTER_S)
         self.incidents: deque[Incident] = deque(maxlen=KEEP_INCIDENTS)
@@ -100,8 +106,13 @@ class Runtime(Service):
             topics.heartbeats.name, control_options, compose=self._compose, members=self.members,
             lease=self.lease, interval_s=HEARTBEAT_S,
         )  # fmt: skip
+        self.follower = TrackerFollower(self.worker, topics, control_options, self.members, self.groups)
         self.leader = Leader(
-            self.worker, self.control, self.members, self.lease, self.catalog.jobs, self._bury
+            self.worker, self.control, self.members, self.lease, self.catalog.jobs,
+            Placing(self.catalog.workload, self.tell), lambda: self.catalog.sleepers.asleep,
+        )  # fmt: skip
+        self.sentinel = Sentinel(
+            self.worker, self.members, lambda: self.control.view.leader, self.leader.look
         )
         self._incident_tail = TopicTail(
             topics.incidents.name, control_options, self._on_incidents, from_start=True
@@ -115,9 +126,11 @@ class Runtime(Service):
             self.control,
             self.trackers,
             self.heartbeats,
+            self.follower,
             self._incident_tail,
             self.jobs,
             self.leader,
+            self.sentinel,
             self.watchdog,
         ):
             await self.add_runtime_dependency(service)
@@ -146,6 +159,7 @@ class Runtime(Service):
             await bounded(self._incident_producer.stop(), STOP_S, "producer of incidents")
 
     def _compose(self) -> Heartbeat:
+        self.meter.sample(self.jobs.pumps, time.monotonic())
         return Heartbeat(
             worker=self.worker,
             at_ms=now_ms(),
@@ -153,23 +167,12 @@ class Runtime(Service):
             url=self.url(),
             state=self._state,
             term=self.control.view.term if self.leader.leads else 0,
-            member=self.member(),
-            jobs=self.jobs.statuses(),
+            jobs=self.jobs.statuses(self.meter.loads, self.meter.rates),
             workloads=self.jobs.workload_statuses(),
+            group=self.group,
+            capacity=self.meter.capacity,
+            used=self.meter.used,
         )
-
-    async def _bury(self, worker: str) -> None:
-        """Takes a dead worker out of Faust's consumer group, which would wait its session timeout for it:
-        the tables it owned, and with them takeovers, move at once."""
-        heard = self.members.heard.get(worker)
-        if heard is None or not heard[1].member or heard[1].state == STOPPED:
-            return  # one that said goodbye leaves by itself; removed too early, it would join again
-        try:
-            await self.groups.remove_member(self._topics.app_id, heard[1].member)
-        except Exception as error:  # noqa: BLE001 - the session timeout does the same, later
-            log.warning(
-                "a dead worker could not be taken out of Faust's group", worker=worker, error=str(error)
-            )
 
     # -- incidents -------------------------------------------------------------------------------
 

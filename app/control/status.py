@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 
 import msgspec
 
 from app.control.leftovers import is_left
 from app.core.control import Assignment
+from app.core.load import Load
+from app.core.rates import JobRates
+from app.kafka.fetched import ByteBudget
 from app.pump.dispatch import DispatchPump
+from app.pump.head import candidate
 from app.pump.workload import WorkloadRuntime
-from app.wire import JobStatus, WorkloadStatus
+from app.wire import TRACKER_CAPACITY, HeadStatus, JobStatus, WorkloadStatus
 
 MAX_TROUBLE_CHARS = 500  # in every heartbeat
+MAX_HEADS = 100  # in every heartbeat, of all workloads together: those that have stood longest
 EMPTYING = "its retry tier is no longer defined: what waits here is delivered, then the job ends"
 
 
 def job_statuses(
-    pumps: Iterable[DispatchPump], mine: Mapping[str, Assignment], troubles: Mapping[str, str]
+    pumps: Iterable[DispatchPump],
+    mine: Mapping[str, Assignment],
+    troubles: Mapping[str, str],
+    loads: Mapping[str, Load] | None = None,
+    rates: Mapping[str, JobRates] | None = None,
 ) -> list[JobStatus]:
     """Every job of the worker; `troubles` says what keeps those without a pump from starting."""
     found = {str(pump.job): _status(pump) for pump in pumps}
+    for job, load in (loads or {}).items():
+        if job in found:
+            found[job] = msgspec.structs.replace(found[job], load=load)
+    for job, rate in (rates or {}).items():
+        if job in found:
+            arriving, ceiling = _rate(rate.arriving), _rate(rate.ceiling)
+            found[job] = msgspec.structs.replace(found[job], arriving=arriving, ceiling=ceiling)
     for job, held in mine.items():
         if job not in found:
             trouble = troubles.get(job, "")[:MAX_TROUBLE_CHARS]
@@ -28,8 +45,16 @@ def job_statuses(
     return list(found.values())
 
 
+def _rate(per_s: float | None) -> float:
+    return -1 if per_s is None else round(per_s, 2)
+
+
 def _status(pump: DispatchPump) -> JobStatus:
-    status = pump.status()
+    tracker = pump.tracker
+    used = tracker.capacity - tracker.room
+    # msgspec leaves out what *is* the default, not what equals it.
+    capacity = TRACKER_CAPACITY if tracker.capacity == TRACKER_CAPACITY else tracker.capacity
+    status = msgspec.structs.replace(pump.status(), used=used, capacity=capacity)
     if status.state == "flowing" and is_left(pump.runtime.workload, pump.job.topic):
         status = msgspec.structs.replace(status, state="emptying", trouble=status.trouble or EMPTYING)
     if len(status.trouble) > MAX_TROUBLE_CHARS:
@@ -37,15 +62,56 @@ def _status(pump: DispatchPump) -> JobStatus:
     return status
 
 
-def workload_statuses(runtimes: Mapping[str, WorkloadRuntime]) -> list[WorkloadStatus]:
-    """The receivers as seen from here."""
+def workload_statuses(
+    runtimes: Mapping[str, WorkloadRuntime],
+    pumps: Iterable[DispatchPump],
+    budget: ByteBudget,
+) -> list[WorkloadStatus]:
+    """The workloads and their receivers as seen from here; `budget` is the memory for what is fetched."""
+    now_s, budget_used = time.monotonic(), budget.used_bytes / max(1, budget.capacity_bytes)
+    heads, more = _heads(pumps, now_s)
     return [
-        WorkloadStatus(
-            key=key,
-            breaker=str(runtime.link.breaker.state),
-            in_flight=runtime.in_flight,
-            limit=runtime.link.limit,
-            held=len(runtime.link.held),
-        )
+        _workload(key, runtime, heads.get(key, []), more.get(key, 0), now_s, budget_used)
         for key, runtime in runtimes.items()
     ]
+
+
+def _workload(
+    key: str, runtime: WorkloadRuntime, heads: list[HeadStatus], more: int, now_s: float, budget_used: float
+) -> WorkloadStatus:
+    targets = [link.status(now_s) for link in runtime.links.values()]
+    messages, size, lease = runtime.messages, runtime.bytes, runtime.lease
+    blocked = "" if lease.may_push(now_s) else "snapshots" if lease.holds(now_s) else "lease"
+    return WorkloadStatus(
+        key=key,
+        breaker=str(runtime.link.breaker.state),
+        in_flight=runtime.in_flight,
+        limit=runtime.link.limit,
+        held=sum(target.held for target in targets),
+        targets=targets,
+        rate_messages=0 if messages is None else round(messages.rate_per_s, 3),
+        rate_bytes=0 if size is None else round(size.rate_per_s, 3),
+        tokens_messages=0 if messages is None else round(messages.available(now_s), 1),
+        tokens_bytes=0 if size is None else round(size.available(now_s), 1),
+        blocked=blocked,
+        budget_used=round(budget_used, 2) or 0,
+        stashed=runtime.decisions.count,
+        decisions=list(runtime.decisions.last),
+        heads=heads,
+        more_heads=more,
+    )
+
+
+def _heads(pumps: Iterable[DispatchPump], now_s: float) -> tuple[dict[str, list[HeadStatus]], dict[str, int]]:
+    """By workload the heads that hold a partition back, the oldest first, and how many are left out."""
+    found = [
+        (head.age_ms, pump.job.name, head) for pump in pumps if (head := candidate(pump, now_s)) is not None
+    ]
+    more: dict[str, int] = {}
+    found.sort(key=lambda entry: entry[0], reverse=True)
+    kept: dict[str, list[HeadStatus]] = {}
+    for _, key, head in found[:MAX_HEADS]:
+        kept.setdefault(key, []).append(head)
+    for _, key, _head in found[MAX_HEADS:]:
+        more[key] = more.get(key, 0) + 1
+    return kept, more

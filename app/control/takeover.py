@@ -1,7 +1,8 @@
-"""Talking to the single writer of the tracker table: takeovers and snapshots.
+"""Talking to the tracker topic: takeovers and snapshots.
 
-The answer comes back on a topic of our own that exists beforehand and that every worker reads from its
-end: Faust's `ask` takes 45 s for its first reply, and the table's HTTP route is wrong during rebalances.
+The answer comes from whoever follows the job's partition (`app.control.tracker_follower`), several times as
+a rule, on a topic of our own that exists beforehand and that every worker reads from its end: Faust's `ask`
+takes 45 s for its first reply, and the table's HTTP route is wrong during rebalances.
 A takeover is asked again every `ASK_AGAIN_S` until it is answered: the same epoch by the same worker
 is granted again, so asking twice changes nothing.
 """
@@ -27,7 +28,7 @@ from app.topics import TRACKER_PARTITIONS, ControlTopics
 
 log = structlog.get_logger(__name__)
 
-ASK_AGAIN_S = 1.0
+ASK_AGAIN_S = 0.5
 
 
 def tracker_partition(job: str) -> int:
@@ -96,9 +97,9 @@ class TrackerClient(Service):
                 try:
                     return await asyncio.wait_for(asyncio.shield(answer), ASK_AGAIN_S)
                 except TimeoutError:
-                    if asked % 10 == 0:
+                    if asked % 20 == 0:
                         log.warning(
-                            "no answer to a takeover yet; the owner of the tracker table's partition is away",
+                            "no answer to a takeover yet; nobody follows its partition of the tracker topic",
                             job=job,
                             epoch=epoch,
                             asked=asked,

@@ -16,6 +16,7 @@ from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.types import Array, Boolean, Int8, Int16, Int32, Schema, String
 
 from app.config.definitions import Workload
+from app.core.due import LEVELS_MS
 from app.kafka.clusters import ClusterClient
 from app.kafka.topics import MAX_REPLICATION, TopicSpec, ensure_topics
 
@@ -120,6 +121,18 @@ async def create_topics(client: ClusterClient, workload: Workload, partitions: i
         aiokafka.errors.KafkaError, ClusterUnreachable: it could not be done now.
     """
     return await ensure_topics(client, topics_of(workload, partitions, await client.broker_count()))
+
+
+async def create_delayed(client: ClusterClient, workload: Workload) -> int:
+    """Creates the workload's topic of delayed messages when it is missing; returns its number of partitions.
+
+    No record waits there for long: what is due later is copied on. Raises as `create_topics`.
+    """
+    topic = workload.delayed_topic()
+    replication, safe = safe_replication(await client.broker_count())
+    config = {**safe, "retention.ms": str(RETRY_RETENTION_MS), "max.message.bytes": str(COPY_MAX_BYTES)}
+    await ensure_topics(client, [TopicSpec(topic, len(LEVELS_MS), replication, config)])
+    return await client.partitions(topic) or len(LEVELS_MS)
 
 
 async def raise_settings(client: ClusterClient, workload: Workload, topics: Sequence[str]) -> None:

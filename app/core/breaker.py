@@ -83,9 +83,9 @@ class Breaker:
     """
 
     __slots__ = (
-        "_calls", "_down", "_interval_s", "_last_interval_s", "_older_calls", "_older_overloads",
-        "_overloads", "_probes", "_rotate_at_s", "_since_s", "_streak", "closed", "closed_at_s",
-        "next_probe_at_s", "reason",
+        "_calls", "_down", "_failed", "_interval_s", "_last_interval_s", "_older_calls", "_older_failed",
+        "_older_overloads", "_overloads", "_probes", "_rotate_at_s", "_since_s", "_streak", "closed",
+        "closed_at_s", "next_probe_at_s", "reason",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -103,6 +103,13 @@ class Breaker:
         if self.closed:
             return BreakerState.CLOSED
         return BreakerState.HALF_OPEN if self._probes else BreakerState.OPEN
+
+    def recent(self, now_s: float) -> tuple[int, int]:
+        """Calls of the window, and how many of them count against the receiver; while not closed, of the
+        window in which it opened."""
+        if self.closed and now_s >= self._rotate_at_s + WINDOW_S / 2:
+            return 0, 0
+        return self._calls + self._older_calls, self._failed + self._older_failed
 
     def allow(self, now_s: float) -> bool:
         """Whether a call may be started now. While not closed, a yes is a probe: make it, or `forgo` it."""
@@ -157,6 +164,7 @@ class Breaker:
         if now_s >= self._rotate_at_s:
             self._rotate(now_s)
         self._calls += 1
+        self._failed += 1
         self._streak += 1
         self._down += failure is Failure.DOWN
         self._overloads += failure is Failure.OVERLOAD
@@ -183,6 +191,7 @@ class Breaker:
         """Counts from nothing again."""
         self._down = self._streak = 0
         self._calls = self._overloads = self._older_calls = self._older_overloads = 0
+        self._failed = self._older_failed = 0
         self._rotate_at_s = now_s + WINDOW_S / 2
 
     def _rotate(self, now_s: float) -> None:
@@ -190,5 +199,6 @@ class Breaker:
         fresh = now_s < self._rotate_at_s + WINDOW_S / 2
         self._older_calls = self._calls if fresh else 0
         self._older_overloads = self._overloads if fresh else 0
-        self._calls = self._overloads = 0
+        self._older_failed = self._failed if fresh else 0
+        self._calls = self._overloads = self._failed = 0
         self._rotate_at_s = now_s + WINDOW_S / 2

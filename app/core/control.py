@@ -15,137 +15,50 @@ Rules
 4. A `Released` counts for the epoch it names and no other.
 5. Refused events change nothing and are counted; the leader that sees one writes the valid record
    again, so that compaction (which keeps the last record a key) cannot keep the refused one.
-6. A `Begun` counts while its workload exists, and the first one of a deployment stays: the leader writes
+6. A definition that says which one it replaces (`expected`) counts only while that one stands: of two changes
+   of the same definition, made at the same moment at two workers, one is refused. The leader repairs as in 5.
+7. A `MoveWish` stands until the job is given to somebody under a later epoch than it names, whoever that is.
+8. A `Begun` counts while its workload exists, and the first one of a deployment stays: the leader writes
    it again behind every change of the definition, so that compaction never puts it before the deployment.
+9. `Moving` pauses its workload until the next definition, deletion, or word on pausing all of it. A
+   definition with a move's name counts only while that move is the last and under way: this one record ends
+   the pause, names the new cluster and says where the workload begins there (`begun`).
+10. The first definition that a reader finds of a workload counts in spite of 6 and 9: compaction dropped what
+   it replaced. What was deleted is known as such until then.
 
 Invariants: `term` and every job's epoch never decrease; a job has at most one owner.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
+from app.core.control_events import (
+    ALL,
+    AnyControlEvent,
+    Assignment,
+    Begun,
+    Claim,
+    ControlEvent,
+    Drain,
+    MoveWish,
+    Moving,
+    OperatorAct,
+    Paused,
+    Position,
+    Released,
+    WorkloadDeleted,
+    WorkloadPut,
+    compaction_key,
+    for_people,
+)
 from app.core.job import JobId
 
-
-class ControlEvent(msgspec.Struct, frozen=True, tag_field="event", kw_only=True):
-    """Base of everything that stands in the control log. `at_ms` is for people only."""
-
-    at_ms: int
-
-
-class WorkloadPut(ControlEvent, frozen=True, tag="workload-put"):
-    """A workload is defined or changed: `definition` is the validated document (wire form)."""
-
-    key: str
-    definition: dict[str, Any]
-    etag: str
-    actor: str
-
-
-class WorkloadDeleted(ControlEvent, frozen=True, tag="workload-deleted"):
-    """A workload is gone; its jobs finish what is in flight and stop."""
-
-    key: str
-    actor: str
-
-
-class Claim(ControlEvent, frozen=True, tag="claim"):
-    """`worker` wants to lead `term`."""
-
-    term: int
-    worker: str
-
-
-class Assignment(ControlEvent, frozen=True, tag="assignment"):
-    """Job `job` belongs to `worker` under `epoch` ("" = nobody), by the leader of `term`.
-
-    `release` asks the owner to finish what is in flight and let go (it answers `Released`).
-    """
-
-    job: str
-    worker: str
-    epoch: int
-    term: int
-    reason: str
-    release: bool = False
-
-
-class Released(ControlEvent, frozen=True, tag="released"):
-    """The owner under `epoch` has let go. `known_epoch` is the highest epoch it was told of.
-
-    A tracker table that outlived the control log knows higher epochs than the log: the next
-    assignment must be above them.
-    """
-
-    job: str
-    worker: str
-    epoch: int
-    known_epoch: int = 0
-    reason: str = "released"
-
-
-class Paused(ControlEvent, frozen=True, tag="paused"):
-    """A partition of a workload's main topic is paused, or resumed; `ALL` stands for all, retry topics too.
-
-    Resuming all ends every pause of the workload.
-    """
-
-    key: str
-    partition: int
-    paused: bool
-    actor: str
-
-
-class OperatorAct(ControlEvent, frozen=True, tag="operator-act"):
-    """Somebody skipped, stashed or reset what `subject` names; told here for the record, done elsewhere."""
-
-    subject: str
-    action: str
-    detail: str
-    actor: str
-
-
-class Begun(ControlEvent, frozen=True, tag="begun"):
-    """Where a workload with `start: latest` begins: the ends of its topic's partitions when it was deployed.
-
-    Resolved once for all, so that no takeover skips what came meanwhile, and partitions that are added later
-    begin at their beginning. `etag` is that of the definition it stands behind; `topic_id` the topic's.
-    """
-
-    key: str
-    etag: str
-    ends: list[int]
-    topic_id: str = ""
-
-
-AnyControlEvent = WorkloadPut | WorkloadDeleted | Claim | Assignment | Released | Paused | OperatorAct | Begun
-ALL = -1
-
-
-def compaction_key(event: AnyControlEvent) -> str:
-    """The record key under which compaction may drop all but the last event.
-
-    Claims have a key each: dropping an accepted claim in favour of a later, refused one of the same
-    term would let a fresh reader believe in another leader than everyone else.
-    """
-    match event:
-        case WorkloadPut() | WorkloadDeleted():
-            return f"workload/{event.key}"
-        case Claim():
-            return f"claim/{event.term}/{event.worker}"
-        case Assignment():
-            return f"assignment/{event.job}"
-        case Released():
-            return f"released/{event.job}"
-        case Paused():
-            return f"paused/{event.key}/{event.partition}"
-        case OperatorAct():
-            return f"act/{event.subject}"
-        case Begun():
-            return f"begun/{event.key}"
+__all__ = [
+    "ALL", "MAX_EPOCH", "AnyControlEvent", "Assignment", "Begun", "Claim", "ControlEvent",
+    "ControlState", "Drain", "MoveWish", "Moving", "OperatorAct", "Paused", "Position", "Released",
+    "WorkloadDeleted", "WorkloadPut", "compaction_key", "for_people", "names_a_job",
+]  # fmt: skip
 
 
 class ControlState:
@@ -157,13 +70,18 @@ class ControlState:
         workloads: key ("group/topic") -> `WorkloadPut`.
         assignments: job -> the valid `Assignment`; one whose worker is "" has no owner.
         floor: job -> the highest epoch ever named for it.
-        begun: key -> its `Begun`, when its leader wrote one.
+        begun: key -> its `Begun`, when its leader or a move wrote one.
+        moves: key -> the `Moving` that is under way.
+        deleted: keys whose last word was their deletion.
         paused: key -> the partitions that are paused, `ALL` among them when the whole workload is.
+        draining: worker -> the `Drain` that asks it to give its jobs away.
+        wishes: job -> the `MoveWish` that is not decided yet.
         refused: events that did not count (rule 5).
     """
 
     __slots__ = (
-        "assignments", "begun", "floor", "leader", "next_offset", "paused", "refused", "term", "workloads",
+        "assignments", "begun", "deleted", "draining", "floor", "leader", "moves", "next_offset", "paused",
+        "refused", "term", "wishes", "workloads",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -173,7 +91,11 @@ class ControlState:
         self.assignments: dict[str, Assignment] = {}
         self.floor: dict[str, int] = {}
         self.begun: dict[str, Begun] = {}
+        self.moves: dict[str, Moving] = {}
+        self.deleted: set[str] = set()
         self.paused: dict[str, set[int]] = {}
+        self.draining: dict[str, Drain] = {}
+        self.wishes: dict[str, MoveWish] = {}
         self.refused = 0
         self.next_offset = 0
 
@@ -187,11 +109,14 @@ class ControlState:
     def _apply(self, event: AnyControlEvent) -> bool:
         match event:
             case WorkloadPut():
-                self.workloads[event.key] = event
-                return True
+                return self._put(event)
             case WorkloadDeleted():
+                if not self._is_expected(event):
+                    return False
                 self.paused.pop(event.key, None)
                 self.begun.pop(event.key, None)
+                self.moves.pop(event.key, None)
+                self.deleted.add(event.key)
                 return self.workloads.pop(event.key, None) is not None
             case Claim():
                 if event.term <= self.term:
@@ -216,21 +141,58 @@ class ControlState:
             case Paused():
                 self._pause(event)
                 return True
+            case Drain():
+                if event.draining:
+                    self.draining[event.worker] = event
+                else:
+                    self.draining.pop(event.worker, None)
+                return True
+            case MoveWish():
+                if not names_a_job(event.job) or self.floor.get(event.job, 0) > event.epoch:
+                    return False
+                self.wishes[event.job] = event
+                return True
             case OperatorAct():
                 return True
             case Begun():
                 return self._begin(event)
+            case Moving():
+                if event.move:
+                    self.moves[event.key] = event
+                else:
+                    self.moves.pop(event.key, None)
+                return True
+
+    def _put(self, event: WorkloadPut) -> bool:
+        if event.key in self.workloads or event.key in self.deleted:
+            move = self.moves.get(event.key)
+            if not self._is_expected(event) or (event.move and (move is None or move.move != event.move)):
+                return False
+        self.moves.pop(event.key, None)
+        self.deleted.discard(event.key)
+        # Without the move's name: as a repair (rule 5) it has to count again.
+        self.workloads[event.key] = msgspec.structs.replace(event, move="") if event.move else event
+        begun = self.begun.get(event.key)
+        if event.begun is not None:
+            self.begun[event.key] = event.begun
+        elif begun is not None:
+            self.begun[event.key] = msgspec.structs.replace(begun, etag="")  # to be written again (rule 8)
+        return True
+
+    def _is_expected(self, event: WorkloadPut | WorkloadDeleted) -> bool:
+        stands = self.workloads.get(event.key)
+        return event.expected is None or event.expected == ("" if stands is None else stands.etag)
 
     def _begin(self, event: Begun) -> bool:
         if event.key not in self.workloads:
             return False
         first = self.begun.get(event.key, event)
-        self.begun[event.key] = msgspec.structs.replace(
-            event, ends=first.ends, topic_id=first.topic_id, at_ms=first.at_ms
-        )
+        self.begun[event.key] = msgspec.structs.replace(first, etag=event.etag)
         return True
 
     def _pause(self, event: Paused) -> None:
+        if event.partition == ALL:
+            self.moves.pop(event.key, None)
         found = self.paused.setdefault(event.key, set())
         if event.paused:
             found.add(event.partition)
@@ -244,7 +206,7 @@ class ControlState:
     def is_paused(self, key: str, partition: int | None) -> bool:
         """Whether a partition of the main topic is paused; None asks for the workload's retry topics."""
         found = self.paused.get(key, ())
-        return ALL in found or partition in found
+        return ALL in found or partition in found or key in self.moves
 
     def _assign(self, event: Assignment) -> bool:
         if event.term != self.term or not names_a_job(event.job):
@@ -259,6 +221,8 @@ class ControlState:
             return False
         self.assignments[event.job] = event
         self.floor[event.job] = max(floor, event.epoch)
+        if event.job in self.wishes and self.wishes[event.job].epoch < event.epoch:
+            del self.wishes[event.job]
         return True
 
     def next_epoch(self, job: str) -> int:

@@ -1,4 +1,4 @@
-"""The tracker table's record and the rules of its single writer: takeovers fence older epochs.
+"""The tracker table's record and how events change it: takeovers fence older epochs.
 
 Events of one job arrive in the order of the tracker topic. The record of a job is a fold over them,
 so that replaying events (Faust delivers them again after kill -9) or losing the table and reading
@@ -111,7 +111,7 @@ TrackerEvent = Snapshots | Takeover
 
 
 class TakeoverAnswer(msgspec.Struct, frozen=True, tag="takeover-answer", tag_field="event", kw_only=True):
-    """The single writer's answer: granted with the latest snapshot, or refused with the epoch it knows."""
+    """Granted with the latest snapshot, or refused with the epoch that is known (`app.core.tracker_fold`)."""
 
     job: str
     epoch: int

@@ -134,6 +134,10 @@ class HeadOfLine:
         """The same as a member, for counting."""
         return self._why
 
+    def age_s(self, now_s: float, head_sent_s: float) -> float:
+        """For how long a head first sent then has been with a receiver that was there."""
+        return now_s - max(head_sent_s, self._back_s)
+
     def look(
         self,
         now_s: float,
@@ -168,7 +172,7 @@ class HeadOfLine:
             return self._no(WhyNot.AWAY, head=base)
         if head_sent_s is None:
             return self._no(WhyNot.UNSENT, head=base)
-        age_s = now_s - max(head_sent_s, self._back_s)
+        age_s = self.age_s(now_s, head_sent_s)
         in_use = unfinished + finished_above
         use, share = in_use / capacity, unfinished / in_use
         full = use > UTILISATION_THRESHOLD

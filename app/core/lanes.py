@@ -15,6 +15,9 @@ would have gone to delays it, and those behind it wait too. In a retry topic it 
 after a kill: whether an earlier message of the key still waits there would have to be known before the first
 delivery. It leaves its lane acknowledged or, its attempts used up, for the DLQ.
 
+Out of turn: what waits may be taken out of its lane, to be ended without a delivery. The one that is out, and
+the order of those that wait, stay as they are.
+
 Memory: keys are kept as bytes only while a message of theirs is out; what waits is bounded by the
 tracker's capacity.
 """
@@ -22,7 +25,7 @@ tracker's capacity.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
@@ -104,6 +107,22 @@ class Lanes(Generic[Item]):
             lanes[key] = None
         self.waiting -= 1
         return item
+
+    def withdraw(self, is_wanted: Callable[[Item], bool]) -> Item | None:
+        """Takes the first waiting item that is wanted out of its lane; None when there is none.
+
+        It never was out: its end must not be told to `finished`. Takes a look at all that waits.
+        """
+        for key, queue in self._lanes.items():
+            for index, item in enumerate(queue or ()):
+                if is_wanted(item):
+                    assert queue is not None
+                    del queue[index]
+                    if not queue:
+                        self._lanes[key] = None
+                    self.waiting -= 1
+                    return item
+        return None
 
     def finished_many(self, keys: Iterable[bytes | None]) -> list[Item]:
         """`finished` for each of `keys`. Returns those whose turn it is now."""

@@ -16,7 +16,9 @@
 |                                                  | next retry topic                                      |
 | trailer `kafka-action: Skip`                     | ACK, whatever the status                              |
 | trailer `kafka-action: Stash`                    | DLQ, whatever the status                              |
-| trailer `kafka-action: Retry`                    | the next retry topic, whatever the status             |
+| trailer `kafka-action: Retry`                    | the next retry topic, whatever the status; it waits   |
+|                                                  | there for the tier's delay, or for the receiver's     |
+|                                                  | wish (`kafka-retry-after-ms`) when that is longer     |
 
 The next retry topic: from the main topic tier 0; from a tier the same again until its `attempts`
 deliveries are used, then the next; behind the last the DLQ. Without tiers: in memory,

@@ -1,113 +1,99 @@
-"""Which worker runs which job: the seam of the placement engine.
+"""Which worker runs which job, and why: sticky bin packing over cpu, memory and network.
 
-`place` is pure and sees everything it may decide by: the jobs there should be, the workers that live,
-and who owns what. Its answer is a list of decisions, each with its reason. Today's rule is the
-simplest correct one, by count:
+`plan` is pure and sees everything it may decide by: the jobs there should be, the workers that live, who
+owns what, what every job takes. Its answer is a list of decisions, each with its reason, and of notices: what
+could not be done, and what would help. An empty list means that all is as it should be.
 
-1. A job that should not exist is released by its owner.
-2. A job whose owner is dead goes to the live worker with the fewest jobs, at once.
-3. A job without owner, likewise.
-4. A draining worker is asked to release its jobs; they are placed once released, never before.
-5. When a worker has at least two jobs more than another, it is asked to release one (bounded a
-   round), so that a worker that joins gets its share. A released job loses nothing and doubles
-   nothing.
+    nobody ──place──▶ owned ──asked to release──▶ leaving ──released──▶ nobody ──place──▶ owned elsewhere
+                        └───── its worker is dead ─────────────────────────┘
 
-Invariants: a decision never gives a job that has a live owner to somebody else without its release;
-only live, not draining workers are given jobs.
+When a job moves, and only then
+1. Its worker is dead: it is placed at once. A worker lost moves its own jobs and no others.
+2. Its worker is draining, or it should not exist any more: its owner is asked to release it.
+3. An operator wants it elsewhere (`wishes`), or its isolation group has other workers: likewise, bounded.
+4. Its worker is over capacity, above the mark `high`: as few jobs as bring it back to the mark, bounded. They
+   go only to workers that stay below the lower mark `fill` with them (hysteresis), so that whoever takes them
+   is not the next to be relieved. Nobody has such room: a worker above all that it has still gives to the one
+   that ends lowest, when that leaves it `gain` better off than the giver was.
+A job is never moved for evenness. A worker that joins gets what is homeless, what is new, and what others are
+too small for; an imbalance, however large, is resolved when somebody is over capacity by measured load and
+not before. Who wants evenness by count all the same asks for it (`Rules.even`): an operator's own plan, or a
+fleet in which nothing is measured yet.
+
+How a place is chosen (`app.core.fleet`): the emptiest that has room, the largest jobs first, two hot
+partitions of one topic apart if possible. What nobody has room for goes to the least loaded all the same, and
+is told: a job is never left lying, except when no live worker is of its isolation group.
+
+How few moves are found: while no single job is enough, the one that takes most of what is too much; then the
+smallest that is enough. With one dimension too high and room elsewhere this is the least possible number; in
+general that is NP-hard, and tests/core/test_placement_optimal.py shows how near it comes.
+
+Invariants: a decision never gives a job that has a live owner to somebody else without its release; only
+live, not draining workers are given jobs; one decision a job; the same input gives the same answer, in
+whatever order. Rounds come to rest: with every planned move the sorted list of levels becomes smaller.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-import msgspec
-
 from app.core.control import Assignment
+from app.core.load import Load
+from app.core.placement_round import Round
+from app.core.plan import MOVES_PER_ROUND, Decision, Member, Notice, Plan, Rules, name_of
 
-MOVES_PER_ROUND = 8  # planned moves at once: each stops one partition for a moment
+__all__ = [
+    "COUNTED", "MOVES_PER_ROUND", "Decision", "Member", "Notice", "Plan", "Rules",
+    "name_of", "place", "plan", "shares",
+]  # fmt: skip
 
-
-class Member(msgspec.Struct, frozen=True):
-    """A live worker: its id and whether it is leaving."""
-
-    worker: str
-    draining: bool = False
-
-
-class Decision(msgspec.Struct, frozen=True):
-    """What is to happen with `job`: be owned by `worker`, or (release) be let go by it."""
-
-    job: str
-    worker: str
-    release: bool
-    reason: str
+COUNTED = Rules(even=2)
 
 
 def place(
-    jobs: Iterable[str], members: Iterable[Member], assignments: Mapping[str, Assignment]
+    jobs: Iterable[str],
+    members: Iterable[Member],
+    assignments: Mapping[str, Assignment],
+    loads: Mapping[str, Load] | None = None,
+    rules: Rules = COUNTED,
 ) -> list[Decision]:
-    """Decides this round's changes; an empty list means that all is as it should be."""
-    wanted = set(jobs)
-    live = {member.worker: member for member in members}
-    counts = {worker: 0 for worker, member in live.items() if not member.draining}
-    decisions: list[Decision] = []
-    homeless: list[tuple[str, str]] = []
-    settled: dict[str, list[str]] = {worker: [] for worker in counts}
-    moving = 0
+    """The decisions of `plan`. Without loads a job counts like any other, and workers are kept even."""
+    return plan(jobs, members, assignments, loads, rules=rules).decisions
 
-    for job, held in sorted(assignments.items()):
-        if not held.worker:
-            continue
-        if held.worker not in live:
-            if job in wanted:
-                homeless.append((job, f"{held.worker} is dead"))
-            else:
-                decisions.append(
-                    Decision(job, "", release=False, reason="the job is gone, and so is its worker")
-                )
-            continue
-        if held.release:
-            moving += 1  # on its way: it counts for whoever gets it, not for whom it leaves
-            continue
-        if held.worker in counts:
-            counts[held.worker] += 1
-        if job not in wanted:
-            decisions.append(Decision(job, held.worker, release=True, reason="the job is gone"))
-        elif live[held.worker].draining:
-            decisions.append(Decision(job, held.worker, release=True, reason=f"{held.worker} is draining"))
-        else:
-            settled[held.worker].append(job)
 
-    homeless += [
-        (job, "it had no owner")
-        for job in sorted(wanted)
-        if job not in assignments or not assignments[job].worker
-    ]
-    if not counts:
-        return decisions
-    arriving = sum(
-        1 for job, held in assignments.items() if held.worker in live and held.release and job in wanted
-    )
+def plan(
+    jobs: Iterable[str],
+    members: Iterable[Member],
+    assignments: Mapping[str, Assignment],
+    loads: Mapping[str, Load] | None = None,
+    *,
+    groups: Mapping[str, str] | None = None,
+    wishes: Mapping[str, str] | None = None,
+    planned: Mapping[str, Decision] | None = None,
+    asleep: Mapping[str, str] | None = None,
+    rules: Rules = Rules(),  # noqa: B008  frozen
+) -> Plan:
+    """Decides this round's changes.
 
-    for job, why in homeless:
-        target = min(counts, key=lambda worker: (counts[worker], worker))
-        counts[target] += 1
-        decisions.append(Decision(job, target, release=False, reason=f"{why}; {target} had the fewest jobs"))
-
-    for _ in range(arriving):
-        counts[min(counts, key=lambda worker: (counts[worker], worker))] += 1
-    while moving < MOVES_PER_ROUND:
-        poorest = min(counts, key=lambda worker: (counts[worker], worker))
-        richest = max(settled, key=lambda worker: (counts[worker] if settled[worker] else -1, worker))
-        if not settled[richest] or counts[richest] - counts[poorest] < 2:
-            break
-        job = settled[richest].pop()
-        reason = f"{richest} has {counts[richest]} jobs, {poorest} has {counts[poorest]}"
-        counts[richest] -= 1
-        counts[poorest] += 1
-        moving += 1
-        decisions.append(Decision(job, richest, release=True, reason=reason))
-    return decisions
+    Args:
+        jobs: all jobs there should be.
+        loads: what each takes (`app.core.load.with_estimates`); without one, `DEFAULT_JOB`.
+        groups: workload or route (the job's name) -> its isolation group.
+        wishes: job -> the worker on which an operator wants it; while the wish stands, it stays there.
+        planned: job -> the release that was decided for it in an earlier round, for its target and reason.
+        asleep: workload -> why it is hibernated: its jobs have no owner.
+    """
+    return Round(
+        jobs,
+        members,
+        assignments,
+        loads or {},
+        groups or {},
+        wishes or {},
+        planned or {},
+        asleep or {},
+        rules,
+    ).run()
 
 
 def shares(assignments: Mapping[str, Assignment], worker: str) -> dict[str, float]:
@@ -116,7 +102,7 @@ def shares(assignments: Mapping[str, Assignment], worker: str) -> dict[str, floa
     here: dict[str, int] = {}
     for job, held in assignments.items():
         if held.worker:
-            key = job.split(":", 2)[1]  # not JobId.parse, which checks every character
+            key = name_of(job)
             total[key] = total.get(key, 0) + 1
             here[key] = here.get(key, 0) + (held.worker == worker)
     return {key: here[key] / count for key, count in total.items()}

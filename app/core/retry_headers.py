@@ -2,13 +2,15 @@
 
 Key and value are untouched; everything Switchyard has to say stands in headers that begin with
 `switchyard-`. Values are ASCII text, so that any Kafka tool shows them. Headers read back are untrusted
-(anybody may produce to a topic): what cannot be read counts as absent, never as an error.
+(anybody may produce to a topic): what cannot be read, or neither Kafka nor the contracts can hold, counts as
+absent, never as an error.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 Header = tuple[str, bytes | None]
 
@@ -26,11 +28,13 @@ TIMEOUTS = "switchyard-timeouts"
 REASON = "switchyard-reason"
 CODE = "switchyard-code"
 MOVED_AT = "switchyard-moved-at"
+POSTPONED_TO = "switchyard-postponed-to"  # ms since 1970: the copy waits until then, whatever its topic
 RAW_BATCH = "switchyard-raw-batch"
 VALUE_BYTES = "switchyard-value-bytes"  # of a value that is not in the copy: it is still where it stood
 
 MAX_REASON_CHARS = 1_000  # a receiver's words are welcome, its core dump is not
-MAX_TOPIC_CHARS = 249
+MAX_INT32, MAX_INT64 = (1 << 31) - 1, (1 << 63) - 1
+_TOPIC = re.compile(rb"[a-zA-Z0-9._-]{1,249}")  # Kafka's own rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,19 +63,31 @@ class Origin:
 
 
 def read_origin(
-    headers: Iterable[Header], *, topic: str, partition: int, offset: int, timestamp_ms: int, tier: int | None
+    headers: Iterable[Header],
+    *,
+    topic: str,
+    partition: int,
+    offset: int,
+    timestamp_ms: int,
+    tier: int | None,
+    keeps_tier: bool = False,
 ) -> Origin:
-    """The origin told by `headers` of a record in a retry topic; what is missing is the record itself."""
+    """The origin told by `headers` of a record in a retry topic; what is missing is the record itself.
+
+    `keeps_tier`: the tier is the one they tell. The topic is none's; what came from one goes on as from it.
+    """
     found = {name: value for name, value in headers if name.startswith(PREFIX) and value is not None}
-    origin_topic = _text(found.get(ORIGIN_TOPIC))
-    if not origin_topic or len(origin_topic) > MAX_TOPIC_CHARS:
+    origin_topic = found.get(ORIGIN_TOPIC, b"")
+    if not _TOPIC.fullmatch(origin_topic):
         return Origin(topic, partition, offset, timestamp_ms, tier=tier)
     told_tier = _number(found.get(TIER), -1)
+    if keeps_tier and told_tier >= 0:
+        tier = told_tier
     return Origin(
-        topic=origin_topic,
+        topic=origin_topic.decode(),
         partition=_number(found.get(ORIGIN_PARTITION), partition),
-        offset=_number(found.get(ORIGIN_OFFSET), offset),
-        timestamp_ms=_number(found.get(ORIGIN_TIMESTAMP), timestamp_ms),
+        offset=_number(found.get(ORIGIN_OFFSET), offset, MAX_INT64),
+        timestamp_ms=_number(found.get(ORIGIN_TIMESTAMP), timestamp_ms, MAX_INT64),
         attempt=_number(found.get(ATTEMPT), 0),
         retry_count=_number(found.get(RETRY_COUNT), 0),
         tier=tier,
@@ -89,36 +105,59 @@ def moved_headers(
     reason: str,
     code: str,
     moved_at_ms: int,
+    due_ms: int | None = None,
 ) -> list[Header]:
     """The headers of the copy: the producer's own, untouched and in order, then Switchyard's.
 
-    `origin` counts the delivery that just failed; `tier` is where the copy goes (None = DLQ).
+    `origin` counts the delivery that just failed; `tier` is where the copy goes (None = DLQ), where it waits
+    until `due_ms` at least.
     """
     stays = tier is not None and tier == origin.tier
+    moved = replace(
+        origin, tier=tier, tier_attempt=origin.tier_attempt if stays else 0,
+        retry_count=origin.retry_count + (tier is not None),
+    )  # fmt: skip
+    why: list[tuple[str, object]] = [
+        (REASON, reason[:MAX_REASON_CHARS]), (CODE, code), (MOVED_AT, moved_at_ms)
+    ]  # fmt: skip
+    return _own(headers) + _told([*_origin(moved), *why, *_postponed(due_ms)])
+
+
+def postponed_headers(headers: Sequence[Header], origin: Origin, due_ms: int) -> list[Header]:
+    """The headers of a copy that only waits until `due_ms`: nothing else is said of it than before."""
+    return _own(headers) + _told([*_origin(origin), *_postponed(due_ms)])
+
+
+def _own(headers: Sequence[Header]) -> list[Header]:
+    return [(name, value) for name, value in headers if not name.startswith(PREFIX)]
+
+
+def _told(values: Sequence[tuple[str, object]]) -> list[Header]:
+    return [(name, str(value).encode("utf-8", "replace")) for name, value in values]
+
+
+def _postponed(due_ms: int | None) -> list[tuple[str, object]]:
+    return [] if due_ms is None else [(POSTPONED_TO, due_ms)]
+
+
+def _origin(origin: Origin) -> list[tuple[str, object]]:
     values: list[tuple[str, object]] = [
         (ORIGIN_TOPIC, origin.topic),
         (ORIGIN_PARTITION, origin.partition),
         (ORIGIN_OFFSET, origin.offset),
         (ORIGIN_TIMESTAMP, origin.timestamp_ms),
         (ATTEMPT, origin.attempt),
-        (RETRY_COUNT, origin.retry_count + (tier is not None)),
-        (REASON, reason[:MAX_REASON_CHARS]),
-        (CODE, code),
-        (MOVED_AT, moved_at_ms),
+        (RETRY_COUNT, origin.retry_count),
     ]
     counts = ((TIMEOUTS, origin.timeouts), (MERGES, origin.merges))
     values += [(name, count) for name, count in counts if count]
-    if tier is not None:
-        values += [(TIER, tier), (TIER_ATTEMPT, origin.tier_attempt if stays else 0)]
-    kept = [(name, value) for name, value in headers if not name.startswith(PREFIX)]
-    return kept + [(name, str(value).encode("utf-8", "replace")) for name, value in values]
+    if origin.tier is not None:
+        values += [(TIER, origin.tier), (TIER_ATTEMPT, origin.tier_attempt)]
+    return values
 
 
-def _text(value: bytes | None) -> str:
-    return value.decode("utf-8", "replace") if value else ""
-
-
-def _number(value: bytes | None, default: int) -> int:
+def _number(value: bytes | None, default: int, most: int = MAX_INT32) -> int:
     if not value or len(value) > 19 or not value.isdigit():
         return default
-    return int(value)
+    number = int(value)
+    return number if number <= most else default

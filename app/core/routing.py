@@ -5,9 +5,11 @@
 | production, or no header        | that target of the zone  | the main target                               |
 | another, with targets           | its target of the zone   | its target without a zone; none: as unmatched |
 | another, without any            |                          | as unmatched                                  |
+| a header that is empty          |                          | as unmatched                                  |
 
 Unmatched: to the DLQ, skipped, or (only when it is asked for) to the main target. So a test message never
-reaches production by a missing rule. Headers are untrusted: what is no text matches nothing.
+reaches production by a missing rule, nor by a header without a value. Names of headers count without their
+case, as people and proxies write them. Headers are untrusted: what is no text matches nothing.
 
 Source: "Introducing uForwarder" (context-aware routing: zone isolation, tenancy).
 """
@@ -59,8 +61,8 @@ class Routing:
         production: Sequence[str],
     ) -> None:
         self._main = main
-        self._zone = zone
-        self._environment = environment
+        self._zone = None if zone is None else zone.casefold()
+        self._environment = None if environment is None else environment.casefold()
         self._targets = {(env, zone): address for env, zone, address in targets}
         self._unmatched = unmatched
         self._production = {value.casefold() for value in production}
@@ -74,11 +76,12 @@ class Routing:
         """The address for a message with these headers; the last header of a name counts, as in Kafka."""
         zone = environment = None
         for name, value in headers:
-            if name == self._environment:
+            folded = name.casefold()
+            if folded == self._environment:
                 environment = _text(value)
-            elif name == self._zone:
+            elif folded == self._zone:
                 zone = _text(value)
-        if not environment or environment.casefold() in self._production:
+        if environment is None or environment.casefold() in self._production:
             return self._targets.get((None, zone), self._main) if zone else self._main
         found = self._targets.get((environment, zone)) or self._targets.get((environment, None))
         if found is not None:

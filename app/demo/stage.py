@@ -120,9 +120,9 @@ class Stage:
 
     # -- processes -------------------------------------------------------------------------------
 
-    def config(self) -> Path:
-        """Writes this region's switchyard.yaml."""
-        path = self.home / f"switchyard-{self.region}.yaml"
+    def config(self, name: str = "") -> Path:
+        """Writes this region's switchyard.yaml, or the one of this worker: settings may be changed in between."""
+        path = self.home / f"switchyard-{self.region}{name and '-'}{name}.yaml"
         home = self.yard.clusters[0].region
         clusters = [
             # Another name for the region gives control topics of one's own in the same brokers.
@@ -166,7 +166,7 @@ class Stage:
             name,
             [sys.executable, "-m", "faust", "-A", "app", "worker", "-l", "info"],
             {
-                "SWITCHYARD_CONFIG": str(self.config()),
+                "SWITCHYARD_CONFIG": str(self.config(name)),
                 "SWITCHYARD_WEB_PORT": str(port),
                 "PYTHONUNBUFFERED": "1",
             },

@@ -1,4 +1,4 @@
-"""Reads back what is remembered of a queue's merges (see `progress`) from the groups of its cluster.
+"""Reads back what is remembered of a queue's merges and purges (see `progress`) from its cluster's groups.
 
 An answer that is not certain is an error and never "nothing": a merge that is forgotten is done twice.
 """
@@ -6,16 +6,18 @@ An answer that is not certain is an error and never "nothing": a merge that is f
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import structlog
 from aiokafka.errors import KafkaError, for_code
-from aiokafka.protocol.admin import ListGroupsRequest
-from aiokafka.protocol.commit import OffsetFetchRequest
+from aiokafka.protocol.admin import DeleteGroupsRequest, ListGroupsRequest
+from aiokafka.protocol.commit import OffsetCommitRequest, OffsetFetchRequest
 
 from app.config.definitions import Workload
-from app.dlq.progress import Merge, Part, Terms, stem, unpack
+from app.dlq.progress import Merge, Part, Terms, pack, stem, unpack
+from app.dlq.query import Query
+from app.dlq.rules import Choice
 from app.kafka.clusters import ClusterClient, ClusterUnreachable
 
 log = structlog.get_logger(__name__)
@@ -23,25 +25,67 @@ log = structlog.get_logger(__name__)
 GROUP_COORDINATOR = 0
 TRIES = 20
 RETRY_S = 0.25
-MAX_REMEMBERED = 1_000  # of one queue; Kafka forgets them after a week
+MAX_REMEMBERED = 1_000  # of one queue; Kafka forgets merges after a week
+AT_ONCE = 16  # groups asked for
+KEPT_MS = 10 * 365 * 86_400_000  # what was purged must not come back while its letters may be in a log
 
 
 async def merges_of(
     client: ClusterClient, workload: Workload, partitions: Collection[int]
 ) -> dict[str, Merge]:
-    """Every remembered merge of the workload's queue, by its operation.
+    """Every remembered merge and purge by query of the workload's queue, by its operation.
 
     Raises:
         ClusterUnreachable: some broker did not answer, or does not know yet.
     """
     prefix = f"{stem(workload)}."
-    names = sorted(name for name in await _groups(client) if name.startswith(prefix))
-    found: dict[str, Merge] = {}
-    for name in names[:MAX_REMEMBERED]:
-        merge = await _merge(client, name, workload.dlq_topic(), partitions, name.removeprefix(prefix))
-        if merge is not None:
-            found[merge.operation] = merge
-    return found
+    names = sorted(name for name in await _groups(client) if name.startswith(prefix))[:MAX_REMEMBERED]
+    topic = workload.dlq_topic()
+    found: list[Merge | None] = []
+    for at in range(0, len(names), AT_ONCE):
+        some = names[at : at + AT_ONCE]
+        asked = [_merge(client, name, topic, partitions, name.removeprefix(prefix)) for name in some]
+        found += await asyncio.gather(*asked)
+    return {merge.operation: merge for merge in found if merge is not None}
+
+
+async def choose(
+    client: ClusterClient, workload: Workload, query: Query, partitions: Collection[int]
+) -> Choice:
+    """The letters for which `query` holds and that were not purged. Raises ClusterUnreachable."""
+    if not partitions:
+        return Choice(query)
+    known = await merges_of(client, workload, partitions)
+    return Choice(query, [merge.past() for merge in known.values() if merge.terms.purge])
+
+
+async def keep(client: ClusterClient, workload: Workload, merge: Merge) -> None:
+    """Lets what has ended be remembered for `KEPT_MS`, instead of the time that the broker keeps offsets.
+
+    A plain commit may name its own time (versions 2 and 3), one inside a transaction may not: the same again.
+
+    Raises:
+        ClusterUnreachable: the coordinator does not take it.
+    """
+    if merge.parts:
+        group = _group(workload, merge.operation)
+        parts = [(n, part.next_offset, pack(merge.terms, part)) for n, part in merge.parts.items()]
+        request = OffsetCommitRequest(group, -1, "", KEPT_MS, [(workload.dlq_topic(), parts)])
+        await _coordinated(client, group, request, len(parts))
+
+
+async def forget(client: ClusterClient, workload: Workload, operations: Iterable[str]) -> None:
+    """Lets go of operations whose letters are no more; what is not let go of now is at the next purge."""
+    for group in (_group(workload, operation) for operation in operations):
+        try:
+            node = await client.client.coordinator_lookup(GROUP_COORDINATOR, group)
+            await client.send(node, DeleteGroupsRequest([group]))
+        except (KafkaError, OSError, TimeoutError) as error:
+            log.warning("a purge that is over stays remembered", group=group, error=repr(error))
+
+
+def _group(workload: Workload, operation: str) -> str:
+    return f"{stem(workload)}.{operation}"
 
 
 async def _merge(
@@ -80,19 +124,28 @@ async def _groups(client: ClusterClient) -> set[str]:
 async def _offsets(
     client: ClusterClient, group: str, topic: str, partitions: Collection[int]
 ) -> list[tuple[int, int, str]]:
+    request = OffsetFetchRequest(group, [(topic, sorted(partitions))])
+    answers = await _coordinated(client, group, request, len(partitions))
+    return [(partition, offset, metadata) for partition, offset, metadata, _ in answers]
+
+
+async def _coordinated(
+    client: ClusterClient, group: str, request: OffsetFetchRequest | OffsetCommitRequest, partitions: int
+) -> list[Any]:
+    """The coordinator's answers of so many partitions, each with its error last, when none has one."""
     error: object = None
     for _ in range(TRIES):
         try:
             node = await client.client.coordinator_lookup(GROUP_COORDINATOR, group)
-            response: Any = await client.send(node, OffsetFetchRequest(group, [(topic, sorted(partitions))]))
+            response: Any = await client.send(node, request)
         except (KafkaError, OSError, TimeoutError) as failure:
             error = failure
             await asyncio.sleep(RETRY_S)
             continue
         answers = [answer for _, entries in response.topics for answer in entries]
         codes = {getattr(response, "error_code", 0), *(code for *_, code in answers)} - {0}
-        if not codes and len(answers) == len(partitions):
-            return [(partition, offset, metadata) for partition, offset, metadata, _ in answers]
+        if not codes and len(answers) == partitions:
+            return answers
         error = ", ".join(for_code(code).__name__ for code in codes) or "not all partitions were told"
         await asyncio.sleep(RETRY_S)
-    raise ClusterUnreachable(f"group {group} in {client.name} cannot be read: {error!r}")
+    raise ClusterUnreachable(f"group {group} in {client.name} cannot be read or written: {error!r}")

@@ -11,6 +11,7 @@ Rules
    that is still at work, and then reads what that one has done.
 4. After any trouble the state is read back from Kafka: what is in memory may not have happened.
 5. A letter whose copy the broker refuses for its size is left and counted; the others go on.
+6. A purge by query (`purge`) is a merge that copies nothing; it counts what it takes.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from app.dlq.memory import merges_of
 from app.dlq.progress import EXPIRED, REFUSED, Merge, Part, Terms, check_operation, pack, stem
 from app.dlq.query import BadQuery
 from app.dlq.read import CHUNK_LETTERS, QueueReader, queue_ends, reading
-from app.dlq.rules import DEFAULT_RATE, Past, Span, Verdict, copy_headers, judge
+from app.dlq.rules import DEFAULT_RATE, Past, Span, Verdict, copy_headers
 from app.kafka.clusters import ClusterClient, ClusterUnreachable
 from app.kafka.topics import TopicSpec, ensure_topics
 
@@ -102,7 +103,6 @@ class Merger:
             NoQueue; UnknownOperation: nothing is remembered and nothing given; Superseded
             ClusterUnreachable, KafkaError, TimeoutError: tried again in vain; it can go on later.
         """
-        await self._prepare_topic()
         failures = 0
         while True:
             before = self._done_so_far()
@@ -126,12 +126,11 @@ class Merger:
 
     def _superseded(self) -> Superseded:
         return Superseded(
-            f"another merge of {self._workload.key} began and ended this one; what it merged counts. "
+            f"another merge or purge of {self._workload.key} began and ended this one; what it did counts. "
             f"Go on with operation {self.operation} when the other has ended"
         )
 
-    async def _prepare_topic(self) -> None:
-        count = len(await queue_ends(self._client, self._queue))
+    async def _prepare_topic(self, count: int) -> None:
         config = {"retention.ms": str(RETENTION_MS), "max.message.bytes": str(MAX_COPY_BYTES)}
         await ensure_topics(self._client, [TopicSpec(self._topic, count, config=config)])
         self._partitions = await self._client.partitions(self._topic) or 1
@@ -155,7 +154,9 @@ class Merger:
                     )
                 self.state = await self._begin(producer, terms, spans)
             self._tell(self.state)
-            past = [] if self.state.terms.again else [known[name].past() for name in sorted(others)]
+            if not self.state.terms.purge:
+                await self._prepare_topic(len(ends))
+            past = self.state.terms.heeded(known[name] for name in sorted(others))
             async with reading(self._client, self._queue) as reader:
                 for partition in sorted(self.state.parts):
                     first = ends.get(partition, (0, 0))[0]
@@ -212,7 +213,7 @@ class Merger:
         assert self.state is not None
         if (letter.partition, letter.offset) in self._refused:
             return REFUSED
-        return judge(letter, self.state.terms.query, self.state.terms.max_merges, past)
+        return self.state.terms.judge(letter, past)
 
     async def _transaction(
         self, producer: AIOKafkaProducer, partition: int, part: Part, copies: list[Letter]
@@ -252,6 +253,16 @@ class Merger:
     def _tell(self, state: Merge) -> None:
         if self._report is not None:
             self._report(state)
+
+
+async def end_merges(client: ClusterClient, workload: Workload) -> None:
+    """Ends a merge or purge that is at work on the workload's queue (rule 3); what it has done counts.
+
+    Raises:
+        KafkaError, TimeoutError: that is not certain.
+    """
+    async with _transactional(client, stem(workload)):
+        pass
 
 
 @asynccontextmanager

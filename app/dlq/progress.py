@@ -1,4 +1,4 @@
-"""What is remembered of a merge, in Kafka: the committed offsets of a group of its own.
+"""What is remembered of a merge, or a purge by query, in Kafka: the committed offsets of a group of its own.
 
     group     switchyard.dlq-merge.<group>.<topic>.<operation>
     offset    of a partition of the DLQ: the next one to look at
@@ -6,20 +6,22 @@
 
 The copies and the commit that counts them are one transaction: what is remembered is what has happened. Kafka
 keeps the offsets of a group that nobody uses for `offsets.retention.minutes` (7 days unless changed) after
-its last commit, and so long a merge is remembered.
+its last commit, and so long a merge is remembered. A purge that has ended is kept for longer than its letters
+(`memory.keep`): they must not come back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
 
 from app.config.definitions import Workload
+from app.dlq.letter import Letter
 from app.dlq.query import BadQuery, Query
-from app.dlq.rules import DEFAULT_MAX_MERGES, Past, Span, Verdict
+from app.dlq.rules import DEFAULT_MAX_MERGES, Past, Span, Verdict, judge, judge_purge
 
 MAX_METADATA_BYTES = 4096  # offset.metadata.max.bytes of a broker that nobody has changed
 MAX_OPERATION_CHARS = 40
@@ -36,15 +38,30 @@ def stem(workload: Workload) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a merge was asked for; fixed when it begins."""
+    """What a merge, or a purge by query, was asked for; fixed when it begins."""
 
     query: Query = field(default_factory=Query)
     max_merges: int = DEFAULT_MAX_MERGES
     again: bool = False
+    purge: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.max_merges, bool) or not 0 <= self.max_merges <= 1000:
             raise BadQuery("max_merges: must be from 0 to 1000")
+
+    @property
+    def kind(self) -> str:
+        return "purge" if self.purge else "merge"
+
+    def judge(self, letter: Letter, past: Sequence[Past]) -> Verdict:
+        """What becomes of `letter`."""
+        if self.purge:
+            return judge_purge(letter, self.query, past)
+        return judge(letter, self.query, self.max_merges, past)
+
+    def heeded(self, known: Iterable[Merge]) -> list[Past]:
+        """What counts of what is known: with `again` the purges only."""
+        return [merge.past() for merge in known if merge.terms.purge or not self.again]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +92,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """A merge as it stands."""
+    """A merge, or a purge by query, as it stands."""
 
     operation: str
     terms: Terms
@@ -85,10 +102,14 @@ class Merge:
     def done(self) -> bool:
         return all(part.done for part in self.parts.values())
 
-    def past(self) -> Past:
-        """What a later merge must know of it."""
-        spans: dict[int, Span] = {n: (part.start, part.next_offset) for n, part in self.parts.items()}
-        return Past(self.terms.query, self.terms.max_merges, spans)
+    def past(self, *, certain: bool = False) -> Past:
+        """What a later one must know of it; `certain`: without parts some of whose copies were refused."""
+        spans: dict[int, Span] = {
+            number: (part.start, part.next_offset)
+            for number, part in self.parts.items()
+            if not (certain and part.counts.get(REFUSED))
+        }
+        return Past(self.terms.query, self.terms.max_merges, spans, self.terms.purge)
 
     def counts(self) -> dict[str, int]:
         """Over all partitions, every verdict named."""
@@ -102,6 +123,7 @@ class Merge:
         """For people and progress bars."""
         return {
             "operation": self.operation,
+            "kind": self.terms.kind,
             "done": self.done,
             "looked_at": sum(part.next_offset - part.start for part in self.parts.values()),
             "of": sum(part.end - part.start for part in self.parts.values()),
@@ -132,6 +154,7 @@ def pack(terms: Terms, part: Part) -> str:
             "query": terms.query.to_json(),
             "max_merges": terms.max_merges,
             "again": terms.again,
+            "purge": terms.purge,
             "counts": dict(part.counts),
         }
     )
@@ -143,7 +166,8 @@ def unpack(metadata: str, next_offset: int) -> tuple[Terms, Part] | None:
     """The inverse; None when it is none of ours."""
     try:
         found = orjson.loads(metadata)
-        terms = Terms(Query.from_json(found["query"]), int(found["max_merges"]), bool(found["again"]))
+        again, purge = bool(found["again"]), bool(found.get("purge", False))
+        terms = Terms(Query.from_json(found["query"]), int(found["max_merges"]), again, purge)
         counts = {str(name): int(count) for name, count in found["counts"].items()}
         part = Part(int(found["start"]), int(found["end"]), next_offset, counts)
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError):

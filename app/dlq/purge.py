@@ -1,5 +1,9 @@
-"""Purges a DLQ: deletes what lies before a bound, for ever. Kafka deletes prefixes of partitions only, so a
-purge takes no query: merge or export what is wanted first."""
+"""Purges a DLQ: what lies before a bound, or what a query chooses.
+
+bound    Kafka deletes the front of each partition up to it, for ever.
+query    is remembered as a merge is (`progress`): its letters are gone for every tool and every later merge.
+         Then the front of each partition, where nothing is left but what was purged or merged, is deleted.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +15,11 @@ from aiokafka.admin.records_to_delete import RecordsToDelete
 from aiokafka.structs import TopicPartition
 
 from app.config.definitions import Workload
-from app.dlq.memory import merges_of
+from app.dlq.memory import forget, keep, merges_of
+from app.dlq.merge import Merger, Report
+from app.dlq.progress import Merge, Terms
 from app.dlq.query import BadQuery
-from app.dlq.read import queue_ends
+from app.dlq.read import queue_ends, reading
 from app.dlq.rules import Span, bounded
 from app.kafka.clusters import ClusterClient, ClusterUnreachable
 
@@ -78,3 +84,51 @@ async def purge(client: ClusterClient, workload: Workload, spans: Mapping[int, S
         finally:
             await admin.close()
     return {p: max(ends[p][0], end) for p, (_, end) in spans.items()}
+
+
+async def purge_chosen(
+    client: ClusterClient,
+    workload: Workload,
+    operation: str,
+    terms: Terms | None = None,
+    spans: Mapping[int, Span] | None = None,
+    report: Report | None = None,
+) -> dict[str, Any]:
+    """Purges the letters of `spans` that `terms` choose, or goes on with `operation`; what it came to.
+
+    Killed at any point it can go on; one that never does is forgotten like a merge, and what it took is back.
+
+    Raises:
+        see `Merger.run`
+    """
+    assert terms is None or terms.purge
+    done = await Merger(client, workload, operation, report=report).run(terms, spans)
+    await keep(client, workload, done)
+    return done.to_json() | {"deleted": await _delete_front(client, workload, done)}
+
+
+async def _delete_front(client: ClusterClient, workload: Workload, done: Merge) -> int:
+    """Deletes what is first in the partitions of `done` and was purged or merged; how many offsets."""
+    topic = workload.dlq_topic()
+    ends = await queue_ends(client, topic)
+    known = await merges_of(client, workload, ends)
+    past = [merge.past(certain=True) for merge in known.values()]
+    front: dict[int, Span] = {}
+    async with reading(client, topic) as reader:
+        for partition in sorted(done.parts):
+            first, end = ends[partition]
+            until = first
+            async for letters, following in reader.chunks(partition, (first, end)):
+                left = next((o.offset for o in letters if not any(take.took(o) for take in past)), None)
+                until = following if left is None else left
+                if left is not None:
+                    break
+            front[partition] = (first, until)
+    firsts = {p: first for p, (first, _) in ends.items()} | await purge(client, workload, front)
+    spent = [
+        name
+        for name, merge in known.items()
+        if merge.terms.purge and all(part.end <= firsts.get(n, 0) for n, part in merge.parts.items())
+    ]
+    await forget(client, workload, set(spent) - {done.operation})
+    return sum(end - start for start, end in front.values())

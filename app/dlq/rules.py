@@ -1,6 +1,6 @@
-"""What becomes of a dead letter in a merge, and what its copy says: pure.
+"""What becomes of a dead letter in a merge or a purge, and what its copy says: pure.
 
-    letter -> does the query hold? -> was it merged before? -> a message at all? -> merged too often? -> copy
+    letter -> the query holds? -> purged before? -> a message at all? -> merged before? -> merged too often?
 
 Rules
 1. A letter is merged at most once by all the merges that are remembered, unless it is asked for `again`.
@@ -9,11 +9,12 @@ Rules
 3. The bytes of a batch that could not be decoded are no message and are never merged.
 4. A copy carries key, value and the producer's headers untouched, its origin and its attempts so far; the
    reason it was given up for is behind it.
+5. What a remembered purge took is gone for whoever asks, whatever still stands in the log.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -34,30 +35,64 @@ class Verdict(StrEnum):
     """What a merge does with a letter."""
 
     MERGE = "merged"
+    PURGE = "purged"
     OTHER = "other"  # the query does not hold
     BEFORE = "before"  # an earlier merge took it
     QUARANTINE = "quarantined"
     RAW = "raw"
+    GONE = "gone"  # an earlier purge took it
 
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What an earlier merge has passed over: per partition the offsets [start, next), under its query."""
+    """What an earlier merge or purge has passed over: offsets [start, next) by partition, under its query."""
 
     query: Query
     max_merges: int
     spans: Mapping[int, Span]
+    purge: bool = False
 
     def took(self, letter: Letter) -> bool:
-        """Whether that merge made a copy of `letter`."""
+        """Whether that merge made a copy of `letter`, or that purge removed it."""
         start, end = self.spans.get(letter.partition, (0, 0))
-        return start <= letter.offset < end and self.query.holds(letter) and letter.merges < self.max_merges
+        taken = self.purge or (letter.merges < self.max_merges and not letter.raw)
+        return taken and start <= letter.offset < end and self.query.holds(letter)
 
 
-def judge(letter: Letter, query: Query, max_merges: int, past: Iterable[Past]) -> Verdict:
-    """See the module."""
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The letters for which `query` holds and that none of `purges` took (rule 5)."""
+
+    query: Query
+    purges: Sequence[Past] = ()
+
+    @property
+    def everything(self) -> bool:
+        """Whether it holds for every letter."""
+        return self.query.everything and not self.purges
+
+    def holds(self, letter: Letter) -> bool:
+        """Whether `letter` is one of them."""
+        return self.query.holds(letter) and not _is_gone(letter, self.purges)
+
+
+def _is_gone(letter: Letter, past: Iterable[Past]) -> bool:
+    return any(purge.took(letter) for purge in past if purge.purge)
+
+
+def judge_purge(letter: Letter, query: Query, past: Iterable[Past]) -> Verdict:
+    """What a purge does with `letter`: whatever is asked for goes, once."""
     if not query.holds(letter):
         return Verdict.OTHER
+    return Verdict.GONE if _is_gone(letter, past) else Verdict.PURGE
+
+
+def judge(letter: Letter, query: Query, max_merges: int, past: Sequence[Past]) -> Verdict:
+    """What a merge does with `letter`: see the module."""
+    if not query.holds(letter):
+        return Verdict.OTHER
+    if _is_gone(letter, past):
+        return Verdict.GONE
     if letter.raw:
         return Verdict.RAW
     if any(merge.took(letter) for merge in past):

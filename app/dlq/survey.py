@@ -14,15 +14,16 @@ import orjson
 
 from app.config.definitions import Workload
 from app.dlq.letter import Letter, exported
-from app.dlq.memory import merges_of
+from app.dlq.memory import choose, merges_of
 from app.dlq.progress import Terms
 from app.dlq.query import Query
 from app.dlq.read import queue_ends, scan
-from app.dlq.rules import Span, Verdict, bounded, judge
+from app.dlq.rules import Choice, Span, Verdict, bounded
 from app.kafka.clusters import ClusterClient
 
 HOUR_MS = 3_600_000
-MAX_CODES = 100  # codes are strangers' words: a bounded number of them is counted apart
+MAX_CODES = 100  # codes and reasons are strangers' words: a bounded number of them is counted apart
+MAX_WORDS_CHARS = 200
 MAX_HOURS = 24 * 31
 OTHER_CODES = "(others)"
 
@@ -47,9 +48,7 @@ class Stats:
             self.value_bytes += len(letter.value or b"")
             self.oldest_ms = at_ms if self.oldest_ms is None else min(self.oldest_ms, at_ms)
             self.newest_ms = at_ms if self.newest_ms is None else max(self.newest_ms, at_ms)
-            code = letter.code[:60] or "(none)"
-            known = code in self.codes or len(self.codes) < MAX_CODES
-            self.codes[code if known else OTHER_CODES] += 1
+            _count_apart(self.codes, letter.code[:60])
             self.hours[at_ms - at_ms % HOUR_MS] += 1
             self.merged_before += letter.merges > 0
 
@@ -66,6 +65,11 @@ class Stats:
         }
 
 
+def _count_apart(counts: Counter[str], words: str) -> None:
+    words = words or "(none)"
+    counts[words if words in counts or len(counts) < MAX_CODES else OTHER_CODES] += 1
+
+
 async def stats(client: ClusterClient, workload: Workload, query: Query, within_s: float) -> dict[str, Any]:
     """Figures of the letters for which `query` holds.
 
@@ -74,15 +78,16 @@ async def stats(client: ClusterClient, workload: Workload, query: Query, within_
     """
     topic = workload.dlq_topic()
     spans = bounded(await queue_ends(client, topic), {}, query.partition)
+    choice = await choose(client, workload, query, spans)
     found, passed = Stats(), 0
     async for letters, offsets in scan(client, topic, spans, within_s):
-        found.count(letter for letter in letters if query.holds(letter))
+        found.count(letter for letter in letters if choice.holds(letter))
         passed += offsets
     return {"topic": topic, **_extent(spans, passed), **found.to_json()}
 
 
 async def lines(
-    client: ClusterClient, topic: str, query: Query, spans: Mapping[int, Span]
+    client: ClusterClient, topic: str, choice: Choice, spans: Mapping[int, Span]
 ) -> AsyncIterator[bytes]:
     """The letters as JSON lines, nothing of them left out (`export` writes them), a chunk at a time.
 
@@ -90,13 +95,15 @@ async def lines(
         KafkaError, TimeoutError: it ends early; what came before is not everything.
     """
     async for letters, _ in scan(client, topic, spans):
-        yield b"".join(orjson.dumps(exported(letter)) + b"\n" for letter in letters if query.holds(letter))
+        yield b"".join(orjson.dumps(exported(letter)) + b"\n" for letter in letters if choice.holds(letter))
 
 
-async def foresee_merge(
+async def foresee(
     client: ClusterClient, workload: Workload, terms: Terms, wanted: Mapping[int, Span], within_s: float
 ) -> dict[str, Any]:
-    """What a merge that begins now would do; its `partitions` are the bounds to begin it with.
+    """What a merge or a purge that begins now would do; its `partitions` are the bounds to begin it with.
+
+    `reasons` counts what it would take by the reason, `front` the offsets that a purge would then delete.
 
     Raises:
         NoQueue, BadQuery, ClusterUnreachable, KafkaError, TimeoutError
@@ -105,15 +112,29 @@ async def foresee_merge(
     ends = await queue_ends(client, topic)
     spans = bounded(ends, wanted, terms.query.partition)
     known = await merges_of(client, workload, ends)
-    past = [] if terms.again else [merge.past() for merge in known.values()]
+    past = terms.heeded(known.values())
+    certain = [merge.past(certain=True) for merge in known.values()]
     counts, passed = dict.fromkeys(map(str, Verdict), 0), 0
+    reasons: Counter[str] = Counter()
+    left: dict[int, int] = {}  # partition -> the first that stays
     async for letters, offsets in scan(client, topic, spans, within_s):
         for letter in letters:
-            counts[judge(letter, terms.query, terms.max_merges, past)] += 1
+            verdict = terms.judge(letter, past)
+            counts[verdict] += 1
+            if verdict in {Verdict.MERGE, Verdict.PURGE}:
+                _count_apart(reasons, letter.reason[:MAX_WORDS_CHARS])
+            stays = verdict != Verdict.PURGE and not any(take.took(letter) for take in certain)
+            if stays and letter.partition not in left:
+                left[letter.partition] = letter.offset
         passed += offsets
+    extent = _extent(spans, passed)
+    whole = {p: left.get(p, end) - start for p, (start, end) in spans.items() if start == ends[p][0]}
     return {
         "topic": topic,
-        **_extent(spans, passed),
+        **extent,
+        "kind": terms.kind,
+        "reasons": dict(reasons.most_common()),
+        "front": sum(whole.values()) if terms.purge and extent["complete"] else None,
         "counts": counts,
         "partitions": {str(n): {"start": start, "end": end} for n, (start, end) in sorted(spans.items())},
         "unfinished": sorted(name for name, merge in known.items() if not merge.done),

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping
 
 from aiokafka.errors import KafkaError, for_code
 from aiokafka.protocol.commit import OffsetCommitRequest, OffsetFetchRequest
-from aiokafka.protocol.group import LeaveGroupRequest
 
 from app.kafka.clusters import ClusterClient, ClusterUnreachable
 
@@ -104,19 +103,6 @@ class OffsetCommitter:
             self._coordinators.pop(group, None)
             await asyncio.sleep(RETRY_S)
         raise ClusterUnreachable(f"group {group} in {self._client.name} cannot be read: {error}")
-
-    async def remove_member(self, group: str, member: str) -> None:
-        """Takes a member out of a group on its behalf; the others rebalance at once.
-
-        Raises:
-            KafkaError: the coordinator does not answer.
-        """
-        node = await self._coordinator(group)
-        try:
-            await self._client.send(node, LeaveGroupRequest(group, member), CONNECTION)
-        except (KafkaError, OSError, TimeoutError):
-            self._coordinators.pop(group, None)
-            raise
 
 
 def _why(group: str, code: int) -> str:

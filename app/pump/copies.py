@@ -1,24 +1,36 @@
-"""The way out of a topic: copies in a retry topic or the DLQ, and what is finished once they are safe.
+"""The way out of a topic: copies in a retry topic, the DLQ or the topic of delayed messages, and what is
+finished once they are safe.
 
 Invariant: a message is finished here only after all in-sync replicas have acknowledged its copy. A copy that
-is not taken is tried again for as long as the job is this worker's.
+is not taken is tried again for as long as the job is this worker's; one that only waits for its time stays
+where it is once that time is near.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import structlog
 
 from app.clock import now_ms
+from app.core.due import LEVELS_MS, level_of
 from app.core.lease import Lease
-from app.core.retry_headers import PREFIX, RAW_BATCH, VALUE_BYTES, Header, Origin, moved_headers
+from app.core.retry_headers import (
+    PREFIX,
+    RAW_BATCH,
+    VALUE_BYTES,
+    Header,
+    Origin,
+    moved_headers,
+    postponed_headers,
+)
 from app.kafka.produce import RecordTooLarge
 
 if TYPE_CHECKING:
+    from app.core.record import Record
     from app.kafka.decode import UndecodableBatch
     from app.pump.delivery import Delivery
     from app.pump.dispatch import DispatchPump
@@ -36,25 +48,44 @@ class Copies(Protocol):
     """What the way out needs of a producer."""
 
     def send(
-        self, topic: str, key: bytes | None, value: bytes | None, headers: list[Header]
-    ) -> Awaitable[Any]: ...
+        self, topic: str, key: bytes | None, value: bytes | None, headers: list[Header],
+        partition: int | None = None,
+    ) -> Awaitable[Any]: ...  # fmt: skip
+
+
+async def _all_levels() -> int:
+    return len(LEVELS_MS)
+
+
+class Postponed(NamedTuple):
+    """A message that is not to be delivered before `due_ms`."""
+
+    record: Record
+    origin: Origin
+    due_ms: int
 
 
 class Copier:
-    """Copies of one workload's messages."""
+    """Copies of one workload's messages.
+
+    `make_delayed` creates the topic of delayed messages where it is missing, and tells its partitions.
+    """
 
     def __init__(self, copies: Copies, lease: Lease, clock: Callable[[], float]) -> None:
+        self.make_delayed: Callable[[], Awaitable[int]] = _all_levels
+        self._levels = 0
         self._copies = copies
         self._lease = lease
         self._clock = clock
 
     def start(
         self, delivery: Delivery, topic: str, tier: int | None, reason: str, code: str,
-        dlq_topic: str | None, finished: Callable[[], None],
+        dlq_topic: str | None, finished: Callable[[], None], due_ms: int | None = None,
     ) -> None:  # fmt: skip
         """Begins to copy; `finished` is called once it is finished here, unless the pump is closed.
 
-        What is too large for the topic goes to the DLQ without its value, which is still where it stood.
+        In a retry topic it waits until `due_ms` at least. What is too large for the topic goes to the DLQ
+        without its value, which is still where it stood.
         """
         pump, record = delivery.pump, delivery.record
         origin = delivery.told_origin()
@@ -67,8 +98,9 @@ class Copier:
             to_tier = None if where == dlq_topic else tier
             words = f"{TOO_LARGE}; {reason}" if too_large else reason
             headers = moved_headers(
-                record.headers, failed, tier=to_tier, reason=words, code=code, moved_at_ms=now_ms()
-            )
+                record.headers, failed, tier=to_tier, reason=words, code=code, moved_at_ms=now_ms(),
+                due_ms=None if to_tier is None else due_ms,
+            )  # fmt: skip
             if not too_large:
                 return record.key, record.value, headers
             kept = [(name, value) for name, value in headers if name.startswith(PREFIX)]
@@ -102,6 +134,86 @@ class Copier:
 
         self._run(pump, error.start, self._copy(pump, None, dlq_topic, letter, lambda _: finished()))
 
+    def postpone(
+        self, pump: DispatchPump, messages: Sequence[Postponed], moved: Callable[[list[Record]], None],
+        stay: Callable[[list[Postponed], str], None], ended: Callable[[], None],
+    ) -> None:  # fmt: skip
+        """Begins to copy messages to where they wait for their time (`app.core.due`).
+
+        Unless the pump is closed, `moved` is told which are safe there, `stay` which are due too soon or
+        (then with a reason) can be copied nowhere, and `ended` when it is through.
+        """
+        copying = self._postpone(pump, list(messages), moved, stay, ended)
+        task = asyncio.get_running_loop().create_task(copying)
+        offsets = [message.record.offset for message in messages]
+        pump.copying.update(dict.fromkeys(offsets, task))
+
+        def done(_: asyncio.Task[None]) -> None:
+            for offset in offsets:
+                if pump.copying.get(offset) is task:
+                    del pump.copying[offset]
+
+        task.add_done_callback(done)
+
+    async def _postpone(
+        self, pump: DispatchPump, waiting: list[Postponed], moved: Callable[[list[Record]], None],
+        stay: Callable[[list[Postponed], str], None], ended: Callable[[], None],
+    ) -> None:  # fmt: skip
+        topic = pump.runtime.workload.delayed_topic()
+
+        async def send(message: Postponed, level: int) -> None:
+            record = message.record
+            headers = postponed_headers(record.headers, message.origin, message.due_ms)
+            await self._copies.send(topic, record.key, record.value, headers, level)
+
+        while not pump.closed:
+            present_ms = now_ms()
+            levels = [level_of(message.due_ms - present_ms, self._levels or None) for message in waiting]
+            if soon := [one for one, level in zip(waiting, levels, strict=True) if level is None]:
+                stay(soon, "")
+            going = [(one, level) for one, level in zip(waiting, levels, strict=True) if level is not None]
+            waiting = [message for message, _ in going]
+            if not waiting:
+                ended()
+                return
+            if not self._lease.holds(self._clock()):
+                await asyncio.sleep(LEASE_RETRY_S)
+                continue
+            try:
+                if not self._levels:
+                    self._levels = await self.make_delayed()
+                    continue  # there may be fewer of them
+            except Exception as error:  # noqa: BLE001 - as below
+                await self._not_taken(pump, topic, error)
+                continue
+            sent = await asyncio.gather(*(send(*one) for one in going), return_exceptions=True)
+            if pump.closed:
+                return
+            answers = list(zip(waiting, sent, strict=True))
+            moved([message.record for message, answer in answers if not isinstance(answer, BaseException)])
+            if large := [message for message, answer in answers if isinstance(answer, RecordTooLarge)]:
+                stay(large, "too large for a copy")
+            errors = {
+                index: answer
+                for index, answer in enumerate(sent)
+                if isinstance(answer, BaseException) and not isinstance(answer, RecordTooLarge)
+            }
+            waiting = [waiting[index] for index in errors]
+            if waiting:
+                self._levels = 0  # whatever is wrong, the topic may be gone
+                await self._not_taken(pump, topic, next(iter(errors.values())))
+            elif pump.trouble.startswith("no copy"):
+                pump.trouble = ""
+
+    @staticmethod
+    async def _not_taken(pump: DispatchPump, topic: str, error: object) -> None:
+        pump.trouble = f"no copy in {topic}: {error}"
+        log.warning(
+            "a copy was not taken and is tried again; the message stays unfinished",
+            topic=topic, job=str(pump.job), error=repr(error),
+        )  # fmt: skip
+        await asyncio.sleep(PRODUCE_RETRY_S)
+
     @staticmethod
     def _run(pump: DispatchPump, offset: int, copying: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(copying)
@@ -132,12 +244,7 @@ class Copier:
                 too_large = True
                 continue
             except Exception as error:  # noqa: BLE001 - whatever the producer raises, the message stays
-                pump.trouble = f"no copy in {where}: {error}"
-                log.warning(
-                    "a copy was not taken and is tried again; the message stays unfinished",
-                    topic=where, job=str(pump.job), error=repr(error),
-                )  # fmt: skip
-                await asyncio.sleep(PRODUCE_RETRY_S)
+                await self._not_taken(pump, where, error)
                 continue
             if pump.trouble.startswith("no copy"):
                 pump.trouble = ""

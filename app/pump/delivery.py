@@ -21,6 +21,7 @@ from app.push.unary import CallResult
 if TYPE_CHECKING:
     from app.core.outcome import Decision
     from app.core.record import Record
+    from app.core.suspicion import Suspicion
     from app.pump.dispatch import DispatchPump
     from app.pump.receiver import ReceiverLink
 
@@ -60,7 +61,7 @@ class Delivery:
 
     __slots__ = (
         "attempts", "canceled", "first_sent_s", "handle", "link", "origin", "pump", "record", "started_s",
-        "timeouts", "verdict",
+        "suspicion", "timeouts", "verdict",
     )  # fmt: skip
 
     def __init__(self, pump: DispatchPump, record: Record, origin: Origin | None) -> None:
@@ -74,6 +75,7 @@ class Delivery:
         self.first_sent_s = self.started_s = 0.0
         self.handle: Handle | None = None
         self.link: ReceiverLink | None = None
+        self.suspicion: Suspicion | None = None  # of one whose receiver was lost
 
     def start(self, link: ReceiverLink, now_s: float) -> None:
         """Sends the message; `answered` is called exactly once, later."""
@@ -167,11 +169,13 @@ class BatchDelivery(OutBatch):
         """Sends it; every message is answered exactly once, later."""
         self.link.in_flight += self.left
         self.pump.batches.add(self)
+        self.pump.batched += self.left
         self.stream.send(self)
 
     def answered(self, start: int, end: int, result: CallResult) -> None:
         """Messages [start, end) of it were answered alike."""
         self.left -= end - start
+        self.pump.batched -= end - start
         if not self.left:
             self.pump.batches.discard(self)
         self.pump.runtime.batch_answered(self, start, end, result)

@@ -64,14 +64,12 @@ class DispatchPump:
         self.batches: set[BatchDelivery] = set()  # runs on their way
         self.copying: dict[int, asyncio.Task[None]] = {}  # on their way to a retry topic or the DLQ
         self.is_main = tier is None and not merged
-        self.paused = False
         self.allowance: Allowance | None = None  # a backlog's
-        self.in_turn = False
-        self.closed = False
-        self.draining = False
+        self.in_turn = self.paused = self.closed = self.draining = False
         self.trouble = ""
         self.high_watermark = -1
-        self.delivered = self.retried = self.dead_lettered = 0
+        self.delivered = self.retried = self.dead_lettered = self.read_bytes = 0
+        self.batched = 0  # messages of `batches` on their way
         self.snapshot_version = self.tracker.version
         self.head = HeadOfLine(runtime.head_after_s, runtime.head_tokens)
         self._intake = Intake(self.tracker, self._stash_batch)
@@ -81,6 +79,7 @@ class DispatchPump:
         self._reading = False
         self._group = group
         self._template = MetadataTemplate(job.topic, group, job.partition)
+        runtime.turns.join(self)
 
     # -- batches in ------------------------------------------------------------------------------
 
@@ -90,6 +89,7 @@ class DispatchPump:
         if self.closed or self.draining:
             fetched.release()
             return
+        self.read_bytes += fetched.nbytes
         self._intake.accept(fetched)
         self.refill()
         self.runtime.send()
@@ -218,9 +218,8 @@ class DispatchPump:
     @property
     def version(self) -> int:
         """Grows whenever something becomes finished."""
-        return (
-            self._retired + self.tracker.version + (0 if self.backlog is None else self.backlog.pump.version)
-        )
+        former = 0 if self.backlog is None else self.backlog.pump.version
+        return self._retired + self.tracker.version + former
 
     def snapshot(self) -> Snapshot:
         """All that is finished."""
@@ -239,13 +238,13 @@ class DispatchPump:
 
     # -- outcomes --------------------------------------------------------------------------------
 
-    def finished(self, record: Record, *, acknowledged: bool, dead: bool = False) -> None:
-        """The message is finished: acknowledged, or safe in another topic."""
+    def finished(self, record: Record, *, acknowledged: bool, dead: bool = False, sent: bool = True) -> None:
+        """The message is finished: acknowledged (or, not `sent`, passed over), or safe in another topic."""
         self.open.pop(record.offset, None)
         self._line.finished([record])
         if acknowledged:
             self.tracker.ack(record.offset)
-            self.delivered += 1
+            self.delivered += sent
         else:
             self.tracker.nack(record.offset)
             if dead:
@@ -326,7 +325,7 @@ class DispatchPump:
     @property
     def in_flight(self) -> int:
         """Messages on their way to the receiver."""
-        return len(self.calls) + sum(batch.left for batch in self.batches)
+        return len(self.calls) + self.batched
 
     def status(self) -> JobStatus:
         """What the heartbeat says of this job."""
@@ -345,6 +344,7 @@ class DispatchPump:
             retried=self.retried,
             dead_lettered=self.dead_lettered,
             trouble=self.trouble,
+            **self._line.waits(),
         )
         return status if self.backlog is None else self.backlog.added_to(status)
 
@@ -392,6 +392,7 @@ class DispatchPump:
         if self.backlog is not None:
             self.backlog.pump.close()
         self.closed = True
+        self.runtime.turns.leave(self)
         self._cancel_calls()
         for task in list(self.copying.values()):
             task.cancel()

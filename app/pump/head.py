@@ -2,12 +2,40 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from app.clock import now_ms
+from app.wire import HeadDecision, HeadStatus
 
 if TYPE_CHECKING:
     from app.core.head_of_line import Verdict
     from app.pump.dispatch import DispatchPump
+
+CANDIDATE_S = 1.0  # a head that has been out so long is worth a word; at full speed there is always a younger
+KEEP_DECISIONS = 5  # of a workload and worker, in every heartbeat; older ones are among the incidents
+UNSTASHABLE = "the definition lets nothing be moved away: dlq.enabled is false"
+
+
+class Decisions:
+    """What was moved away of one workload here: how many since it began, and the last of them."""
+
+    __slots__ = ("count", "last")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.last: deque[HeadDecision] = deque(maxlen=KEEP_DECISIONS)
+
+    def took(self, pump: DispatchPump, verdict: Verdict) -> None:
+        """`verdict` was carried out."""
+        self.count += 1
+        self.last.append(
+            HeadDecision(
+                at_ms=now_ms(), topic=pump.job.topic, partition=pump.job.partition, offset=verdict.offset,
+                rule=str(verdict.rule), reason=verdict.reason, age_ms=round(verdict.age_s * 1000),
+            )
+        )  # fmt: skip
 
 
 def free_head(pump: DispatchPump, now_s: float) -> Verdict | None:
@@ -32,7 +60,36 @@ def free_head(pump: DispatchPump, now_s: float) -> Verdict | None:
     )
     if found is None or not pump.conclude(found.offset, replace(decision, reason=found.reason)):
         return None
+    runtime.decisions.took(pump, found)
     return found
+
+
+def candidate(pump: DispatchPump, now_s: float) -> HeadStatus | None:
+    """The head that may have to go next, when it has been out for a while or nothing more is read behind it;
+    of a job that catches up, its backlog's first."""
+    if pump.backlog is not None and (found := candidate(pump.backlog.pump, now_s)):
+        return found
+    tracker = pump.tracker
+    if pump.closed or not tracker.unfinished:
+        return None
+    sent_s = _sent_s(pump)
+    age_s = None if sent_s is None else max(0.0, pump.head.age_s(now_s, sent_s))
+    if tracker.room and (age_s is None or age_s < CANDIDATE_S):
+        return None
+    why_not = pump.head.why_not
+    if pump.runtime.head_decision(pump.tier) is None:
+        why_not = UNSTASHABLE
+    elif pump.paused:
+        why_not = "its partition is paused"
+    return HeadStatus(
+        topic=pump.job.topic,
+        partition=pump.job.partition,
+        offset=tracker.base,
+        age_ms=-1 if age_s is None else round(age_s * 1000),
+        use=round(tracker.utilisation, 4),
+        unfinished=round(tracker.unfinished_share, 4),
+        why_not=why_not,
+    )
 
 
 def _sent_s(pump: DispatchPump) -> float | None:

@@ -8,6 +8,7 @@ is judged by what becomes of messages (`app.core.breaker`).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 
 import structlog
@@ -22,10 +23,17 @@ SILENT_S = 60.0  # a new version may speak
 
 
 class HealthWatch:
-    """Of the receiver at `address`; `changed` is told when `serving` has changed."""
+    """Of the receiver at `address`; `changed` is told when `serving` has changed.
+
+    Attributes: `serving`, `heard` (what it said last, None while nothing), and `answers` (how often somebody
+    was there who answered).
+    """
 
     def __init__(self, address: str, changed: Callable[[], None]) -> None:
         self.serving = True
+        self.heard: Health | None = None
+        self.answers = 0
+        self._asked = asyncio.Event()
         self._client = HealthClient(address)
         self._address = address
         self._changed = changed
@@ -33,16 +41,22 @@ class HealthWatch:
 
     async def _watch(self) -> None:
         while True:
-            health = await self._client.check()
+            self._asked.clear()
+            health = self.heard = await self._client.check()
+            self.answers += health is not Health.UNREACHABLE
             serving = health is not Health.NOT_SERVING
             if serving != self.serving:
                 self.serving = serving
                 log.info("a receiver's health changed", receiver=self._address, health=str(health))
                 self._changed()
-            if not serving:
-                await asyncio.sleep(NOT_SERVING_S)
-            else:
-                await asyncio.sleep(SILENT_S if health is Health.UNIMPLEMENTED else SERVING_S)
+            wait_s = SILENT_S if health is Health.UNIMPLEMENTED else SERVING_S
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s if serving else NOT_SERVING_S):
+                    await self._asked.wait()
+
+    def ask(self) -> None:
+        """Asks again at once."""
+        self._asked.set()
 
     async def close(self) -> None:
         """Ends the watch."""

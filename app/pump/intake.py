@@ -17,6 +17,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from app.clock import now_ms
+from app.core.due import Arrivals
 from app.core.record import Record
 from app.kafka.decode import RecordReader, UndecodableBatch
 
@@ -32,12 +34,16 @@ READY_BYTES = 4 * 1024 * 1024  # no more is decoded while this much is ready
 class Intake:
     """See the module. `on_undecodable` is given what rule 4 speaks of, and its unfinished offsets."""
 
-    __slots__ = ("_ages", "_end", "_expected", "_large", "_on_undecodable", "_readers", "_tracker", "ready")
+    __slots__ = (
+        "_ages", "_end", "_expected", "_large", "_on_undecodable", "_readers", "_tracker", "arrivals",
+        "ready",
+    )  # fmt: skip
 
     def __init__(
         self, tracker: Tracker, on_undecodable: Callable[[UndecodableBatch, list[tuple[int, int]]], None]
     ) -> None:
         self.ready: deque[Record] = deque()
+        self.arrivals = Arrivals()
         self._tracker = tracker
         self._on_undecodable = on_undecodable
         self._readers: deque[RecordReader] = deque()
@@ -70,6 +76,7 @@ class Intake:
             fetched.release()
             raise LookupError(f"expected offset {self._expected}, and {fetched.start_offset} was fetched")
         self._expected = max(self._expected, fetched.next_offset)
+        self.arrivals.note(max(fetched.next_offset, fetched.high_watermark), now_ms())
         if fetched.next_offset <= self._tracker.end or self.has_ended:
             fetched.release()
         else:
@@ -154,6 +161,11 @@ class Intake:
         while ages and ages[0][0] <= base:
             ages.popleft()
         return ages[0][1] if ages and not self._tracker.idle else -1
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Of fetched responses that are not decoded to their end."""
+        return sum(reader.fetched.nbytes for reader in self._readers)
 
     def close(self) -> None:
         """Gives back all bytes; nothing more is ready."""

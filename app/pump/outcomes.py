@@ -14,13 +14,17 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from math import ceil
 from typing import TYPE_CHECKING
 
-from app.core.codes import CANCELLED, DEADLINE_EXCEEDED
+from app.clock import now_ms
+from app.core.codes import CANCELLED, DEADLINE_EXCEEDED, INTERNAL, UNAVAILABLE
 from app.core.outcome import Action, Decision, code_name, decide, stash
+from app.core.suspicion import FINISHED_SHARE, Loss, Suspicion, read_loss
 
 if TYPE_CHECKING:
     from app.pump.delivery import BatchDelivery, Delivery
+    from app.pump.receiver import ReceiverLink
     from app.pump.workload import WorkloadRuntime
     from app.push.unary import CallResult
 
@@ -55,14 +59,16 @@ class Outcomes:
         if delivery.verdict is not None:
             self.carry_out(delivery, delivery.verdict, "", code_name(result.code))
             return
+        details = result.details
         if delivery.canceled and result.code == CANCELLED:
             return  # its next owner delivers it
         if result.local_error is not None and result.action is not None:
-            pump.finished(delivery.record, acknowledged=True)  # an interceptor skips it
+            pump.finished(delivery.record, acknowledged=True, sent=False)  # an interceptor skips it
             return
         if result.code == DEADLINE_EXCEEDED:
             delivery.timeouts += 1
         if result.local_error is not None or result.too_large:
+            details = ""  # the reason says it
             decision = stash(
                 result.local_error or f"too large for the receiver: {result.details}",
                 attempts_in_memory=delivery.attempts,
@@ -70,36 +76,63 @@ class Outcomes:
                 random01=random.random(),  # noqa: S311 - jitter
             )
         else:
-            origin = delivery.origin
             assert delivery.link is not None
-            decision = decide(
-                result.code,
-                result.action,
-                attempts_in_memory=delivery.attempts,
-                tier=origin.tier if origin else None,
-                tier_attempt=(origin.tier_attempt if origin else 0) + 1,
-                policy=runtime.policy,
-                breaker_open=not delivery.link.breaker.closed,
-                random01=random.random(),  # noqa: S311 - jitter
-            )
-        if result.retry_after_s and decision.delay_s < result.retry_after_s:
-            decision = replace(decision, delay_s=min(result.retry_after_s, MAX_RETRY_AFTER_S))
+            decision = self._decide(delivery, result.code, result.action, not delivery.link.breaker.closed)
+            if decision.action is Action.HOLD and result.code == UNAVAILABLE:
+                decision = self._judged(delivery, delivery.link, decision, details)
+        wish_s = min(result.retry_after_s or 0.0, MAX_RETRY_AFTER_S)
+        if decision.delay_s < wish_s:
+            decision = replace(decision, delay_s=wish_s)
         code = "REJECTED" if result.local_error is not None else code_name(result.code)
-        self.carry_out(delivery, decision, result.details, code)
+        self.carry_out(delivery, decision, details, code, sent=True)
 
-    def carry_out(self, delivery: Delivery, decision: Decision, details: str, code: str) -> None:
-        """Does what was decided about a delivery that is not on its way."""
+    def _decide(
+        self, delivery: Delivery, code: int, action: str | None, breaker_open: bool, attempts: int = 0
+    ) -> Decision:
+        origin = delivery.origin
+        return decide(
+            code,
+            action,
+            attempts_in_memory=max(attempts, delivery.attempts),
+            tier=origin.tier if origin else None,
+            tier_attempt=(origin.tier_attempt if origin else 0) + 1,
+            policy=self._runtime.policy,
+            breaker_open=breaker_open,
+            random01=random.random(),  # noqa: S311 - jitter
+        )
+
+    def _judged(self, delivery: Delivery, link: ReceiverLink, held: Decision, details: str) -> Decision:
+        """`held`, or what becomes of a message that is to blame for the loss of its receiver."""
+        runtime, tracker, now_s = self._runtime, delivery.pump.tracker, self._runtime.clock()
+        if (loss := read_loss(details)) is Loss.UNREACHED:
+            return held
+        suspicion = delivery.suspicion = delivery.suspicion or Suspicion()
+        stuck = tracker.room <= 0 and tracker.unfinished <= max(1, tracker.capacity * (1 - FINISHED_SHARE))
+        suspicion.lost(loss, now_s, taken=link.taken, heard=link.health.answers, stuck=stuck)
+        age_s, tokens = now_s - delivery.first_sent_s, runtime.head_tokens
+        if suspicion.has_failed(stuck=stuck, age_s=age_s, patience_s=runtime.head_after_s) and link.credit:
+            failed = self._decide(delivery, INTERNAL, None, False, runtime.policy.in_memory_attempts)
+            if failed.action is not Action.RETRY_IN_MEMORY and not tokens.wait_s(now_s):
+                tokens.take(now_s)
+                link.credit -= 1
+                return replace(failed, reason=suspicion.reason)
+        return replace(held, delay_s=runtime.policy.backoff.delay_s(suspicion.blamed, random.random()))  # noqa: S311
+
+    def carry_out(
+        self, delivery: Delivery, decision: Decision, details: str, code: str, *, sent: bool = False
+    ) -> None:
+        """Does what was decided about a delivery that is not on its way; `sent`: by its receiver's answer."""
         pump, runtime = delivery.pump, self._runtime
         match decision.action:
             case Action.ACK:
-                pump.finished(delivery.record, acknowledged=True)
+                pump.finished(delivery.record, acknowledged=True, sent=sent)
             case Action.HOLD:
                 delivery.attempts = max(0, delivery.attempts - 1)
                 link = runtime.link_of(delivery)
                 if link.breaker.closed:
                     pump.later(delivery, decision.delay_s)  # it alone is not taken: it must not spin
                 else:
-                    link.held.append(delivery)
+                    link.hold(delivery)
             case Action.RETRY_IN_MEMORY:
                 pump.later(delivery, decision.delay_s)
             case Action.RETRY_TOPIC if runtime.ordered:
@@ -109,7 +142,10 @@ class Outcomes:
                 topic = runtime.dlq_topic if tier is None else runtime.retry_topics[tier]
                 words = f"{decision.reason}: {details}" if details else decision.reason
                 dlq_topic = runtime.dlq_topic if runtime.policy.dlq_enabled else None
-                runtime.copier.start(delivery, topic, tier, words, code, dlq_topic, runtime.send)
+                due_ms = None
+                if tier is not None and decision.delay_s > runtime.policy.tiers[tier].delay_s:
+                    due_ms = now_ms() + ceil(decision.delay_s * 1000)  # the receiver wishes for more
+                runtime.copier.start(delivery, topic, tier, words, code, dlq_topic, runtime.send, due_ms)
 
     @staticmethod
     def _retry_in_place(delivery: Delivery, decision: Decision) -> None:

@@ -8,8 +8,9 @@ Rules
    full size within `SLOW_START_S`: a receiver that has just come back is not thrown down again.
 3. What was held (the receiver was away) goes first, with its attempts as they were. Probes take turns
    between held and fresh messages: one that is never taken cannot keep the receiver from being found.
-4. A receiver that says it is not serving gets nothing, probes neither (`app.pump.health`).
-5. A receiver without the stream contract is called message by message.
+4. What may be to blame for the loss of its receiver (`app.core.suspicion`) goes last, one at a time.
+5. A receiver that says it is not serving gets nothing, probes neither (`app.pump.health`).
+6. A receiver without the stream contract is called message by message.
 """
 
 from __future__ import annotations
@@ -18,11 +19,15 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from app.core.breaker import Breaker
+from app.core.breaker import FAILURES, Breaker
 from app.core.codes import CANCELLED, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, UNAVAILABLE
 from app.core.concurrency import AdaptiveLimit
+from app.core.head_of_line import CREDIT_MAX
+from app.core.pace import TargetStatus
+from app.core.rates import MeanLatency
 from app.core.timeout import MAXIMUM_S, AdaptiveTimeout
 from app.pump.health import HealthWatch
+from app.pump.held import Held
 
 if TYPE_CHECKING:
     from app.config.definitions import Workload
@@ -58,10 +63,15 @@ class ReceiverLink:
         self.address = address
         self.breaker = Breaker()
         self.in_flight = 0
-        self.held: deque[Delivery] = deque()
+        self.held = Held()
+        self.suspects: deque[Delivery] = deque()
+        self.suspect: Delivery | None = None  # the one that is out
+        self.taken = 0  # messages that it took, whatever it said of them
+        self.credit = 0  # for giving up what may be to blame, earned by what it takes
         self.share = 1.0
         self.probe_held = False  # the next probe is of what is held; they take turns (rule 3)
         self.adaptive: AdaptiveLimit | None = None
+        self.latency = MeanLatency()
         self.target = targets.unary(workload, address)
         self.health = HealthWatch(address, on_room)
         self._clock = clock
@@ -82,12 +92,27 @@ class ReceiverLink:
         base_s = workload.spec.target.timeout
         self.timeout = AdaptiveTimeout(base_s, max(base_s, MAXIMUM_S))
 
+    def hold(self, delivery: Delivery) -> None:
+        """Keeps it until the receiver is there (rules 3 and 4)."""
+        suspicion = delivery.suspicion
+        if suspicion is not None and suspicion.is_suspect:
+            self.suspects.append(delivery)
+        else:
+            self.held.append(delivery)
+
     @property
     def limit(self) -> int:
         """Messages in flight from this worker, at most."""
         if self.adaptive is not None:
             return self.adaptive.limit
         return max(1, round((self.fixed or 1) * self.share))
+
+    def allowed(self, now_s: float) -> int:
+        """The limit, or what slow start leaves of it (rule 2)."""
+        limit, closed_s = self.limit, now_s - self.breaker.closed_at_s
+        if closed_s < SLOW_START_S:
+            return min(limit, max(SLOW_START_LEAST, int(limit * closed_s / SLOW_START_S)))
+        return limit
 
     @property
     def timeout_s(self) -> float:
@@ -96,7 +121,7 @@ class ReceiverLink:
 
     @property
     def stream(self) -> StreamTarget | None:
-        """The stream, when messages go by it (rule 5)."""
+        """The stream, when messages go by it (rule 6)."""
         stream = self._stream
         return stream if stream is not None and stream.supported is not False else None
 
@@ -105,12 +130,8 @@ class ReceiverLink:
         or `breaker.forgo` it."""
         if not self.health.serving:
             return 0
-        limit = self.limit
         breaker = self.breaker
-        open_s = now_s - breaker.closed_at_s
-        if open_s < SLOW_START_S:
-            limit = min(limit, max(SLOW_START_LEAST, int(limit * open_s / SLOW_START_S)))
-        room = limit - self.in_flight
+        room = self.allowed(now_s) - self.in_flight
         if room <= 0 or not (breaker.closed or breaker.allow(now_s)):
             return 0
         stream = self.stream
@@ -121,6 +142,34 @@ class ReceiverLink:
                 stream.connect()  # of no effect when it is up, and only its credit is used up
                 return 0
         return room if breaker.closed else 1
+
+    def status(self, now_s: float) -> TargetStatus:
+        """What the heartbeat says of it."""
+        breaker, adaptive, stream = self.breaker, self.adaptive, self.stream
+        limit, allowed = self.limit, self.allowed(now_s)
+        calls, failed = breaker.recent(now_s)
+        latency_s = self.latency.mean_s(now_s)
+        probe_in_s = -0.001 if breaker.closed else max(0.0, breaker.next_probe_at_s - now_s)
+        return TargetStatus(
+            address=self.address,
+            contract="unary" if stream is None else "stream",
+            breaker=str(breaker.state),
+            why_open="" if breaker.closed else breaker.reason,
+            probe_in_ms=round(probe_in_s * 1000),
+            limit=limit,
+            allowed=-1 if allowed == limit else allowed,
+            ceiling=0 if adaptive is None else adaptive.maximum,
+            phase="" if adaptive is None else str(adaptive.phase),
+            in_flight=self.in_flight,
+            credit=-1 if stream is None else stream.room,
+            held=len(self.held) + len(self.suspects),
+            timeout_ms=round(self.timeout_s * 1000),
+            base_timeout_ms=0 if self.timeout_s == self.timeout.base_s else round(self.timeout.base_s * 1000),
+            health="" if self.health.heard is None else str(self.health.heard),
+            calls=calls,
+            failed=failed,
+            latency_ms=-1 if latency_s is None else round(latency_s * 1000, 2),
+        )
 
     def wait_s(self, now_s: float) -> float:
         """Seconds until there may be room although nothing is answered; 0 when only answers give it."""
@@ -136,6 +185,9 @@ class ReceiverLink:
             self.breaker.forgo(now_s)
             return
         code = result.code
+        if code not in FAILURES and code != CANCELLED:
+            self.taken += count
+            self.credit = min(CREDIT_MAX, self.credit + count)
         was_closed = self.breaker.closed
         self.breaker.on_result(code, now_s, started_s)
         latency_s = now_s - started_s
@@ -150,6 +202,8 @@ class ReceiverLink:
             self.timeout.on_timeout(now_s, latency_s, count)
         elif code not in NOBODY:
             self.timeout.on_answers(now_s, count, latency_s)
+        if code not in NOBODY:
+            self.latency.add(latency_s, count)
 
     def _lost(self, result: CallResult) -> None:
         """The stream ended, or could not be opened."""
@@ -162,6 +216,7 @@ class ReceiverLink:
     async def close(self) -> None:
         """Ends the connections; what is under way ends as CANCELLED."""
         self.held.clear()
+        self.suspects.clear()
         await self.health.close()
         if self._stream is not None:
             await self._stream.close()

@@ -7,8 +7,10 @@ the event loop, by callbacks: no task and no future a message.
 Rules
 1. A message is sent only while the lease holds and snapshots are taken, its receiver has room
    (`app.pump.receiver`) and the workload's rates allow it.
-2. Jobs take turns, so that a deep backlog of one partition does not starve another.
-3. Held messages (the receiver was away) go first, with their attempts as they were.
+2. Jobs take turns and share what room there is (`app.pump.turns`): neither a deep backlog nor messages that
+   hang, of one partition, starve another.
+3. Held messages (the receiver was away) go first, with their attempts as they were; what may be to blame
+   for that goes last (`app.pump.suspects`).
 
 What becomes of a message after its answer: `app.pump.outcomes`.
 """
@@ -19,6 +21,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from app.config.definitions import Workload
@@ -26,13 +29,18 @@ from app.config.workload import HeadOfLine
 from app.core.head_of_line import shared_tokens
 from app.core.lanes import Lanes
 from app.core.lease import Lease
-from app.core.outcome import Action, Decision, RetryPolicy, Tier, stash
+from app.core.outcome import Action, Decision, RetryPolicy, Tier
 from app.core.rate import TokenBucket
-from app.core.routing import Refusal, Routing, Unmatched
+from app.core.routing import Routing, Unmatched
+from app.pump.apart import Apart
 from app.pump.copies import Copier, Copies
 from app.pump.delivery import BatchDelivery, Delivery
+from app.pump.head import Decisions
+from app.pump.held import Held
 from app.pump.outcomes import Outcomes
 from app.pump.receiver import ReceiverLink, Targets
+from app.pump.suspects import send_suspect
+from app.pump.turns import Turns
 
 if TYPE_CHECKING:
     from app.core.record import Record
@@ -45,7 +53,6 @@ if TYPE_CHECKING:
 LEASE_RETRY_S = 0.05
 BUSY_PAUSE_S = 0.001
 MAX_BATCH = 512  # messages sent together over a stream
-MAX_HELD_APART = 1_000  # messages held for a target beside the main one
 DEFAULT_BACKLOG_RATE = 1_000.0  # of a backlog whose definition lost its rate meanwhile
 
 
@@ -66,12 +73,14 @@ class WorkloadRuntime:
         self.clock = clock
         self.copier = Copier(copies, lease, clock)
         self.outcomes = Outcomes(self)
+        self.decisions = Decisions()
         self.messages: TokenBucket | None = None
         self.bytes: TokenBucket | None = None
         self.backlog_bucket = TokenBucket(DEFAULT_BACKLOG_RATE)
         self._backlog_rate = DEFAULT_BACKLOG_RATE
         self._share = 1.0
-        self._turns: deque[DispatchPump] = deque()
+        self.turns = Turns()
+        self._apart = Apart(self)
         self._targets = targets
         self._old_links: list[ReceiverLink] = []
         self._sending = self._soon = False
@@ -91,8 +100,10 @@ class WorkloadRuntime:
             self.links = {}
         self._set(workload)
         for link in list(self._old_links):  # what they held goes to their successors
-            self.link.held += link.held
+            for delivery in [*link.held, *link.suspects]:
+                self.link.hold(delivery)
             link.held.clear()
+            link.suspects.clear()
             self._close_when_idle(link)
         self.shared(self._share)
 
@@ -144,9 +155,9 @@ class WorkloadRuntime:
         """Messages on their way."""
         return sum(link.in_flight for link in self.links.values())
 
-    def held(self) -> list[deque[Delivery]]:
-        """What waits for its receiver, a queue for each."""
-        return [link.held for link in self.links.values()]
+    def held(self) -> list[Held | deque[Delivery]]:
+        """What waits for its receiver, queue by queue."""
+        return [queue for link in self.links.values() for queue in (link.held, link.suspects)]
 
     def is_serving(self, delivery: Delivery | None, now_s: float) -> bool:
         """Whether messages may be sent to the receiver that `delivery` is for (None: the main one)."""
@@ -168,9 +179,7 @@ class WorkloadRuntime:
 
     def offer(self, pump: DispatchPump) -> None:
         """`pump` has messages ready; it takes its turn."""
-        if not pump.in_turn:
-            pump.in_turn = True
-            self._turns.append(pump)
+        self.turns.offer(pump)
 
     def send(self) -> None:
         """Sends as much as rule 1 allows."""
@@ -183,83 +192,80 @@ class WorkloadRuntime:
             self._sending = False
 
     def _send(self) -> None:
-        now_s = self.clock()
-        if not (self._turns or any(link.held for link in self.links.values())):
+        now_s, links = self.clock(), self.links.values()
+        if not (self.turns or any(link.held or link.suspects for link in links)):
             return
         if not self.lease.may_push(now_s):
-            self._call_at(now_s + LEASE_RETRY_S)
+            self.call_at(now_s + LEASE_RETRY_S)
             return
-        for link in self.links.values():
-            if link.held and (link.breaker.closed or link.probe_held or not self._turns):
-                self._send_held(link, now_s)
+        for link in links:
+            if link.held and (link.breaker.closed or link.probe_held or not self.turns):
+                self.send_held(link, now_s)
         if self.routing is not None:
-            self._send_apart(self.routing, now_s)
-        elif not self.link.held or not self.link.breaker.closed:
+            self._apart.send(self.routing, now_s)
+        else:
             self._send_fresh(self.link, now_s)
+        for link in links:
+            if link.suspects:
+                send_suspect(self, link, now_s)
 
     def _send_fresh(self, link: ReceiverLink, now_s: float) -> None:
         """Sends what is ready to the only receiver there is."""
-        turns = self._turns
-        while turns and (room := self._room(link, now_s)):
+        turns = self.turns
+        while turns and (room := self.room(link, now_s)):
             link.probe_held = True
-            if (stream := link.stream) is not None and self.chain is None:
-                pump, records = self._next_records(min(room, MAX_BATCH), now_s)
-                if records:
-                    BatchDelivery(pump, link, stream, records, now_s).start()
-                    continue
-            delivery = self._next(turns)
-            if delivery is None:
+            while (found := turns.first(room, shared=link.breaker.closed)) is not None:
+                pump, most = found
+                if self._send_of(pump, most, link, now_s):
+                    turns.took()
+                    break
+                turns.done()
+            else:
                 link.breaker.forgo(now_s)
                 return
-            self._start(delivery, link, now_s)
 
-    def _send_apart(self, routing: Routing, now_s: float) -> None:
-        """Sends what is ready to the receiver that it is for: what one cannot take now waits for it, and
-        holds up no message of another."""
-        while (delivery := self._next(self._turns)) is not None:
-            chosen = routing.choose(delivery.record.headers)
-            if isinstance(chosen, Refusal):
-                action = Action.ACK if chosen.skip else Action.DLQ
-                decision = Decision(action, None, 0.0, chosen.reason)
-                self.outcomes.carry_out(delivery, decision, "", "UNMATCHED")
-                continue
-            link = self.links[chosen]
-            delivery.link = link
-            if link is not self.link and len(link.held) >= MAX_HELD_APART:
-                # It must not fill the tracker, and stop production with it.
-                why = f"{chosen} does not keep up"
-                decision = stash(why, attempts_in_memory=1, policy=self.policy)
-                if self.policy.tiers:
-                    decision = Decision(Action.RETRY_TOPIC, 0, self.policy.tiers[0].delay_s, why)
-                self.outcomes.carry_out(delivery, decision, "", "UNAVAILABLE")
-                continue
-            link.held.append(delivery)
-            self._send_held(link, now_s)
+    def _send_of(self, pump: DispatchPump, most: int, link: ReceiverLink, now_s: float) -> bool:
+        """Sends at most so many messages of the pump; whether it had any."""
+        if (stream := link.stream) is not None and self.chain is None:
+            if self.messages is not None:
+                most = min(most, max(1, int(self.messages.available(now_s))))
+            if records := pump.next_records(min(most, MAX_BATCH)):
+                self._spend(records, now_s)
+                BatchDelivery(pump, link, stream, records, now_s).start()
+                return True
+        while (delivery := pump.next_delivery()) is not None:
+            if delivery.suspicion is None or not delivery.suspicion.is_suspect:
+                self.start(delivery, link, now_s)
+                return True
+            link.suspects.append(delivery)
+        return False
 
-    def _send_held(self, link: ReceiverLink, now_s: float) -> None:
+    def send_held(self, link: ReceiverLink, now_s: float) -> None:
+        """Sends what waits for this receiver, as far as it has room."""
         held = link.held
-        while held:
-            if held[0].pump.draining:  # stopped or moved meanwhile: its next owner delivers it
-                held.popleft()
-            elif held[0].pump.paused:
-                held[0].pump.put_back(held.popleft())
-            elif self._room(link, now_s):
-                link.probe_held = False
-                self._start(held.popleft(), link, now_s)
-            else:
+        held.take_all(attrgetter("draining"))  # stopped or moved meanwhile: its next owner delivers it
+        for paused in held.take_all(attrgetter("paused")):
+            paused.pump.put_back(paused)
+        while held and (room := self.room(link, now_s)):
+            shared = link.breaker.closed
+            delivery = held.take(lambda pump: self.turns.most(pump, room) if shared else 1)  # noqa: B023
+            if delivery is None:
                 return
+            link.probe_held = False
+            self.start(delivery, link, now_s)
 
-    def _room(self, link: ReceiverLink, now_s: float) -> int:
+    def room(self, link: ReceiverLink, now_s: float) -> int:
         """How many messages may go to the receiver now (rule 1); looks again when there may be more."""
         if wait_s := self._rate_wait_s(now_s):
-            self._call_at(now_s + wait_s)
+            self.call_at(now_s + wait_s)
             return 0
         room = link.room(now_s)
         if room <= 0 and (wait_s := link.wait_s(now_s)):
-            self._call_at(now_s + wait_s)
+            self.call_at(now_s + wait_s)
         return max(0, room)
 
-    def _start(self, delivery: Delivery, link: ReceiverLink, now_s: float) -> None:
+    def start(self, delivery: Delivery, link: ReceiverLink, now_s: float) -> None:
+        """Sends it."""
         self._spend((delivery.record,), now_s)
         delivery.start(link, now_s)
 
@@ -270,18 +276,6 @@ class WorkloadRuntime:
         if self.bytes is not None:
             self.bytes.take(now_s, max(1, sum(len(record.value or b"") for record in records)))
 
-    def _next_records(self, most: int, now_s: float) -> tuple[DispatchPump, list[Record]]:
-        """A run of messages of the pump whose turn it is; empty when it has something else to send."""
-        turns = self._turns
-        pump = turns[0]
-        if self.messages is not None:
-            most = min(most, max(1, int(self.messages.available(now_s))))
-        records = pump.next_records(most)
-        if records:
-            turns.rotate(-1)
-            self._spend(records, now_s)
-        return pump, records
-
     def _rate_wait_s(self, now_s: float) -> float:
         wait_s = 0.0
         if self.messages is not None:
@@ -290,19 +284,8 @@ class WorkloadRuntime:
             wait_s = max(wait_s, self.bytes.wait_s(now_s))
         return wait_s
 
-    @staticmethod
-    def _next(turns: deque[DispatchPump]) -> Delivery | None:
-        while turns:
-            pump = turns[0]
-            delivery = pump.next_delivery()
-            if delivery is not None:
-                turns.rotate(-1)
-                return delivery
-            turns.popleft()
-            pump.in_turn = False
-        return None
-
-    def _call_at(self, at_s: float) -> None:
+    def call_at(self, at_s: float) -> None:
+        """Sends again then, or before."""
         if self._timer is not None and not self._timer.cancelled() and self._timer_at_s <= at_s:
             return
         if self._timer is not None:
@@ -316,6 +299,8 @@ class WorkloadRuntime:
 
     def answered(self, delivery: Delivery, result: CallResult) -> None:
         """The receiver (or the way to it) answered `delivery`."""
+        if delivery.link is not None and delivery.link.suspect is delivery:
+            delivery.link.suspect = None
         self._answered_by(delivery.link, result, 1, delivery.started_s)
         self.outcomes.answered(delivery, result)
         self.send()

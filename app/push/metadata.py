@@ -2,7 +2,8 @@
 
 `kafka-topic`, `-partition` and `-offset` name where the message first stood (uForwarder's logical
 metadata), so that a receiver's idempotency key survives retries. Binary values travel under names that end
-in `-bin`, which gRPC encodes itself.
+in `-bin`, which gRPC encodes itself. `kafka-value-null` tells a tombstone from an empty value: both have an
+empty body.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Iterable
 Metadata = tuple[tuple[str, str | bytes], ...]
 
 HEADER_PREFIX = "kafka-header-"
+VALUE_NULL = ("kafka-value-null", "true")
 MAX_HEADER_NAME_CHARS = 256
 _LEGAL = re.compile(r"[0-9a-z_.-]{1,256}")
 _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")

@@ -140,6 +140,8 @@ class Book(Generic[BatchT]):
 
     def finish(self, start: int, end: int) -> list[tuple[BatchT, int, int]]:
         """The deliveries [start, end) have a result: what that tells of which batches."""
+        if start >= end:
+            return []
         if end > self.next_number:
             self.unknown += end - max(start, self.next_number)
             end = self.next_number

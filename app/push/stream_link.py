@@ -57,6 +57,7 @@ REFUSED = {
 }  # says of the receiver what it says of a unary call
 _TOO_LARGE = re.compile(r"received message larger than max \((\d+) vs\. (\d+)\)", re.IGNORECASE)
 
+BROKEN = (aio.AioRpcError, aio.UsageError, aio.InternalError, asyncio.InvalidStateError)
 EOF: Any = aio.EOF  # type: ignore[attr-defined]
 
 
@@ -168,7 +169,9 @@ class Link:
                 await asyncio.sleep(wait_s)
             self._call = call = self._method()
             async with asyncio.timeout(OPEN_S):
-                await call.write(DeliverRequest(open=self._opening()).SerializeToString())
+                await call.wait_for_connection()
+                with contextlib.suppress(aio.InternalError):
+                    await _send(call, DeliverRequest(open=self._opening()).SerializeToString())
                 data = await call.read()
             accepted = data is not EOF
             writer = asyncio.get_running_loop().create_task(self._write(call))
@@ -225,17 +228,17 @@ class Link:
                 self._wake.clear()
                 wrote = False
                 while (data := self._outbox.next_request()) is not None:
-                    await call.write(data)
+                    await _send(call, data)
                     wrote = True
                 if self._draining and not self._book.waiting:
-                    await call.write(DeliverRequest(drain=True).SerializeToString())
+                    await _send(call, DeliverRequest(drain=True).SerializeToString())
                     await call.done_writing()
                     return
                 if wrote:
                     if self.room:
                         self._on_room()
                     await asyncio.sleep(PAUSE_S)
-        except (aio.AioRpcError, aio.UsageError, asyncio.InvalidStateError):
+        except BROKEN:
             return
 
     # -- telling ---------------------------------------------------------------------------------
@@ -300,3 +303,13 @@ class Link:
         self._tell(book.lose(), StreamResult(code, result.details or "the stream ended"))
         if not (self._closed or self._draining):
             self._on_lost(result, accepted)
+
+
+async def _send(call: Any, data: bytes) -> None:
+    """Not `call.write`: one that fails puts INTERNAL in the place of the status with which the receiver ended
+    the call, which says whether it has the contract, or which message was too large for it.
+
+    Raises:
+        InternalError: the call has ended; reading tells how.
+    """
+    await call._cython_call.send_serialized_message(data)

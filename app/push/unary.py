@@ -15,6 +15,7 @@ import grpc
 from grpc import aio
 
 from app.core.codes import CANCELLED, INTERNAL, RESOURCE_EXHAUSTED
+from app.push.metadata import VALUE_NULL
 from app.push.options import CONNECTING
 
 CHANNELS = 4  # connections to a receiver: one is limited by its flow control window and stream limit
@@ -28,7 +29,9 @@ ANSWER_TOO_LARGE = "CLIENT: Received message larger"  # it took the message, and
 OPTIONS = [
     *CONNECTING,
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_receive_message_length", 1024 * 1024),  # answers are empty
+    # Answers should be empty and are not looked at; but one that is not read to its end has no status, and
+    # what was acknowledged would be delivered again.
+    ("grpc.max_receive_message_length", 64 * 1024 * 1024),
 ]
 
 
@@ -108,9 +111,14 @@ class UnaryTarget:
         timeout_s: float,
         done: Done,
     ) -> CallHandle | None:
-        """Sends one message; None when it could not be (then `done` tells why, too)."""
+        """Sends one message; None when it could not be (then `done` tells why, too).
+
+        A `value` of None is a tombstone, and the metadata says so.
+        """
         self._next = (self._next + 1) % len(self._calls)
         started_s = time.monotonic()
+        if value is None:
+            metadata = (*metadata, VALUE_NULL)
         try:
             call: Any = self._calls[self._next](value or b"", metadata=metadata, timeout=timeout_s)
         except Exception as error:  # noqa: BLE001 - whatever gRPC refuses about the data

@@ -82,6 +82,9 @@ func readMessage(value []byte, incoming metadata.MD) *Message {
 	if keys := incoming.Get("kafka-key-bin"); len(keys) > 0 {
 		message.Key = []byte(keys[0])
 	}
+	if len(value) == 0 && text("kafka-value-null") != "true" {
+		message.Value = []byte{} // gRPC makes it nil, as a tombstone's is
+	}
 	for name, values := range incoming {
 		if name, found := strings.CutPrefix(name, "kafka-header-"); found {
 			for _, value := range values {

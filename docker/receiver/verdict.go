@@ -15,7 +15,7 @@ type Message struct {
 	Group, Topic        string
 	Partition           int32
 	Offset              int64
-	Key, Value          []byte // nil: absent (unary calls: a tombstone's value is empty instead)
+	Key, Value          []byte // nil: absent; a record without a value is a tombstone
 	Headers             []Header
 	TimestampMs         int64
 	RetryCount, Attempt uint32 // deliveries from retry topics before this one; which delivery this is, from 1

@@ -13,15 +13,15 @@ from click.testing import CliRunner
 
 from app.cli.main import switchyard
 from tests.cli.test_commands import Shell
-from tests.console.hand_fed import HandFed, definition, put, serving
-from tests.dlq.queues import Clusters, create, fill, merged, numbers_of, of_topic
+from tests.dlq.queues import Queue
+from tests.dlq.served import served
 
 
 class Place(Shell):
     """A shell beside a workload whose queue holds 0..29, of which 20..29 are lost data."""
 
     name: str
-    bootstrap: str
+    queue: Queue
 
     def json(self, *arguments: str) -> Any:
         ended = self(*arguments, "-o", "json")
@@ -29,23 +29,14 @@ class Place(Shell):
         return json.loads(ended.stdout)
 
     def merged(self) -> list[int]:
-        topic = self.name.partition("/")[2]
-        return numbers_of(asyncio.run(merged(self.bootstrap, of_topic(topic))))
+        return asyncio.run(self.queue.numbers())
 
 
 @pytest.fixture
 def place(bootstrap: str, topic_name: str, tmp_path: Path) -> Iterator[Place]:
-    fed = HandFed()
-    clusters = Clusters(bootstrap)
-    fed.clusters = clusters  # type: ignore[assignment]
-    fed.apply(put(definition(topic=topic_name)))
-    workload = of_topic(topic_name)
-    asyncio.run(create(bootstrap, workload.dlq_topic(), 1))
-    asyncio.run(fill(bootstrap, workload, range(20)))
-    asyncio.run(fill(bootstrap, workload, range(20, 30), code="DATA_LOSS", reason="gone\x1b[31m"))
-    with serving(fed) as url:
+    with served(bootstrap, topic_name, 1, 30, 10, "gone\x1b[31m") as (url, fed, queue):
         made = Place(url, fed, tmp_path)
-        made.name, made.bootstrap = workload.key, bootstrap
+        made.name, made.queue = queue.workload.key, queue
         yield made
 
 
@@ -60,7 +51,7 @@ def test_letters_are_listed_by_query_shown_and_counted(place: Place) -> None:
     assert place.json("dlq", "show", place.name, "0@21")["value"]["shown"] == "21"
     assert place.json("dlq", "stats", place.name)["codes"] == {"INTERNAL": 20, "DATA_LOSS": 10}
     assert place.json("dlq", "list") == [
-        {"workload": place.name, "topic": of_topic(place.name.partition("/")[2]).dlq_topic(),
+        {"workload": place.name, "topic": place.queue.workload.dlq_topic(),
          "messages": 30, "enabled": True, "exists": True}
     ]  # fmt: skip
 
@@ -95,6 +86,30 @@ def test_a_purge_is_a_dry_run_until_it_is_meant(place: Place) -> None:
     assert place.json("dlq", "list")[0]["messages"] == 18
 
 
+def test_a_purge_by_query_counts_by_reason_asks_and_goes_on(place: Place) -> None:
+    chosen = ("dlq", "purge", place.name, "--code", "DATA_LOSS", "--since", "2020-01-01")
+    dry = place(*chosen)
+    assert (dry.returncode, "10 letters" in dry.stderr, "dry run" in dry.stderr) == (0, True, True), (
+        dry.stderr
+    )
+    assert ("gone" in dry.stdout, "\x1b" in dry.stdout) == (True, False)
+    unasked = place(*chosen, "--execute")
+    assert (unasked.returncode, "add --yes" in unasked.stderr) == (5, True)
+    assert place.json("dlq", "stats", place.name)["letters"] == 30
+    done = place(*chosen, "--execute", "--yes", "-o", "json")
+    assert (done.returncode, json.loads(done.stdout)["counts"]["purged"]) == (0, 10), done.stderr
+    listed = place.json("dlq", "list", place.name)
+    assert [item["value"]["text"] for item in listed] == [str(n) for n in range(19, -1, -1)]
+    told = json.loads(done.stdout)["operation"]
+    resumed = place("dlq", "purge", place.name, "--resume", told, "--execute", "--yes")
+    assert resumed.returncode == 0, resumed.stderr
+    again = place(*chosen, "--execute", "--yes")
+    assert (again.returncode, "nothing to purge" in again.stderr) == (0, True)
+    front = place("dlq", "purge", place.name, "--key", "0", "--execute", "--yes")
+    assert (front.returncode, "1 offsets at the front deleted" in front.stderr) == (0, True), front.stderr
+    assert place.json("dlq", "list")[0]["messages"] == 29
+
+
 def test_an_export_is_a_file_or_a_stream(place: Place) -> None:
     streamed = place("dlq", "export", place.name, "--code", "DATA_LOSS")
     assert [json.loads(line)["offset"] for line in streamed.stdout.splitlines()] == list(range(20, 30))
@@ -115,6 +130,10 @@ ENDINGS: list[tuple[list[str], int]] = [
     (["show", "{}", "0@99"], 4),
     (["purge", "{}"], 2),
     (["purge", "{}", "--range", "0:5-9"], 2),
+    (["purge", "{}", "--before", "30d", "--code", "INTERNAL"], 2),
+    (["purge", "{}", "--partition", "0"], 2),
+    (["purge", "{}", "--resume", "none"], 5),
+    (["purge", "{}", "--resume", "none", "--execute", "--yes"], 4),
     (["merge", "{}", "--range", "0:1-2", "--range", "0:3-4"], 2),
     (["merge", "{}", "--resume", "none"], 5),
     (["merge", "{}", "--resume", "none", "--execute", "--yes"], 4),

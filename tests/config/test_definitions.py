@@ -190,7 +190,7 @@ definitions = st.fixed_dictionaries({
             "flow": st.fixed_dictionaries({}, optional={
                 "max_inflight": st.just("adaptive") | st.integers(1, 100_000),
                 "messages_per_second": st.integers(1, 10**9) | st.floats(0.01, 1e9),
-                "bytes_per_second": st.integers(0, 2**50),
+                "bytes_per_second": st.integers(1, 2**50),
             }),
             "tracker": st.fixed_dictionaries({"capacity": st.integers(1, 1_000_000)}),
             "retry": st.lists(st.fixed_dictionaries(

@@ -134,7 +134,11 @@ def test_what_differs_from_the_default_comes_back_from_the_wire(path: str, value
     ("document", "field", "message", "value"),
     [
         (changed("spec/target/contract", "aut"), "spec.target.contract", "must be one of", "'aut'"),
-        (changed("spec/headOfLine/perMinute", 0), "spec.headOfLine.perMinute", "greater than 0", "0"),
+        (changed("spec/headOfLine/perMinute", 0), "spec.headOfLine.perMinute", "at least 0.001", "0"),
+        (changed("spec/flow/bytes_per_second", 0), "spec.flow.bytes_per_second", "at least 1", "0"),
+        (changed("spec/flow/messages_per_second", 1e-323), "spec.flow.messages_per_second", "at least", "1e-323"),
+        (isolation(targets=[{"environment": "ci", "address": "billing:443"}]),
+         "spec.isolation.targets.0.address", "is the main target's", "'billing:443'"),
         (changed("spec/headOfLine/perMinute", "10"), "spec.headOfLine.perMinute", "a number", "'10'"),
         (changed("spec/headOfLine/after", "0s"), "spec.headOfLine.after", "must be from 1ms to 30d", "'0s'"),
         (changed("spec/headOfLine/per_minute", 1), "spec.headOfLine.per_minute", "unknown field", ""),

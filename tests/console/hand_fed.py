@@ -26,8 +26,9 @@ from app.control.runtime import Runtime
 from app.core.control import AnyControlEvent, Assignment, ControlState, WorkloadPut
 from app.core.job import JobId, Kind
 from app.core.lease import Lease
+from app.core.pace import TargetStatus
 from app.core.tracker import Tracker
-from app.wire import Heartbeat, Incident, JobStatus, WorkloadStatus
+from app.wire import HeadDecision, HeadStatus, Heartbeat, Incident, JobStatus, WorkloadStatus
 
 ME = "worker-a"
 
@@ -64,17 +65,37 @@ def assigned(name: str, worker: str = ME, epoch: int = 1, reason: str = "") -> A
 def flowing(name: str, epoch: int = 1, **fields: Any) -> JobStatus:
     """A job whose offsets are known."""
     known = {"committed": 10, "fetched": 30, "high_watermark": 40, "oldest_ms": -1} | fields
-    return JobStatus(job=name, epoch=epoch, state="flowing", **known)
+    return JobStatus(**{"job": name, "epoch": epoch, "state": "flowing"} | known)
 
 
 def beat(
-    *jobs: JobStatus, worker: str = ME, url: str = "http://127.0.0.1:1", breaker: str = "closed"
+    *jobs: JobStatus, worker: str = ME, url: str = "http://127.0.0.1:1", breaker: str = "closed", **told: Any
 ) -> Heartbeat:
-    """A heartbeat of a worker that runs `jobs`."""
+    """A heartbeat of a worker that runs `jobs`; `told` is more of what it says of their workloads."""
     keys = sorted({JobId.parse(status.job).name for status in jobs})
-    receivers = [WorkloadStatus(key=key, breaker=breaker, in_flight=0, limit=100) for key in keys]
+    receivers = [WorkloadStatus(key=key, breaker=breaker, in_flight=0, limit=100, **told) for key in keys]
     return Heartbeat(worker=worker, at_ms=1, started_ms=1, url=url, state="running", term=0, jobs=list(jobs),
                      workloads=receivers)  # fmt: skip
+
+
+def in_trouble(text: str = "") -> dict[str, Any]:
+    """What a worker says of a workload that has every trouble at once; `text` wherever there is free text."""
+    at = {"topic": "orders", "partition": 0}
+    away = TargetStatus(
+        address=f"billing-test:443{text}", contract="stream", breaker="open", why_open=f"found nobody {text}",
+        probe_in_ms=700, limit=8, ceiling=500, phase="hold", allowed=4, in_flight=1, credit=0, held=12,
+        timeout_ms=20_000, base_timeout_ms=10_000, health=f"unreachable{text}", calls=40, failed=30,
+    )  # fmt: skip
+    main = TargetStatus(address="billing:443", limit=100, in_flight=3, timeout_ms=10_000, health="serving")
+    head = HeadStatus(**at, offset=17, age_ms=4_200, use=0.95, unfinished=0.01, why_not=f"no token {text}")
+    moved = HeadDecision(
+        **at, offset=9, at_ms=now_ms(), rule="age", reason=f"not finished {text}", age_ms=300_000
+    )
+    return {
+        "targets": [main, away], "held": 12, "rate_messages": 50.0, "tokens_messages": -4.0,
+        "rate_bytes": 1e6, "budget_used": 0.4, "stashed": 2, "heads": [head], "more_heads": 3,
+        "decisions": [moved],
+    }  # fmt: skip
 
 
 def incident(message: str = "offsets are gone") -> Incident:
@@ -90,11 +111,16 @@ class Log:
         self.caught_up = True
         self.recent: deque[dict[str, Any]] = deque()
         self.appended: list[AnyControlEvent] = []
+        self.meanwhile: list[AnyControlEvent] = []  # what somebody else appends just before
         self.failure: Exception | None = None
+
+    def counted(self, offset: int) -> bool:
+        return bool(self.recent[offset]["counted"])
 
     async def append(self, *events: AnyControlEvent) -> int:
         if self.failure is not None:
             raise self.failure
+        events, self.meanwhile = (*self.meanwhile, *events), []
         for event in events:
             counted = self.view.apply(event)
             self.appended.append(event)
@@ -118,7 +144,7 @@ class Clusters:
 
     def __init__(self) -> None:
         self.specs = {"east": None}
-        self.budget = SimpleNamespace(used_bytes=4096)
+        self.budget = SimpleNamespace(used_bytes=4096, capacity_bytes=1 << 20)
 
     async def get(self, name: str) -> Any:
         raise ConnectionError(f"{name} does not answer")
@@ -162,7 +188,7 @@ class HandFed:
         self.lease.renewed(time.monotonic())
         self.draining = False
         self.should_stop = False
-        self.leader = SimpleNamespace(leads=True)
+        self.leader: Any = SimpleNamespace(leads=True)
         self.beat: Heartbeat | None = None
         self.jobs = SimpleNamespace(
             pumps={}, statuses=lambda: self.beat.jobs if self.beat else [],

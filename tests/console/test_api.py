@@ -50,6 +50,19 @@ def test_a_workload_is_created_changed_and_deleted_each_by_one_event(console: Co
     ]
 
 
+def test_of_two_changes_at_the_same_moment_the_later_one_is_told_and_changes_nothing(
+    console: Console,
+) -> None:
+    read = console.ask("PUT", PATH, definition())
+    for method, body, capacity in (("PUT", definition(tracker={"capacity": 5}), 7), ("DELETE", None, 8)):
+        theirs = put(definition(tracker={"capacity": capacity}))
+        console.fed.control.meanwhile = [theirs]
+        answer = console.ask(method, PATH, body, If_Match=read.headers["ETag"])
+        assert answer.status == 412
+        assert console.fed.control.view.workloads["billing/orders"] is theirs
+        read = console.ask("GET", PATH)
+
+
 def test_a_pause_does_not_outlive_the_workload_it_was_of(console: Console) -> None:
     console.ask("PUT", PATH, definition())
     assert console.ask("POST", f"{PATH}/pause").status == 200
@@ -109,7 +122,7 @@ def test_everything_wrong_is_told_at_once_with_field_line_and_remedy(console: Co
     answer = console.ask("PUT", PATH, yaml)
     assert answer.status == 422
     assert answer.headers["Content-Type"].startswith("application/problem+json")
-    problems = {p["field"]: p for p in answer.json["problems"]}
+    problems = {p["field"]: p for p in answer.json["errors"]}
     assert set(problems) == {"metadata.cluster", "spec.target.address", "spec.orderin"}
     assert problems["metadata.cluster"]["remedy"] == "did you mean east?"
     assert problems["spec.orderin"]["line"] == 6

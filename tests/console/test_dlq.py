@@ -8,56 +8,29 @@ from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaProducer
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.config.definitions import Workload
 from app.console import dlq
 from app.console.answers import ApiError
 from app.core import retry_headers as names
 from app.kafka.clusters import ClusterClient, ClusterSpec
-
-
-class Cluster:
-    """What `dlq` needs of a data cluster: its client."""
-
-    def __init__(self, client: ClusterClient) -> None:
-        self.client = client
+from tests.dlq.queues import Queue
 
 
 @pytest.fixture
-async def cluster(bootstrap: str) -> AsyncIterator[Cluster]:
+async def queue(bootstrap: str, topic_name: str) -> AsyncIterator[Queue]:
     client = ClusterClient(ClusterSpec("east", (bootstrap,)))
     await client.start()
-    yield Cluster(client)
+    yield Queue(bootstrap, topic_name, client)
     await client.stop()
 
 
-def of_topic(topic: str) -> Workload:
-    return Workload.model_validate(
-        {
-            "apiVersion": "switchyard/v1",
-            "kind": "Workload",
-            "metadata": {"group": "billing", "topic": topic, "cluster": "east"},
-            "spec": {"target": {"address": "127.0.0.1:1"}},
-        }
-    )
-
-
-async def create(bootstrap: str, topic: str, partitions: int) -> None:
-    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
-    await admin.start()
-    config = {"max.message.bytes": str(16 * 1024 * 1024)}
-    await admin.create_topics([NewTopic(topic, partitions, 1, topic_configs=config)])
-    await admin.close()
-
-
-async def every_page(cluster: Cluster, workload: Workload, limit: int) -> list[dict[str, Any]]:
+async def every_page(queue: Queue, limit: int) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = []
     cursor = ""
     for _ in range(100):
-        page = await dlq.newest(cluster, workload, limit, cursor)
+        page = await dlq.newest(queue, queue.workload, limit, cursor)
         assert len(page["items"]) <= limit
         items += page["items"]
         if page["next"] is None:
@@ -66,44 +39,36 @@ async def every_page(cluster: Cluster, workload: Workload, limit: int) -> list[d
     raise AssertionError("the pages do not end")
 
 
-async def test_a_queue_that_does_not_exist_yet_is_empty(cluster: Cluster, topic_name: str) -> None:
-    workload = of_topic(topic_name)
-    sizes = await dlq.sizes(cluster, workload)
+async def test_a_queue_that_does_not_exist_yet_is_empty(queue: Queue) -> None:
+    sizes = await dlq.sizes(queue, queue.workload)
     assert (sizes["exists"], sizes["messages"], sizes["partitions"]) == (False, 0, [])
-    assert (await dlq.newest(cluster, workload, 10, ""))["items"] == []
+    assert (await dlq.newest(queue, queue.workload, 10, ""))["items"] == []
 
 
-async def test_pages_show_every_dead_letter_once_though_timestamps_go_backwards(
-    cluster: Cluster, bootstrap: str, topic_name: str
-) -> None:
-    workload = of_topic(topic_name)
-    await create(bootstrap, workload.dlq_topic(), 3)
-    async with AIOKafkaProducer(bootstrap_servers=bootstrap) as producer:
+async def test_pages_show_every_dead_letter_once_though_timestamps_go_backwards(queue: Queue) -> None:
+    await queue.create(3)
+    async with AIOKafkaProducer(bootstrap_servers=queue.bootstrap) as producer:
         for number in range(60):
             at_ms = 1_700_000_000_000 + (number * 7919) % 60
             await producer.send(
-                workload.dlq_topic(), f"{number}".encode(), partition=number % 3, timestamp_ms=at_ms
+                queue.workload.dlq_topic(), f"{number}".encode(), partition=number % 3, timestamp_ms=at_ms
             )
-    assert (await dlq.sizes(cluster, workload))["messages"] == 60
-    shown = [item["value"]["text"] for item in await every_page(cluster, workload, 7)]
+    assert (await dlq.sizes(queue, queue.workload))["messages"] == 60
+    shown = [item["value"]["text"] for item in await every_page(queue, 7)]
     assert sorted(shown, key=int) == [str(number) for number in range(60)]
 
 
-async def test_a_dead_letter_tells_its_origin_and_is_cut_to_what_a_page_can_bear(
-    cluster: Cluster, bootstrap: str, topic_name: str
-) -> None:
-    workload = of_topic(topic_name)
-    await create(bootstrap, workload.dlq_topic(), 1)
+async def test_a_dead_letter_tells_its_origin_and_is_cut_to_what_a_page_can_bear(queue: Queue) -> None:
+    await queue.create(1, **{"max.message.bytes": str(16 << 20)})
     headers = [
         (names.ORIGIN_TOPIC, b"orders"), (names.ORIGIN_PARTITION, b"4"), (names.ORIGIN_OFFSET, b"77"),
         (names.REASON, b"not \xff today"), (names.CODE, b"INTERNAL"), (names.ATTEMPT, b"3"),
         *((f"own-{number}", b"x") for number in range(200)),
     ]  # fmt: skip
-    async with AIOKafkaProducer(bootstrap_servers=bootstrap, max_request_size=8 << 20) as producer:
-        value = "€".encode() * 1_500_000  # larger than a response, and 4096 falls into a character
-        await producer.send_and_wait(workload.dlq_topic(), value, key=b"\x00\xff", headers=headers)
-        await producer.send_and_wait(workload.dlq_topic(), None, key=b"")
-    newest, oldest = (await dlq.newest(cluster, workload, 10, ""))["items"]
+    value = "€".encode() * 1_500_000  # larger than a response, and 4096 falls into a character
+    await queue.put(value, key=b"\x00\xff", headers=headers)
+    await queue.put(None, key=b"")
+    newest, oldest = (await dlq.newest(queue, queue.workload, 10, ""))["items"]
     assert newest["value"] is None
     assert newest["origin"]["topic"] is None
     assert oldest["origin"] == {"topic": "orders", "partition": "4", "offset": "77", "timestamp_ms": None}
@@ -113,27 +78,21 @@ async def test_a_dead_letter_tells_its_origin_and_is_cut_to_what_a_page_can_bear
     assert len(oldest["headers"]) <= dlq.MAX_SHOWN_HEADERS
 
 
-async def test_a_queue_that_ends_with_a_transactions_marker_is_read_to_its_end(
-    cluster: Cluster, bootstrap: str, topic_name: str
-) -> None:
-    workload = of_topic(topic_name)
-    await create(bootstrap, workload.dlq_topic(), 1)
-    async with AIOKafkaProducer(bootstrap_servers=bootstrap, transactional_id=topic_name) as producer:
+async def test_a_queue_that_ends_with_a_transactions_marker_is_read_to_its_end(queue: Queue) -> None:
+    await queue.create()
+    async with AIOKafkaProducer(bootstrap_servers=queue.bootstrap, transactional_id=queue.topic) as producer:
         for number in range(3):
             async with producer.transaction():
-                await producer.send(workload.dlq_topic(), f"{number}".encode())
-    shown = [item["value"]["text"] for item in await every_page(cluster, workload, 2)]
+                await producer.send(queue.workload.dlq_topic(), f"{number}".encode())
+    shown = [item["value"]["text"] for item in await every_page(queue, 2)]
     assert shown == ["2", "1", "0"]
 
 
 @pytest.mark.parametrize("cursor", ["x", "0", "0:x", "9:1", "0:1,", "-1:2", "0:" + "9" * 30])
-async def test_a_cursor_that_is_none_of_ours_is_refused(
-    cluster: Cluster, bootstrap: str, topic_name: str, cursor: str
-) -> None:
-    workload = of_topic(topic_name)
-    await create(bootstrap, workload.dlq_topic(), 1)
+async def test_a_cursor_that_is_none_of_ours_is_refused(queue: Queue, cursor: str) -> None:
+    await queue.create()
     with pytest.raises(ApiError, match="take the cursor from"):
-        await dlq.newest(cluster, workload, 10, cursor)
+        await dlq.newest(queue, queue.workload, 10, cursor)
 
 
 timestamps = st.lists(st.integers(0, 20), max_size=12)
@@ -182,12 +141,10 @@ def test_bytes_are_text_only_when_they_are_utf_8(data: bytes) -> None:
 
 
 async def test_a_cluster_that_does_not_answer_is_no_empty_queue(
-    cluster: Cluster, bootstrap: str, topic_name: str, monkeypatch: pytest.MonkeyPatch
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    workload = of_topic(topic_name)
-    await create(bootstrap, workload.dlq_topic(), 1)
-    async with AIOKafkaProducer(bootstrap_servers=bootstrap) as producer:
-        await producer.send_and_wait(workload.dlq_topic(), b"there")
+    await queue.create()
+    await queue.put(b"there")
     monkeypatch.setattr(dlq, "READ_S", 0.001)
     with pytest.raises(asyncio.TimeoutError):
-        await dlq.newest(cluster, workload, 10, "")
+        await dlq.newest(queue, queue.workload, 10, "")

@@ -5,26 +5,25 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.console.client import Answer, Console
 from tests.console.hand_fed import HandFed, beat, definition, flowing, job, put, serving
-from tests.dlq.queues import Clusters, create, fill, merged, numbers_of, of_topic
+from tests.dlq.queues import Queue
+from tests.dlq.served import served
 
-Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
+class Asked:
+    """A console, and a workload whose queue holds 0..99 in two partitions, the last 20 lost data."""
 
-class Queue:
-    """A console, and a workload whose queue holds 0..99 in two partitions."""
-
-    def __init__(self, console: Console, bootstrap: str, topic: str) -> None:
+    def __init__(self, console: Console, queue: Queue) -> None:
         self.console = console
-        self.bootstrap = bootstrap
-        self.workload = of_topic(topic)
-        self.path = f"/api/v1/dlq/billing/{topic}"
+        self.workload = queue.workload
+        self.path = f"/api/v1/dlq/{queue.workload.key}"
+        self._queue = queue
 
     def ask(self, method: str, path: str, body: Any = None) -> Answer:
         return self.console.ask(method, f"{self.path}{path}", body)
@@ -41,25 +40,24 @@ class Queue:
             time.sleep(0.05)
         raise AssertionError(f"{place} does not end: {told}")
 
+    def fill(self, numbers: range, **told: Any) -> None:
+        asyncio.run(self._queue.fill(numbers, **told))
+
     def merged(self) -> list[int]:
-        return numbers_of(asyncio.run(merged(self.bootstrap, self.workload)))
+        return asyncio.run(self._queue.numbers())
+
+    def found(self, path: str) -> list[int]:
+        """The numbers that are listed, in order."""
+        return sorted(int(item["value"]["text"]) for item in self.ask("GET", path).json["items"])
 
 
 @pytest.fixture
-def queue(bootstrap: str, topic_name: str) -> Iterator[Queue]:
-    fed = HandFed()
-    clusters = Clusters(bootstrap)
-    fed.clusters = clusters  # type: ignore[assignment]
-    fed.apply(put(definition(topic=topic_name)))
-    workload = of_topic(topic_name)
-    asyncio.run(create(bootstrap, workload.dlq_topic(), 2))
-    asyncio.run(fill(bootstrap, workload, range(80)))
-    asyncio.run(fill(bootstrap, workload, range(80, 100), code="DATA_LOSS", reason="gone"))
-    with serving(fed) as url:
-        yield Queue(Console(url, fed), bootstrap, topic_name)
+def queue(bootstrap: str, topic_name: str) -> Iterator[Asked]:
+    with served(bootstrap, topic_name, 2, 100, 20, "gone") as (url, fed, queue):
+        yield Asked(Console(url, fed), queue)
 
 
-def test_letters_are_found_by_query_page_by_page(queue: Queue) -> None:
+def test_letters_are_found_by_query_page_by_page(queue: Asked) -> None:
     items: list[Any] = []
     cursor = ""
     while cursor is not None:
@@ -74,7 +72,7 @@ def test_letters_are_found_by_query_page_by_page(queue: Queue) -> None:
     assert queue.ask("GET", "/messages?since=1h").json["items"] == []
 
 
-def test_one_letter_is_shown_decoded(queue: Queue) -> None:
+def test_one_letter_is_shown_decoded(queue: Asked) -> None:
     letter = queue.ask("GET", "/messages/1/3").json
     assert (letter["value"]["as"], letter["value"]["shown"]) == ("text", "7")
     assert letter["origin"]["topic"] == "orders"
@@ -83,7 +81,7 @@ def test_one_letter_is_shown_decoded(queue: Queue) -> None:
     assert queue.ask("GET", "/messages/1/x").status == 400
 
 
-def test_figures_and_an_export_are_of_what_is_asked_for(queue: Queue) -> None:
+def test_figures_and_an_export_are_of_what_is_asked_for(queue: Asked) -> None:
     assert queue.ask("GET", "/stats").json["codes"] == {"INTERNAL": 80, "DATA_LOSS": 20}
     answer = queue.ask("GET", "/export?code=data_loss")
     assert answer.headers["X-Switchyard-Offsets"] == "100"
@@ -91,11 +89,11 @@ def test_figures_and_an_export_are_of_what_is_asked_for(queue: Queue) -> None:
     assert sorted(int(line["value"]["text"]) for line in told) == list(range(80, 100))
 
 
-def test_a_merge_looks_first_and_merges_only_what_it_saw(queue: Queue) -> None:
+def test_a_merge_looks_first_and_merges_only_what_it_saw(queue: Asked) -> None:
     look = queue.ask("POST", "/merge", {"query": {"code": ["INTERNAL"]}}).json
     assert (look["counts"]["merged"], look["complete"]) == (80, True)
     assert queue.merged() == [], "a look changes nothing"
-    asyncio.run(fill(queue.bootstrap, queue.workload, range(200, 210)))  # after the look
+    queue.fill(range(200, 210))  # after the look
     asked = {"query": {"code": ["INTERNAL"]}, "ranges": look["partitions"], "rate": 1e5, "execute": True}
     told = queue.ended(queue.ask("POST", "/merge", asked))
     assert (told["state"], told["kind"], told["progress"]["counts"]["merged"]) == ("done", "merge", 80)
@@ -105,7 +103,7 @@ def test_a_merge_looks_first_and_merges_only_what_it_saw(queue: Queue) -> None:
     assert queue.ask("POST", "/merge", {}).json["counts"]["merged"] == 30
 
 
-def test_a_canceled_merge_goes_on_under_its_id_and_twice_at_once_is_refused(queue: Queue) -> None:
+def test_a_canceled_merge_goes_on_under_its_id_and_twice_at_once_is_refused(queue: Asked) -> None:
     slow = {"rate": 20, "execute": True, "operation": "mine"}
     answer = queue.ask("POST", "/merge", slow)
     place = answer.headers["Location"]
@@ -123,15 +121,15 @@ def test_a_canceled_merge_goes_on_under_its_id_and_twice_at_once_is_refused(queu
     assert queue.ask("POST", "/merge", again | {"operation": "other"}).status == 404
 
 
-def test_the_workload_says_how_often_a_letter_is_merged_unless_the_merge_does(queue: Queue) -> None:
-    asyncio.run(fill(queue.bootstrap, queue.workload, range(300, 304), merges=1))
+def test_the_workload_says_how_often_a_letter_is_merged_unless_the_merge_does(queue: Asked) -> None:
+    queue.fill(range(300, 304), merges=1)
     topic = queue.workload.metadata.topic
     queue.console.fed.apply(put(definition(topic=topic, dlq={"maxMerges": 1})))
     assert queue.ask("POST", "/merge", {}).json["counts"]["quarantined"] == 4
     assert queue.ask("POST", "/merge", {"max_merges": 2}).json["counts"]["quarantined"] == 0
 
 
-def test_a_purge_looks_first_and_deletes_only_what_it_saw(queue: Queue) -> None:
+def test_a_purge_looks_first_and_deletes_only_what_it_saw(queue: Asked) -> None:
     look = queue.ask("POST", "/purge", {"ranges": {"0": {"end": 10}}}).json
     assert (look["offsets"], list(look["partitions"])) == (10, ["0"])
     assert queue.ask("POST", "/purge", {"before": "30d"}).json["offsets"] == 0
@@ -142,7 +140,31 @@ def test_a_purge_looks_first_and_deletes_only_what_it_saw(queue: Queue) -> None:
     assert queue.ask("GET", "").json["messages"] == 90
 
 
-def test_any_worker_knows_the_operations_of_the_others(queue: Queue) -> None:
+def test_a_purge_by_query_looks_first_and_hides_only_what_it_saw(queue: Asked) -> None:
+    look = queue.ask("POST", "/purge", {"query": {"reason": "gone"}}).json
+    assert (look["counts"]["purged"], look["reasons"], look["complete"]) == (20, {"gone": 20}, True)
+    assert queue.found("/messages?limit=200") == list(range(100)), "a look changes nothing"
+    queue.fill(range(200, 203), reason="gone")  # after the look
+    asked = {"query": {"reason": "gone"}, "ranges": look["partitions"], "execute": True}
+    told = queue.ended(queue.ask("POST", "/purge", asked))
+    assert (told["state"], told["progress"]["counts"]["purged"]) == ("done", 20), told
+    left = [*range(80), *range(200, 203)]
+    assert queue.found("/messages?limit=200") == left
+    exported = [json.loads(line) for line in queue.ask("GET", "/export").text.splitlines()]
+    assert sorted(int(line["value"]["text"]) for line in exported) == left
+    assert queue.ask("GET", "/stats").json["letters"] == len(left)
+    assert queue.ask("GET", "/messages/1/3").status == 200
+    assert queue.ask("GET", "/messages/1/42").status == 404, "85 was purged"
+    assert queue.ask("POST", "/merge", {}).json["counts"]["gone"] == 20
+    kinds = {(merge["operation"], merge["kind"]) for merge in queue.ask("GET", "/merges").json["items"]}
+    assert kinds == {(told["id"], "purge")}
+    again = {"operation": told["id"], "resume": True, "execute": True}
+    assert queue.ended(queue.ask("POST", "/purge", again))["progress"] == told["progress"]
+    assert queue.ask("POST", "/merge", again).status == 409, "a purge is not gone on with as a merge"
+    assert queue.ask("POST", "/purge", again | {"operation": "other"}).status == 404
+
+
+def test_any_worker_knows_the_operations_of_the_others(queue: Asked) -> None:
     told = queue.ended(queue.ask("POST", "/merge", {"execute": True, "rate": 1e5}))
     other = HandFed()
     other.worker = "worker-b"
@@ -172,17 +194,21 @@ def test_any_worker_knows_the_operations_of_the_others(queue: Queue) -> None:
         ("POST", "/merge", "{"),
         ("POST", "/purge", {"before": "soon"}),
         ("POST", "/purge", {"partitions": "0"}),
+        ("POST", "/purge", {"query": {"nonsense": 1}}),
+        ("POST", "/purge", {"query": {}, "before": "30d"}),
+        ("POST", "/purge", {"query": {}, "execute": "yes"}),
+        ("POST", "/purge", {"query": {}, "operation": "a b", "execute": True}),
         ("POST", "/purge", {"ranges": {"0": {"end": 10**9}}, "execute": False, "nonsense": 1}),
     ],
 )
 def test_what_cannot_be_meant_is_a_problem_and_nothing_happens(
-    queue: Queue, method: str, path: str, body: Any
+    queue: Asked, method: str, path: str, body: Any
 ) -> None:
     answer = queue.ask(method, path, body)
     assert (answer.status, answer.json["title"]) == (400, "Bad query"), answer.text
 
 
-def test_a_queue_that_is_not_there_is_not_found(queue: Queue) -> None:
+def test_a_queue_that_is_not_there_is_not_found(queue: Asked) -> None:
     queue.console.fed.apply(put(definition(topic="nothing-died")))
     for method, path in (("GET", "/stats"), ("POST", "/merge"), ("POST", "/purge"), ("GET", "/export")):
         answer = queue.console.ask(method, f"/api/v1/dlq/billing/nothing-died{path}")

@@ -5,12 +5,28 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from app.core.control import Drain, MoveWish
+from app.core.load import Load
+from app.core.pace import TargetStatus
 from app.wire import Incident
-from tests.console.hand_fed import HandFed, assigned, beat, definition, flowing, job, put, serving
+from tests.console.hand_fed import (
+    ME,
+    HandFed,
+    assigned,
+    beat,
+    definition,
+    flowing,
+    in_trouble,
+    job,
+    put,
+    serving,
+)
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = [
@@ -129,13 +145,105 @@ def test_what_comes_from_outside_is_text_wherever_it_stands(page: Any, fed: Hand
     fed.control.recent.append(
         {"event": "workload-put", "counted": True, "at_ms": 1, "key": evil, "actor": evil}
     )
-    fed.hear(beat(flowing(job(0), trouble=evil), url="javascript:document.title='owned'"))
+    fed.apply(
+        assigned(job(0), reason=evil),
+        MoveWish(at_ms=1, job=job(0), worker=evil, epoch=1, actor=evil, why=evil),
+    )
+    troubled = in_trouble(evil)
+    fed.hear(beat(flowing(job(0), trouble=evil), url="javascript:document.title='owned'", **troubled))
     fed.incidents.append(Incident(at_ms=1, worker=evil, kind=evil, subject=evil, message=evil, remedy=evil))
     with serving(fed) as url:
-        for path in ("/", "/workloads", "/workloads/billing/orders", "/activity"):
+        for path in ("/", "/workloads", "/workloads/billing/orders", "/placement", "/activity"):
             page.goto(url + path)
             says(page, "onerror")
             assert page.query_selector("main img, main script") is None
         page.goto(url)
-        page.get_by_role("link", name="worker-a").click()
-        assert "owned" not in page.title()
+        says(page, "worker-a")
+        assert page.query_selector('a[href^="javascript"]') is None
+
+
+@pytest.mark.parametrize(("width", "dark"), [(380, True), (1280, False)])
+def test_the_workload_page_says_why_it_stands_still_on_every_screen(
+    chromium: Any, fed: HandFed, width: int, dark: bool, tmp_path: Path
+) -> None:
+    fed.hear(beat(flowing(job(0), state="emptying", postponed=5), breaker="open", **in_trouble()))
+    page = chromium.new_page(
+        viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light"
+    )
+    with serving(fed) as url:
+        page.goto(f"{url}/workloads/billing/orders")
+        for text in (
+            "Held back by: the receiver is away", "the next probe in 700 ms", "20.0 s, adapted from 10.0 s",
+            "75 % of 40 answers", "5 short", "no token", "and 3 more", "not finished", "1 emptying",
+        ):  # fmt: skip
+            says(page, text)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        page.screenshot(path=tmp_path / "workload.png", full_page=True)
+    page.close()
+
+
+def test_a_sleeping_workload_needs_nobody_and_says_when_it_wakes(page: Any, fed: HandFed) -> None:
+    why = "hibernated: nothing arrived for 30 minutes; it wakes with the first message"
+    fed.apply(assigned(job(0), worker="", epoch=2, reason=why))
+    fed.hear(beat())
+    with serving(fed) as url:
+        page.goto(url)
+        says(page, "All workloads flow.")
+        says(page, "hibernated")
+        page.goto(f"{url}/workloads/billing/orders")
+        says(page, "Hibernated. nothing arrived for 30 minutes; it wakes with the first message")
+
+
+def test_the_activity_page_tells_drains_and_wishes_in_words(page: Any, fed: HandFed) -> None:
+    for event in (
+        {"event": "drain", "worker": "w2", "draining": True, "actor": "ann"},
+        {"event": "drain", "worker": "w3", "draining": False, "actor": "ann"},
+        {"event": "move-wish", "job": job(0), "worker": "w2", "actor": "bob", "why": "<b>hot</b>"},
+        {"event": "moving", "key": "billing/orders", "move": "m1", "to": "west", "actor": "bob"},
+    ):
+        fed.control.recent.append({"counted": True, "at_ms": 1, **event})
+    with serving(fed) as url:
+        page.goto(f"{url}/activity")
+        for words in (
+            "w2 is to give its jobs away and to get no more, by ann", "w3 may have jobs again, by ann",
+            f"{job(0)} is wanted on w2 by bob: <b>hot</b>", "billing/orders is paused to be moved",
+        ):  # fmt: skip
+            says(page, words)
+
+
+@pytest.mark.parametrize(("width", "dark"), [(380, True), (1280, False)])
+def test_the_placement_page_says_where_every_job_is_and_why(
+    chromium: Any, fed: HandFed, width: int, dark: bool, tmp_path: Path
+) -> None:
+    load, capacity = Load(0.25, 64 << 20, 2e6), Load(1.0, 2 << 30, 125e6)
+    told = {"arriving": 500.0, "ceiling": 100.0, "load": load}
+    receiver = {"targets": [TargetStatus(address="billing:443", latency_ms=20.0, calls=40)]}
+    fed.apply(
+        assigned(job(1), "w2", reason="worker-a is at 95 % of its cpu, above 90 %"),
+        Drain(at_ms=1, worker="w2", draining=True, actor="ann"),
+        MoveWish(at_ms=1, job=job(1), worker=ME, epoch=1, actor="ann"),
+    )
+    for one in (beat(flowing(job(0), **told), **receiver), beat(flowing(job(1), **told), worker="w2")):
+        fed.hear(msgspec.structs.replace(one, capacity=capacity, used=load, group=""))
+    page = chromium.new_page(
+        viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light"
+    )
+    with serving(fed) as url:
+        page.goto(f"{url}/placement")
+        for text in (
+            "0.25 of 1.00, 25 %", "64.0 MiB of 2.0 GiB", "drained", "worker-a is at 95 % of its cpu",
+            "50 % of cpu", "1,000/s", "20.0 ms", "2 → 13",
+        ):  # fmt: skip
+            says(page, text)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        page.screenshot(path=tmp_path / "placement.png", full_page=True)
+        page.get_by_role("link", name="w2").first.click()
+        says(page, "Jobs of w2")
+        jobs = page.get_by_role("region", name="Jobs")
+        assert jobs.locator("tbody tr").count() == 1
+        page.goto(f"{url}/workloads/billing/orders")
+        for text in ("Little's law", "wanted on worker-a", "arriving 1,000/s"):
+            says(page, text)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        page.screenshot(path=tmp_path / "workload.png", full_page=True)
+    page.close()

@@ -12,7 +12,7 @@ import orjson
 import pytest
 from aiokafka import AIOKafkaProducer
 
-from app.demo.stage import Process, Stage, wait_until, workload
+from app.demo.stage import Process, Stage, http, wait_until, workload
 from app.demo.traffic import create_topic, messages, produce
 from app.yard import Yard
 from tests.system.conftest import make_stage
@@ -95,6 +95,19 @@ def test_the_workload_page_shows_partitions_and_dead_letters_as_text_never_as_ma
     assert "FAILED_PRECONDITION" in page.inner_text("main")
 
 
+def test_the_workload_page_tells_how_a_real_receiver_fares(console: Any, browse: Any, tmp_path: Path) -> None:
+    _, worker, topic = console
+    page = browse(f"/workloads/billing/{topic}")
+    page.get_by_text("Nothing holds it back").wait_for(timeout=15_000)
+    address = page.locator(".card h3").first.inner_text()
+    assert address.startswith("127.0.0.1:")
+    text = page.inner_text("main")
+    assert "adaptive (" in text
+    name = http("GET", f"{worker.url}/api/v1/workers")[1]["items"][0]["worker"]
+    assert f"as {name} sees it" in text
+    page.screenshot(path=tmp_path / "workload.png", full_page=True)
+
+
 def test_the_tracker_page_draws_the_window(console: Any, browse: Any) -> None:
     _, _, topic = console
     page = browse(f"/workloads/billing/{topic}/partitions/0")
@@ -102,11 +115,33 @@ def test_the_tracker_page_draws_the_window(console: Any, browse: Any) -> None:
     assert "committed (base)" in page.inner_text("main")
 
 
-@pytest.mark.parametrize("path", ["/", "/workloads", "/activity"])
+@pytest.mark.parametrize("path", ["/", "/workloads", "/placement", "/activity"])
 def test_no_page_is_wider_than_a_phone(browse: Any, path: str, tmp_path: Path) -> None:
     page = browse(path, dark=True, width=380)
     assert page.evaluate("document.documentElement.scrollWidth") <= 380
     page.screenshot(path=tmp_path / "phone.png")
+
+
+def test_the_placement_page_shows_what_a_real_worker_measured_and_has(
+    console: Any, browse: Any, tmp_path: Path
+) -> None:
+    _, worker, topic = console
+
+    def size() -> Any:
+        return http("GET", f"{worker.url}/api/v1/workloads/billing/{topic}/sizing")[1]
+
+    wait_until(lambda: size()["measured"]["rate_per_s"] is not None, 60, worker.tail)
+    measured = size()["measured"]
+    assert measured["latency_ms"] > 0
+    assert measured["load"]["memory_bytes"] > 0
+    page = browse("/placement")
+    page.get_by_text("it had no owner").first.wait_for(timeout=15_000)
+    (found,) = http("GET", f"{worker.url}/api/v1/workers")[1]["items"]
+    assert 0 < found["capacity"]["cpu_cores"] <= 1
+    text = page.inner_text("main")
+    assert f"of {found['capacity']['cpu_cores']:.2f}" in text
+    assert "the emptiest of 1 with room" in text
+    page.screenshot(path=tmp_path / "placement.png", full_page=True)
 
 
 def test_an_unknown_workload_is_told_in_words(browse: Any) -> None:

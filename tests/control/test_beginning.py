@@ -13,7 +13,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from app.config.definitions import Workload
 from app.control.beginning import Anew, Beginning, find_beginning
 from app.control.data_clusters import DataCluster
-from app.core.control import Begun
+from app.core.control import Begun, Position
 from app.core.fencing import LogId, TakeoverAnswer
 from app.core.job import JobId, Kind
 from app.core.tracker import Snapshot
@@ -127,12 +127,12 @@ async def test_a_topic_made_anew_is_delivered_from_its_start_although_it_reaches
     assert (again.snapshot.base, again.known, len(place.told)) == (0, True, 1)
 
 
-async def test_a_workload_that_moved_to_another_cluster_begins_at_the_start_there(place: Place) -> None:
+async def test_a_workload_deployed_anew_in_another_cluster_begins_at_the_start_there(place: Place) -> None:
     elsewhere = LogId("another-cluster", "another-topic")
     await place.commit(4)
     found = await place.begin(8, log=elsewhere, start="latest")
     assert (found.snapshot.base, found.lineage) == (0, 1)
-    assert "moved to another cluster" in place.told[0]
+    assert "went to another cluster" in place.told[0]
 
 
 async def test_a_job_that_found_its_log_made_anew_while_it_flowed_begins_where_it_found_it(
@@ -163,6 +163,35 @@ async def test_latest_does_not_count_for_a_partition_that_was_added_nor_for_a_to
     assert (await place.begin(start="latest", begun=begun(place))).snapshot.base == 0
     of_another = begun(place, 6, topic_id="another")
     assert (await place.begin(start="latest", begun=of_another)).snapshot.base == 0
+
+
+async def test_where_a_workload_was_moved_to_it_begins_as_mapped_until_the_table_knows_of_it(
+    place: Place,
+) -> None:
+    present = await place.log()
+    at = Begun(at_ms=0, key=place.job.name, etag="x", ends=[6], topic_id=present.topic_id,
+               cluster_id=present.cluster_id)  # fmt: skip
+    elsewhere = LogId("another-cluster", "another-topic")
+    for committed in (9, 2):  # of an earlier life there
+        await place.commit(committed)
+        for base, log, lineage in ((None, None, 0), (8, elsewhere, 3)):
+            found = await place.begin(base, log=log, lineage=lineage, begun=at, start="latest")
+            assert (found.snapshot, found.lineage, found.log, found.known) == (
+                Snapshot(6), lineage + 1, present, False,
+            )  # fmt: skip
+    # What the table knows of this log counts, from then on.
+    assert (await place.begin(7, log=present, lineage=1, begun=at)).snapshot == Snapshot(7)
+    assert place.told == [], "a move is no incident"
+
+
+async def test_a_mapped_position_is_of_one_log_only(place: Place) -> None:
+    present = await place.log()
+    for cluster_id, topic_id in (("another", present.topic_id), (present.cluster_id, "another")):
+        at = Begun(at_ms=0, key=place.job.name, etag="x", ends=[6], topic_id=topic_id, cluster_id=cluster_id)
+        assert (await place.begin(8, log=LogId("old", "old"), begun=at)).snapshot.base == 0
+    retry = Begun(at_ms=0, key="g/other", etag="x", ends=[], cluster_id=present.cluster_id,
+                  others={place.topic: Position(present.topic_id, [4])})  # fmt: skip
+    assert (await place.begin(8, log=LogId("old", "old"), begun=retry)).snapshot.base == 4
 
 
 async def test_a_corrupt_snapshot_gives_way_to_the_groups_commit(place: Place) -> None:

@@ -140,12 +140,15 @@ async def test_the_topic_of_another_workload_is_nobodys_removed_tier(region: Reg
     assert f"dispatch:billing/{region.topic}:{other}:0" not in await region.catalog.jobs()
 
 
-async def test_what_was_merged_back_is_pumped_while_something_waits(region: Region) -> None:
+@pytest.mark.parametrize("name", ["merge_topic", "delayed_topic"])
+async def test_what_was_merged_back_or_is_due_far_ahead_is_pumped_while_something_waits(
+    region: Region, name: str
+) -> None:
     await region.deploy()
     assert await region.jobs() == {region.topic: {0, 1}}
     workload = region.catalog.workload(f"billing/{region.topic}")
     assert workload is not None
-    merged = workload.merge_topic()
+    merged = getattr(workload, name)()
     await region.make(merged, 2)
     assert await region.jobs() == {region.topic: {0, 1}}
     await region.send(merged, partition=1)

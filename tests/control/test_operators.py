@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from app.control import operators as module
 from app.control.acts import MAX_OFFSETS, Ended, Move, checked, count, offsets_of, runs
-from app.control.operators import COPYING, FINISHED, IN_LINE, MOVED, NOT_READ, NotHere, Operators, Refused
+from app.control.operators import COPYING, ENDING, FINISHED, MOVED, NOT_READ, NotHere, Operators, Refused
 from app.core.control import ALL, Assignment, OperatorAct, Paused
 from app.core.lease import Lease
 from app.push.receiver import Message
@@ -94,12 +94,74 @@ async def test_what_cannot_be_ended_is_told_with_the_reason_and_stays_as_it_is()
         office = Office(stand)
         ranges = [(6, 9), (1_000, 1_002)]
         look = office.operators.foresee(office.job, ranges)
-        assert (look.ended, look.pending) == (((7, 8),), ())
-        assert look.refused == {FINISHED: ((6, 7),), IN_LINE: ((8, 9),), NOT_READ: ((1_000, 1_002),)}
+        assert (look.ended, look.pending) == (((7, 9),), ())
+        assert look.refused == {FINISHED: ((6, 7),), NOT_READ: ((1_000, 1_002),)}
         assert (pump.tracker.base, office.log.appended) == (7, []), "a look changes nothing"
         assert await office.operators.skip(office.job, ranges, "ann") == look
         await stand.idle()
-        assert stand.values()[b"8"] == 1
+        assert b"8" not in stand.values()
+
+
+@pytest.mark.parametrize("verb", ["skip", "stash"])
+@pytest.mark.parametrize("contract", ["unary", "stream"])
+@pytest.mark.parametrize(("ordering", "keys"), [("key", 2), ("partition", 0)])
+async def test_what_waits_for_its_turn_is_ended_at_once_and_those_behind_it_come_in_order(
+    ordering: str, keys: int, contract: str, verb: str
+) -> None:
+    stuck = Hangs(0)
+    async with standing(stuck, ordering=ordering, target={"contract": contract}) as stand:
+        pump = stand.pump()
+        stand.feed(pump, numbers(30, keys=keys))
+        await stand.until(lambda: pump.in_flight == 1 and b"0" in stand.values())
+        office = Office(stand)
+        ended = await getattr(office.operators, verb)(office.job, [(4, 5), (8, 11), (20, 21)], "ann")
+        gone = {4, 8, 10, 20} | ({9} if ordering == "partition" else set())
+        assert {offset for span in ended.ended for offset in range(*span)} == gone
+        assert pump.tracker.base == 0, "the one before them is still out"
+        assert stand.copied.values("__dlq") == [str(n).encode() for n in sorted(gone) if verb == "stash"]
+        stuck.go.set()
+        await stand.idle()
+        even = [int(message.value) for message in stand.seen if not keys or message.key == b"0"]
+        assert even == [n for n in range(0, 30, keys or 1) if n not in gone]
+
+
+@pytest.mark.parametrize("ordering", ["none", "key"])
+async def test_what_waits_for_its_time_is_ended_at_once_and_the_others_of_its_key_go_on(
+    ordering: str,
+) -> None:
+    async with standing(lambda _: None, ordering=ordering) as stand:
+        pump = stand.pump()
+        in_an_hour = str(int(time.time() + 3600) * 1000).encode()
+        stand.feed(pump, numbers(2, keys=1), headers=[("not-before", in_an_hour)])
+        stand.feed(pump, numbers(8, 2, keys=1))
+        await stand.until(lambda: not pump._intake.ready)
+        office = Office(stand)
+        assert (await office.operators.skip(office.job, [(0, 1)], "ann")).ended == ((0, 1),)
+        assert (await office.operators.stash(office.job, [(1, 2)], "ann")).ended == ((1, 2),)
+        assert stand.copied.values("__dlq") == [b"1"]
+        await stand.idle()
+        assert sorted(int(message.value) for message in stand.seen) == list(range(2, 10))
+
+
+@pytest.mark.parametrize("ordering", ["none", "key"])
+async def test_what_waits_for_the_workloads_delay_is_ended_at_once(ordering: str) -> None:
+    async with standing(lambda _: None, ordering=ordering, delay="1h") as stand:
+        pump = stand.pump()
+        stand.feed(pump, numbers(9, keys=3))
+        office = Office(stand)
+        assert (await office.operators.skip(office.job, [(0, 9)], "ann")).ended == ((0, 9),)
+        assert (pump.tracker.base, stand.seen) == (9, [])
+
+
+async def test_of_two_who_end_a_message_at_once_one_is_told_that_it_is_being_ended() -> None:
+    async with standing(Hangs(*range(9)), target={"contract": "stream"}) as stand:
+        pump = stand.pump()
+        stand.feed(pump, numbers(9))
+        await stand.until(lambda: len(stand.seen) == 9)
+        office = Office(stand)
+        acts = [office.operators.skip(office.job, [(2, 3)], name) for name in ("ann", "bob")]
+        first, second = await asyncio.gather(*acts)
+        assert (first.ended, second.refused) == (((2, 3),), {ENDING: ((2, 3),)})
 
 
 async def test_a_stash_that_the_dlq_does_not_take_is_told_as_under_way(monkeypatch: Any) -> None:

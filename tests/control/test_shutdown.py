@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from app.control import runtime as module
+from app.control.meter import Meter
 from app.control.runtime import Runtime
 from app.control.tail import STOP_S
 from app.core.control import WorkloadPut
@@ -38,7 +39,7 @@ async def a_runtime(spec: ClusterSpec) -> Runtime:
 
     return Runtime(
         name="w", url=lambda: "http://h:1", topics=topics, control_spec=spec, clusters={"east": spec},
-        deliver=nowhere, memory_budget_bytes=1 << 20, grace_s=GRACE_S, member=lambda: "",
+        deliver=nowhere, memory_budget_bytes=1 << 20, grace_s=GRACE_S, meter=Meter(None, None, None),
     )  # fmt: skip
 
 

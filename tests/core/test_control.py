@@ -14,8 +14,12 @@ from app.core.control import (
     Begun,
     Claim,
     ControlState,
+    Drain,
+    MoveWish,
+    Moving,
     OperatorAct,
     Paused,
+    Position,
     Released,
     WorkloadDeleted,
     WorkloadPut,
@@ -140,6 +144,39 @@ def test_a_workload_that_is_deployed_again_is_not_paused() -> None:
     assert fold(put(), paused(ALL), deleted(), put()).paused == {}
 
 
+def test_of_two_changes_of_the_same_definition_one_is_refused() -> None:
+    state = fold(put(etag="x"), expecting("x", etag="y"), expecting("x", etag="z"))
+    assert (state.workloads["g/t"].etag, state.refused) == ("y", 1)
+    gone = WorkloadDeleted(at_ms=0, key="g/t", actor="me", expected="x")
+    assert not state.apply(gone)
+    assert state.apply(msgspec.structs.replace(gone, expected="y"))
+
+
+def test_what_must_be_new_is_refused_where_something_stands() -> None:
+    state = fold(expecting("", etag="x"), expecting("", etag="y"))
+    assert (state.workloads["g/t"].etag, state.refused) == ("x", 1)
+
+
+def expecting(expected: str, *, etag: str) -> WorkloadPut:
+    return msgspec.structs.replace(put(etag=etag), expected=expected)
+
+
+def test_a_wish_stands_until_its_job_is_given_to_somebody() -> None:
+    wish = MoveWish(at_ms=0, job=JOBS[0], worker="b", epoch=1, actor="me")
+    state = fold(claim(1, "a"), assign("a", 1, 1), wish, assign("a", 1, 1, release=True), released("a", 1))
+    assert state.wishes == {JOBS[0]: wish}
+    state.apply(assign("c", 2, 1))
+    assert state.wishes == {}
+    assert not state.apply(wish)
+    assert not state.apply(msgspec.structs.replace(wish, job="no job"))
+
+
+def test_a_worker_drains_until_it_is_told_otherwise() -> None:
+    drain = Drain(at_ms=0, worker="a", draining=True, actor="me")
+    assert fold(drain).draining == {"a": drain}
+    assert fold(drain, msgspec.structs.replace(drain, draining=False)).draining == {}
+
+
 def test_an_operators_act_is_told_and_changes_nothing() -> None:
     state = fold(claim(1, "a"), assign("a", 1, 1))
     before = (state.assignments.copy(), state.term, state.paused.copy())
@@ -162,6 +199,102 @@ def test_where_a_workload_begins_counts_for_a_deployment_that_is_there_only() ->
     assert (state.begun, state.refused) == ({}, 1)
 
 
+def moving(move: str) -> Moving:
+    return Moving(at_ms=0, key="g/t", move=move, to="west", actor="me")
+
+
+def moved(move: str, *ends: int, etag: str = "w", **rest: str) -> WorkloadPut:
+    """The end of a move."""
+    at = Begun(at_ms=0, key="g/t", etag=etag, ends=list(ends), topic_id="W", cluster_id="west",
+               others={"t__g__retry_1": Position("R", [3])})  # fmt: skip
+    return msgspec.structs.replace(put(etag=etag), move=move, begun=at, **rest)
+
+
+def test_a_move_pauses_its_workload_until_its_definition_says_where_it_begins_there() -> None:
+    state = fold(put(), begun(5, topic_id="A"), moving("m"))
+    assert all(state.is_paused("g/t", partition) for partition in (0, None))
+    assert state.apply(moved("m", 7))
+    assert not state.is_paused("g/t", 0)
+    at = state.begun["g/t"]
+    assert [at.mapped("t", p, "west", "W") for p in (0, 1)] == [7, None]
+    assert at.mapped("t__g__retry_1", 0, "west", "R") == 3
+    assert (at.mapped("t", 0, "east", "W"), at.mapped("t", 0, "west", "new")) == (None, None)
+    # What a leader had still to say of where it began before changes nothing, and lasts behind a change.
+    state.apply(begun(5, etag="x", topic_id="A"))
+    state.apply(put(etag="y"))
+    assert state.begun["g/t"].mapped("t", 0, "west", "W") == 7
+
+
+def test_an_operators_own_pause_outlasts_a_move() -> None:
+    state = fold(put(), paused(2), moving("m"), moved("m", 7))
+    assert state.paused == {"g/t": {2}}
+
+
+def test_a_move_that_was_overtaken_moves_nothing() -> None:
+    for meanwhile in (paused(ALL, on=False), paused(ALL), moving("other"), moving(""), put(etag="y")):
+        state = fold(put(), moving("m"), meanwhile)
+        before = state.workloads["g/t"]
+        assert not state.apply(moved("m", 7)), meanwhile
+        assert (state.workloads["g/t"], state.begun) == (before, {})
+    state = fold(put(), moving("m"), deleted())
+    assert not state.apply(moved("m", 7)), "what was deleted stays so"
+    assert not fold(put(), moving("m")).apply(moved("m", 7, expected="another"))
+
+
+def test_the_definition_of_a_move_counts_again_as_a_repair() -> None:
+    state = fold(put(), moving("m"), moved("m", 7))
+    state.apply(moved("late", 9))
+    assert state.apply(msgspec.structs.replace(state.workloads["g/t"], expected=None))
+    assert state.begun["g/t"].ends == [7]
+
+
+steps = st.one_of(
+    st.builds(put, etag=st.sampled_from("xyz")),
+    st.builds(expecting, st.sampled_from(["", "x", "y", "w"]), etag=st.sampled_from("xyz")),
+    st.just(deleted()),
+    st.builds(moving, st.sampled_from(["", "m", "n"])),
+    st.builds(moved, st.sampled_from("mn"), st.integers(0, 9)),
+    st.builds(paused, st.sampled_from([ALL, 0]), on=st.booleans()),
+)
+
+
+@given(st.lists(steps, max_size=25), st.integers(0, 30))
+def test_whatever_was_compacted_a_fresh_reader_knows_where_each_workload_is_and_begins(
+    log: list[AnyControlEvent], cleaned: int
+) -> None:
+    state, written, marks = ControlState(), list[AnyControlEvent](), [0]
+
+    def write(event: AnyControlEvent) -> bool:
+        written.append(event)
+        return state.apply(event)
+
+    for event in log:
+        counted = write(event)
+        stands = state.workloads.get("g/t")
+        if not counted and isinstance(event, WorkloadPut):  # as the leader repairs
+            write(msgspec.structs.replace(stands, expected=None) if stands else deleted())
+        elif isinstance(event, WorkloadDeleted):
+            write(paused(ALL, on=False))  # as the API does
+        known = state.begun.get("g/t")
+        if stands is not None and known is not None and known.etag != stands.etag:
+            write(msgspec.structs.replace(known, etag=stands.etag))  # as the leader does
+        marks.append(len(written))
+    # The cleaner has been at the oldest part; between an event and the leader's answer it never stops.
+    clean = marks[min(cleaned, len(log))]
+    last = {compaction_key(event): index for index, event in enumerate(written[:clean])}
+    fresh = fold(*(e for n, e in enumerate(written) if n >= clean or last[compaction_key(e)] == n))
+    assert fresh.workloads.keys() == state.workloads.keys()
+    for key, held in state.workloads.items():
+        assert fresh.workloads[key].etag == held.etag
+    assert fresh.paused == state.paused
+    assert {key: move.move for key, move in fresh.moves.items() if key in fresh.workloads} == {
+        key: move.move for key, move in state.moves.items() if key in state.workloads
+    }
+    assert {key: (at.ends, at.cluster_id) for key, at in fresh.begun.items()} == {
+        key: (at.ends, at.cluster_id) for key, at in state.begun.items()
+    }
+
+
 events = st.one_of(
     st.builds(claim, st.integers(1, 4), st.sampled_from(WORKERS)),
     st.builds(
@@ -169,6 +302,10 @@ events = st.one_of(
         job=st.sampled_from(JOBS), release=st.booleans(),
     ),
     st.builds(released, st.sampled_from(WORKERS), st.integers(1, 6), known_epoch=st.integers(0, 8)),
+    st.builds(
+        MoveWish, at_ms=st.just(0), job=st.sampled_from(JOBS), worker=st.sampled_from(WORKERS),
+        epoch=st.integers(0, 6), actor=st.just("me"),
+    ),
 )  # fmt: skip
 
 
@@ -191,11 +328,12 @@ def test_terms_and_epochs_never_decrease_and_stale_terms_change_nothing(log: lis
 @given(st.lists(events, max_size=40))
 def test_reading_the_log_again_gives_the_same_state(log: list[AnyControlEvent]) -> None:
     first, second = fold(*log), fold(*[wire.control_event(wire.encode(event)) for event in log])
-    assert (first.term, first.leader, first.assignments, first.floor) == (
+    assert (first.term, first.leader, first.assignments, first.floor, first.wishes) == (
         second.term,
         second.leader,
         second.assignments,
         second.floor,
+        second.wishes,
     )
 
 
@@ -206,6 +344,7 @@ def test_compaction_of_counted_events_changes_neither_leader_nor_owners(log: lis
     last = {compaction_key(event): index for index, event in enumerate(counted)}
     compacted = fold(*(event for index, event in enumerate(counted) if last[compaction_key(event)] == index))
     assert (compacted.term, compacted.leader) == (state.term, state.leader)
+    assert compacted.wishes == state.wishes
     for job, held in state.assignments.items():
         other = compacted.assignments.get(job)
         owner = held.worker

@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from app.core.due import MAX_DELAY_MS, DueQueue, not_before_ms
+from app.core.due import (
+    LEVELS_MS,
+    MAX_DELAY_MS,
+    MOST_ARRIVALS,
+    Arrivals,
+    DueQueue,
+    level_of,
+    not_before_ms,
+)
+from app.core.retry_headers import POSTPONED_TO
 
 NOW_MS = 1_900_000_000_000
 
@@ -18,7 +27,7 @@ NOW_MS = 1_900_000_000_000
 def test_nothing_comes_out_early_and_the_earliest_comes_first() -> None:
     queue: DueQueue[str] = DueQueue()
     for due_ms, offset in [(300, 1), (100, 2), (200, 3), (100, 0)]:
-        assert queue.push(due_ms, offset, f"batch {offset}")
+        queue.push(due_ms, offset, f"batch {offset}")
     assert queue.next_due_ms == 100
     assert queue.pop_due(99) == []
     assert queue.pop_due(200) == [(0, "batch 0"), (2, "batch 2"), (3, "batch 3")]
@@ -35,16 +44,6 @@ def test_a_flood_of_due_messages_takes_turns() -> None:
     assert queue.pop_due(5, limit=4) == [(0, None), (1, None), (2, None), (3, None)]
     assert queue.pop_due(5, limit=0) == []
     assert len(queue.pop_due(5)) == 6
-
-
-def test_a_full_queue_says_so() -> None:
-    queue: DueQueue[None] = DueQueue(capacity=2)
-    assert queue.push(5, 0)
-    assert queue.room == 1
-    assert queue.push(6, 1)
-    assert not queue.push(7, 2)
-    assert queue.pop_due(9) == [(0, None), (1, None)]
-    assert queue.room == 2
 
 
 def test_a_million_delayed_messages_stay_small() -> None:
@@ -64,16 +63,13 @@ class Delays(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.queue: DueQueue[int] = DueQueue(capacity=20)
+        self.queue: DueQueue[int] = DueQueue()
         self.model: dict[int, int] = {}
 
     @rule(due_ms=st.integers(-5, 50), offset=st.integers(0, 40))
     def push(self, due_ms: int, offset: int) -> None:
-        if offset in self.model:
-            return
-        fits = len(self.model) < 20
-        assert self.queue.push(due_ms, offset, offset * 2) == fits
-        if fits:
+        if offset not in self.model:
+            self.queue.push(due_ms, offset, offset * 2)
             self.model[offset] = max(0, due_ms)
 
     @rule(now_ms=st.integers(-5, 60), limit=st.none() | st.integers(0, 5))
@@ -83,20 +79,80 @@ class Delays(RuleBasedStateMachine):
         for _, offset in due:
             del self.model[offset]
 
-    @rule(base=st.integers(0, 40))
-    def discard(self, base: int) -> None:
-        gone = [offset for offset in self.model if offset < base]
-        assert self.queue.discard_below(base) == len(gone)
-        for offset in gone:
-            del self.model[offset]
+    @rule(offset=st.integers(0, 40))
+    def take(self, offset: int) -> None:
+        there = self.model.pop(offset, None) is not None
+        assert self.queue.take(offset) == (offset * 2 if there else None)
 
     @invariant()
     def the_next_is_the_earliest(self) -> None:
         assert len(self.queue) == len(self.model)
+        assert list(self.queue) == list(self.model)
+        assert all(offset in self.queue and self.queue[offset] == offset * 2 for offset in self.model)
         assert self.queue.next_due_ms == min(self.model.values(), default=None)
 
 
 TestDelays = Delays.TestCase
+
+
+@given(st.integers(0, MAX_DELAY_MS), st.lists(st.integers(0, 10**5), max_size=60))
+def test_on_its_way_through_the_levels_a_message_is_never_late_and_hops_seldom(
+    wait_ms: int, delays_ms: list[int]
+) -> None:
+    """What a level's pump loses (its record is read later than it might be) makes it late only by that."""
+    left_ms, hops = wait_ms, 0
+    while (level := level_of(left_ms)) is not None:
+        assert LEVELS_MS[level] <= left_ms
+        assert level + 1 == len(LEVELS_MS) or left_ms < LEVELS_MS[level + 1]
+        lost_ms = delays_ms[hops] if hops < len(delays_ms) else 0
+        left_ms -= LEVELS_MS[level] + lost_ms
+        hops += 1
+    assert left_ms < LEVELS_MS[0]
+    assert left_ms >= -max(delays_ms, default=0)
+    assert hops <= 30 + 4 + 6 + 6 + 10 + 6
+
+
+@given(st.integers(0, MAX_DELAY_MS), st.integers(1, 10))
+def test_a_topic_with_fewer_levels_takes_the_longest_it_has(wait_ms: int, levels: int) -> None:
+    level, best = level_of(wait_ms, levels), level_of(wait_ms)
+    assert level == (None if best is None else min(best, levels - 1))
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20)), min_size=1, max_size=300),
+    st.lists(st.tuples(st.integers(0, 20), st.integers(-(10**6), 10**9)), max_size=50),
+)
+def test_a_record_counts_as_appended_no_earlier_than_it_was_and_no_later_than_it_was_seen(
+    growth: list[tuple[int, int]], asked: list[tuple[int, int]]
+) -> None:
+    """The log grows by records, each appended when the one sample says that first holds it."""
+    arrivals, appended_ms, present_ms = Arrivals(), [], 1_000
+    for records, passed_ms in growth:
+        present_ms += passed_ms
+        appended_ms += [present_ms] * records
+        arrivals.note(len(appended_ms), present_ms)
+    last_seen_ms, offset = present_ms, 0
+    for ahead, timestamp_ms in asked:
+        offset += ahead
+        if offset >= len(appended_ms):
+            break
+        told_ms = arrivals.appended_ms(offset, timestamp_ms)
+        if told_ms == timestamp_ms:
+            assert timestamp_ms >= 0
+        else:
+            assert appended_ms[offset] <= told_ms <= last_seen_ms
+        assert told_ms <= last_seen_ms
+
+
+def test_a_long_wait_is_told_nearly_as_exactly_as_it_was_seen() -> None:
+    arrivals = Arrivals()
+    for second in range(10_000):
+        arrivals.note((second + 1) * 100, second * 1_000)
+    assert len(arrivals) <= MOST_ARRIVALS
+    for second in range(0, 10_000, 7):
+        told_ms = arrivals.appended_ms(second * 100, 10**15)
+        assert second * 1_000 <= told_ms <= 10_000_000
+    assert arrivals.appended_ms(999_999, 10**15) == 9_999_000
 
 
 @given(st.integers(0, NOW_MS + MAX_DELAY_MS))
@@ -150,6 +206,17 @@ def test_the_last_header_counts_and_none_is_no_delay() -> None:
     assert not_before_ms([("not-before", b"1"), ("not-before", None)], NOW_MS) == (None, "")
 
 
-def test_a_queue_without_room_is_refused() -> None:
-    with pytest.raises(ValueError, match="capacity"):
-        DueQueue(0)
+@given(st.none() | st.integers(0, NOW_MS + MAX_DELAY_MS), st.integers(0, NOW_MS + 2 * MAX_DELAY_MS))
+def test_of_a_copys_own_time_and_its_producers_the_later_counts(header_ms: int | None, told_ms: int) -> None:
+    headers = [(POSTPONED_TO, str(told_ms).encode())]
+    if header_ms is not None:
+        headers.append(("not-before", str(header_ms).encode()))
+    kept = [ms for ms in (header_ms, told_ms) if ms is not None and ms <= NOW_MS + MAX_DELAY_MS]
+    assert not_before_ms(headers, NOW_MS) == (max(kept, default=None), "")
+
+
+@given(st.binary(max_size=60))
+def test_a_copys_own_time_that_cannot_be_read_counts_as_absent(value: bytes) -> None:
+    at_ms, problem = not_before_ms([(POSTPONED_TO, value)], NOW_MS)
+    assert problem == ""
+    assert at_ms is None or 0 <= at_ms <= NOW_MS + MAX_DELAY_MS

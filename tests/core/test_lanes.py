@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from app.core.lanes import LaneError, Lanes
 
@@ -44,35 +42,55 @@ def test_finishing_what_is_not_out_is_an_error_and_not_a_broken_order() -> None:
         lanes.finished(b"a")
 
 
-@given(st.lists(st.tuples(keys, st.integers(0, 3)), max_size=60), st.booleans())
-def test_each_key_comes_out_in_order_one_at_a_time_and_nothing_is_kept(
-    offers: list[tuple[bytes | None, int]], single: bool
-) -> None:
-    lanes: Lanes[int] = Lanes(single=single)
-    out: list[tuple[bytes | None, int]] = []
-    came: dict[object, list[int]] = defaultdict(list)
-    lane_of = (lambda _key: 0) if single else (lambda key: key)
+class Turns(RuleBasedStateMachine):
+    """Lanes against a plain list a lane, whose first is out."""
 
-    def take(key: bytes | None, item: int) -> None:
-        if single or key is not None:
-            assert lane_of(key) not in [lane_of(other) for other, _ in out]
-        out.append((key, item))
-        came[lane_of(key)].append(item)
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = 0
 
-    key_of = {}
-    for number, (key, finishes) in enumerate(offers, start=1):
-        key_of[number] = key
-        if lanes.offer(key, number) is not None:
-            take(key, number)
-        for _ in range(finishes):
-            if out:
-                following = lanes.finished(out.pop(number % len(out))[0])
-                if following is not None:
-                    take(key_of[following], following)
-    while out:
-        following = lanes.finished(out.pop()[0])
-        if following is not None:
-            take(key_of[following], following)
-    assert all(items == sorted(items) for items in came.values())
-    assert sum(map(len, came.values())) == len(offers)
-    assert lanes.in_use == lanes.waiting == 0
+    @initialize(single=st.booleans())
+    def begin(self, single: bool) -> None:
+        self.single = single
+        self.lanes: Lanes[tuple[bytes | None, int]] = Lanes(single=single)
+        self.model: dict[bytes, list[tuple[bytes | None, int]]] = {}
+
+    def lane_of(self, key: bytes | None) -> bytes | None:
+        return b"" if self.single else key
+
+    @rule(key=keys)
+    def offer(self, key: bytes | None) -> None:
+        self.number += 1
+        item, lane = (key, self.number), self.lane_of(key)
+        queue = [] if lane is None else self.model.setdefault(lane, [])
+        assert self.lanes.offer(key, item) == (None if queue else item)
+        queue.append(item)
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data())
+    def finish_what_is_out(self, data: st.DataObject) -> None:
+        lane = data.draw(st.sampled_from(sorted(self.model)))
+        (key, _), *rest = self.model[lane]
+        assert self.lanes.finished(key) == (rest[0] if rest else None)
+        if rest:
+            self.model[lane] = rest
+        else:
+            del self.model[lane]
+
+    @precondition(lambda self: self.number)
+    @rule(data=st.data())
+    def take_out_of_turn(self, data: st.DataObject) -> None:
+        number = data.draw(st.integers(1, self.number))
+        waiting = [(queue, item) for queue in self.model.values() for item in queue[1:] if item[1] == number]
+        found = self.lanes.withdraw(lambda item: item[1] == number)
+        assert found == (waiting[0][1] if waiting else None), "only what waits, never what is out"
+        for queue, item in waiting:
+            queue.remove(item)
+
+    @invariant()
+    def nothing_else_is_kept(self) -> None:
+        assert self.lanes.in_use == len(self.model)
+        assert self.lanes.waiting == sum(len(queue) - 1 for queue in self.model.values())
+
+
+TestTurns = Turns.TestCase

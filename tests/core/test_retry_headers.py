@@ -120,3 +120,24 @@ def test_reasons_are_bounded_and_any_text_is_taken(reason: str) -> None:
 
     assert value is not None
     assert len(value.decode()) <= MAX_REASON_CHARS
+
+
+@pytest.mark.parametrize("topic", [b"", b".\n", "töpic".encode(), b"\xff", b"x" * 250, b"a b"])
+def test_an_origin_that_is_no_topic_counts_as_absent(topic: bytes) -> None:
+    headers: list[Header] = [(retry_headers.ORIGIN_TOPIC, topic), (retry_headers.ORIGIN_OFFSET, b"5")]
+
+    assert read(headers, 0) == Origin("retry", 77, 88, 99, tier=0)
+
+
+@pytest.mark.parametrize(
+    ("header", "most"),
+    [(retry_headers.ORIGIN_PARTITION, 2**31 - 1), (retry_headers.ORIGIN_OFFSET, 2**63 - 1),
+     (retry_headers.ORIGIN_TIMESTAMP, 2**63 - 1), (retry_headers.ATTEMPT, 2**31 - 1),
+     (retry_headers.RETRY_COUNT, 2**31 - 1), (retry_headers.MERGES, 2**31 - 1)],
+)  # fmt: skip
+def test_a_number_beyond_what_kafka_and_the_contracts_hold_counts_as_absent(header: str, most: int) -> None:
+    def with_number(number: int) -> Origin:
+        return read([(retry_headers.ORIGIN_TOPIC, b"orders"), (header, str(number).encode())], 0)
+
+    assert with_number(most) != with_number(most + 1)
+    assert with_number(most + 1) == read([(retry_headers.ORIGIN_TOPIC, b"orders")], 0)

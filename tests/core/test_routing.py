@@ -30,7 +30,8 @@ def routing(unmatched: Unmatched = Unmatched.DLQ) -> Routing:
         ([], "main:1"),
         ([("env", b"prod")], "main:1"),
         ([("env", b"Production")], "main:1"),
-        ([("env", None)], "main:1"),
+        ([("ENV", b"staging")], "staging:1"),
+        ([("Env", b"staging"), ("ZONE", b"b")], "staging-b:1"),
         ([("zone", b"b")], "main-b:1"),
         ([("zone", b"unknown")], "main:1"),
         ([("env", b"prod"), ("zone", b"b")], "main-b:1"),
@@ -45,7 +46,17 @@ def test_each_message_has_its_receiver(headers: list[tuple[str, bytes | None]], 
     assert routing().choose(headers) == address
 
 
-@pytest.mark.parametrize("headers", [[("env", b"ci")], [("env", b"qa")], [("env", b"\xff\xfe")]])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [("env", b"ci")],
+        [("env", b"qa")],
+        [("env", b"\xff\xfe")],
+        [("env", None)],
+        [("env", b"")],
+        [("env", b" ")],
+    ],
+)
 def test_an_environment_without_a_target_does_as_the_definition_says(
     headers: list[tuple[str, bytes | None]],
 ) -> None:
@@ -59,12 +70,14 @@ def test_an_environment_without_a_target_does_as_the_definition_says(
     assert routing(Unmatched.DEFAULT).choose(headers) == "main:1"
 
 
-@given(st.lists(st.tuples(st.sampled_from(["env", "zone", "other"]), st.none() | st.binary(max_size=8))))
+@given(
+    st.lists(st.tuples(st.sampled_from(["env", "Env", "zone", "other"]), st.none() | st.binary(max_size=8)))
+)
 def test_only_production_reaches_production_whatever_the_headers(
     headers: list[tuple[str, bytes | None]],
 ) -> None:
     chosen = routing().choose(headers)
-    told = [value for name, value in headers if name == "env"]
-    environment = (told[-1] or b"").decode("utf-8", "replace").strip() if told else ""
-    is_production = not environment or environment.casefold() in PRODUCTION
+    told = [value for name, value in headers if name.lower() == "env"]
+    environment = (told[-1] or b"").decode("utf-8", "replace").strip() if told else "prod"
+    is_production = environment.casefold() in PRODUCTION
     assert (chosen in ("main:1", "main-b:1")) == is_production

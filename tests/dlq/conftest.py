@@ -1,4 +1,4 @@
-"""A client of the session's broker."""
+"""A client of the session's broker, and a queue in it that is yet to be created."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import AsyncIterator
 import pytest
 
 from app.kafka.clusters import ClusterClient, ClusterSpec
+from tests.dlq.queues import Queue
 
 
 @pytest.fixture
-async def client(bootstrap: str) -> AsyncIterator[ClusterClient]:
-    made = ClusterClient(ClusterSpec("east", (bootstrap,)))
-    await made.start()
-    yield made
-    await made.stop()
+async def queue(bootstrap: str, topic_name: str) -> AsyncIterator[Queue]:
+    client = ClusterClient(ClusterSpec("east", (bootstrap,)))
+    await client.start()
+    yield Queue(bootstrap, topic_name, client)
+    await client.stop()

@@ -1,6 +1,7 @@
-"""A dead letter queue of real Kafka to work on, and a merge as a process of its own that can be killed.
+"""A dead letter queue of real Kafka to work on, and a merge or purge as a process of its own, to be killed.
 
 python -m tests.dlq.queues BOOTSTRAP TOPIC OPERATION RATE      merges; a line of JSON a transaction
+                                                               RATE "purge": purges, asks before it goes on
 """
 
 from __future__ import annotations
@@ -17,13 +18,17 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from app.config.definitions import Workload
 from app.core import retry_headers as names
-from app.dlq.letter import MERGES
+from app.core.retry_headers import MERGES
 from app.dlq.merge import Merger
 from app.dlq.progress import Merge, Terms
+from app.dlq.purge import purge_chosen
+from app.dlq.query import Query
 from app.dlq.read import queue_ends
+from app.dlq.rules import Span
 from app.kafka.clusters import ClusterClient, ClusterSpec
 
 GROUP = "billing"
+RATE = 100_000.0
 
 
 def of_topic(topic: str) -> Workload:
@@ -64,39 +69,74 @@ async def create(bootstrap: str, topic: str, partitions: int, **config: str) -> 
         await admin.close()
 
 
-async def fill(bootstrap: str, workload: Workload, numbers: Iterable[int], **told: Any) -> None:
-    """Dead letters with the numbers as values and keys, spread over the queue's partitions in turn."""
-    async with AIOKafkaProducer(bootstrap_servers=bootstrap, linger_ms=5) as producer:
-        count = len(await producer.partitions_for(workload.dlq_topic()))
-        for number in numbers:
-            text = str(number).encode()
-            await producer.send(
-                workload.dlq_topic(), text, text, number % count, headers=headers(number, **told)
-            )
+class Queue:
+    """The dead letter queue of a workload of `topic`; what needs no `client` works from any loop."""
 
+    def __init__(self, bootstrap: str, topic: str, client: ClusterClient | None = None) -> None:
+        self.bootstrap = bootstrap
+        self.topic = topic
+        self.workload = of_topic(topic)
+        self._client = client
 
-async def merged(bootstrap: str, workload: Workload) -> list[Any]:
-    """Every committed record of the merge topic, as the data plane reads it."""
-    consumer = AIOKafkaConsumer(
-        bootstrap_servers=bootstrap, isolation_level="read_committed", enable_auto_commit=False
-    )
-    await consumer.start()
-    try:
-        await consumer._client.force_metadata_update()
-        found = consumer.partitions_for_topic(workload.merge_topic()) or set()
-        parts = [TopicPartition(workload.merge_topic(), p) for p in found]
-        if not parts:
-            return []
-        consumer.assign(parts)
-        await consumer.seek_to_beginning(*parts)
-        ends = await consumer.end_offsets(parts)
-        records: list[Any] = []
-        while any([await consumer.position(part) < ends[part] for part in parts]):
-            for batch in (await consumer.getmany(*parts, timeout_ms=200)).values():
-                records += batch
-        return records
-    finally:
-        await consumer.stop()
+    @property
+    def client(self) -> ClusterClient:
+        assert self._client is not None
+        return self._client
+
+    async def create(self, partitions: int = 1, **config: str) -> None:
+        await create(self.bootstrap, self.workload.dlq_topic(), partitions, **config)
+
+    async def put(self, *values: bytes | None, topic: str | None = None, **record: Any) -> None:
+        """Records that are alike but for their values, one after the other."""
+        async with AIOKafkaProducer(bootstrap_servers=self.bootstrap, max_request_size=8 << 20) as producer:
+            for value in values:
+                await producer.send_and_wait(topic or self.workload.dlq_topic(), value, **record)
+
+    async def fill(self, numbers: Iterable[int], **told: Any) -> None:
+        """Dead letters with the numbers as values and keys, spread over the partitions in turn."""
+        topic = self.workload.dlq_topic()
+        async with AIOKafkaProducer(bootstrap_servers=self.bootstrap, linger_ms=5) as producer:
+            count = len(await producer.partitions_for(topic))
+            for number in numbers:
+                text = str(number).encode()
+                await producer.send(topic, text, text, number % count, headers=headers(number, **told))
+
+    async def ends(self) -> dict[int, Span]:
+        return await queue_ends(self.client, self.workload.dlq_topic())
+
+    def merger(self, operation: str, rate: float = RATE, report: Any = None) -> Merger:
+        return Merger(self.client, self.workload, operation, rate=rate, report=report)
+
+    async def merge(self, operation: str, terms: Terms | None = None) -> Merge:
+        """Merges all there is."""
+        return await self.merger(operation).run(terms or Terms(), await self.ends())
+
+    async def merged(self) -> list[Any]:
+        """Every committed record of the merge topic, as the data plane reads it."""
+        topic = self.workload.merge_topic()
+        consumer = AIOKafkaConsumer(
+            bootstrap_servers=self.bootstrap, isolation_level="read_committed", enable_auto_commit=False
+        )
+        await consumer.start()
+        try:
+            await consumer._client.force_metadata_update()
+            parts = [TopicPartition(topic, p) for p in consumer.partitions_for_topic(topic) or set()]
+            if not parts:
+                return []
+            consumer.assign(parts)
+            await consumer.seek_to_beginning(*parts)
+            ends = await consumer.end_offsets(parts)
+            records: list[Any] = []
+            while any([await consumer.position(part) < ends[part] for part in parts]):
+                for batch in (await consumer.getmany(*parts, timeout_ms=200)).values():
+                    records += batch
+            return records
+        finally:
+            await consumer.stop()
+
+    async def numbers(self) -> list[int]:
+        """What was merged, in order."""
+        return sorted(int(record.value) for record in await self.merged())
 
 
 class Clusters:
@@ -114,25 +154,26 @@ class Clusters:
         return self._started
 
 
-def numbers_of(records: list[Any]) -> list[int]:
-    return sorted(int(record.value) for record in records)
-
-
-async def merge_as_told(bootstrap: str, topic: str, operation: str, rate: float) -> None:
+async def work_as_told(bootstrap: str, topic: str, operation: str, rate: str) -> None:
     client = ClusterClient(ClusterSpec("east", (bootstrap,)))
     await client.start()
-    workload = of_topic(topic)
+    queue = Queue(bootstrap, topic, client)
 
     def say(state: Merge) -> None:
         sys.stdout.write(json.dumps(state.to_json()) + "\n")
         sys.stdout.flush()
+        if rate == "purge":
+            sys.stdin.readline()
 
     try:
-        ends = await queue_ends(client, workload.dlq_topic())
-        await Merger(client, workload, operation, rate=rate, report=say).run(Terms(), ends)
+        if rate == "purge":
+            terms = Terms(Query(code=("INTERNAL",)), purge=True)
+            await purge_chosen(client, queue.workload, operation, terms, await queue.ends(), say)
+        else:
+            await queue.merger(operation, float(rate), say).run(Terms(), await queue.ends())
     finally:
         await client.stop()
 
 
 if __name__ == "__main__":
-    asyncio.run(merge_as_told(sys.argv[1], sys.argv[2], sys.argv[3], float(sys.argv[4])))
+    asyncio.run(work_as_told(*sys.argv[1:5]))

@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.core import retry_headers as names
-from app.dlq.letter import MERGES, Letter, described, exported, preview, read_letter, unwhole, whole
+from app.core.retry_headers import MERGES
+from app.dlq.letter import Letter, described, exported, preview, read_letter, unwhole, whole
 from app.dlq.progress import MAX_METADATA_BYTES, Merge, Part, Terms, check_operation, pack, unpack
 from app.dlq.query import MAX_QUERY_BYTES, BadQuery, Query, parse_when
-from app.dlq.rules import Verdict, bounded, copy_headers, judge, parse_range
+from app.dlq.rules import Choice, Verdict, bounded, copy_headers, judge, parse_range
 
 CODES = ["INTERNAL", "DATA_LOSS", ""]
 text = st.text(max_size=12)
@@ -102,6 +103,20 @@ def test_a_letter_is_merged_by_one_merge_and_never_beyond_its_count(
         assert later == judge(letter, second, later_most, []), "what was not merged is not forgotten"
 
 
+@given(letters(), queries(), queries(), st.integers(0, 21), st.booleans())
+def test_a_letter_that_was_purged_is_gone_for_queries_merges_and_purges_and_no_other_is(
+    letter: Letter, first: Query, second: Query, reached: int, again: bool
+) -> None:
+    began = Merge("a", Terms(first, purge=True), {p: Part(0, 21, reached) for p in range(3)})
+    gone = letter.offset < reached and first.holds(letter)
+    assert began.past().took(letter) == gone
+    assert Choice(second, [began.past()]).holds(letter) == (second.holds(letter) and not gone)
+    merge, purge = Terms(second, 9, again), Terms(second, purge=True)
+    for terms, else_ in ((merge, Verdict.RAW if letter.raw else Verdict.MERGE), (purge, Verdict.PURGE)):
+        held = Verdict.GONE if gone else else_
+        assert terms.judge(letter, terms.heeded([began])) == (held if second.holds(letter) else Verdict.OTHER)
+
+
 @given(
     queries(), st.integers(1, 1000), st.booleans(), st.integers(0, 9), st.dictionaries(text, st.integers(0))
 )
@@ -109,7 +124,7 @@ def test_what_is_remembered_is_read_back_as_it_was(
     query: Query, most: int, again: bool, next_offset: int, counts: dict[str, int]
 ) -> None:
     counts = {name: count % 2**60 for name, count in list(counts.items())[:5] if name.isprintable()}
-    terms, part = Terms(query, most, again), Part(0, 9, next_offset, counts)
+    terms, part = Terms(query, most, again, not again), Part(0, 9, next_offset, counts)
     assert unpack(pack(terms, part), next_offset) == (terms, part)
 
 

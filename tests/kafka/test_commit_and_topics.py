@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from aiokafka.errors import KafkaError
 from app.kafka.clusters import ClusterClient, ClusterSpec
 from app.kafka.commit import OffsetCommitter
 from app.kafka.topics import TopicMismatch, TopicSpec, ensure_topics
-from tests.kafka.conftest import ENOUGH_S, create, write
+from tests.kafka.conftest import create, write
 
 
 async def test_commits_are_seen_by_ordinary_tools_and_read_back(
@@ -67,34 +66,6 @@ async def test_a_commit_for_a_topic_that_is_gone_is_refused_and_told(
     refused = await OffsetCommitter(client).commit(f"group-{topic_name}", {at: 1})
 
     assert "Unknown" in refused[at]
-
-
-async def test_a_dead_member_can_be_taken_out_of_its_group(
-    client: ClusterClient, bootstrap: str, topic_name: str
-) -> None:
-    await create(client, topic_name)
-    group = f"group-{topic_name}"
-    script = (
-        "import asyncio, sys\nfrom aiokafka import AIOKafkaConsumer\n"
-        "async def main():\n"
-        f" c = AIOKafkaConsumer({topic_name!r}, bootstrap_servers={bootstrap!r}, group_id={group!r})\n"
-        " await c.start()\n print(c._coordinator.member_id, flush=True)\n await asyncio.sleep(60)\n"
-        "asyncio.run(main())"
-    )
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", script, stdout=asyncio.subprocess.PIPE
-    )
-    assert process.stdout is not None
-    async with asyncio.timeout(ENOUGH_S):
-        member = (await process.stdout.readline()).decode().strip()
-    process.kill()
-    await process.wait()
-    committer = OffsetCommitter(client)
-    assert await committer.commit(group, {(topic_name, 0): 1}) != {}
-
-    await committer.remove_member(group, member)
-
-    assert await committer.commit(group, {(topic_name, 0): 1}) == {}
 
 
 # -- topics ----------------------------------------------------------------------------------------

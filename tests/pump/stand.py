@@ -49,16 +49,19 @@ class Copied:
 
     def __init__(self) -> None:
         self.records: list[tuple[str, bytes | None, bytes | None, dict[str, bytes | None]]] = []
+        self.partitions: list[int | None] = []  # that were asked for, of each of them
         self.refuse = False
 
     async def send(
-        self, topic: str, key: bytes | None, value: bytes | None, headers: list[tuple[str, bytes | None]]
-    ) -> None:
+        self, topic: str, key: bytes | None, value: bytes | None, headers: list[tuple[str, bytes | None]],
+        partition: int | None = None,
+    ) -> None:  # fmt: skip
         """Keeps the record."""
         await asyncio.sleep(0)
         if self.refuse:
             raise OSError("the cluster is away")
         self.records.append((topic, key, value, dict(headers)))
+        self.partitions.append(partition)
 
     def values(self, suffix: str) -> list[bytes | None]:
         """Values of the copies in the topic with this suffix."""
@@ -116,14 +119,18 @@ class Stand:
         workload = definition(f"127.0.0.1:{self.port}", **spec)
         self.runtime = WorkloadRuntime(workload, GrpcTargets("w1"), self.copied, self.lease, chain)
 
-    def pump(self, partition: int = 0, *, tier: int | None = None, capacity: int = 10_000) -> DispatchPump:
-        """A pump of the partition, from offset 0."""
+    def pump(
+        self, partition: int = 0, *, tier: int | None = None, delayed: bool = False, capacity: int = 10_000
+    ) -> DispatchPump:
+        """A pump of the partition, from offset 0; of the topic of delayed messages if `delayed`."""
         workload = self.runtime.workload
         topic = TOPIC if tier is None else workload.retry_topics()[tier]
+        if delayed:
+            topic = workload.delayed_topic()
         job = JobId(Kind.DISPATCH, workload.key, topic, partition)
         pump = DispatchPump(
-            job, 1, self.runtime, tier=tier, next_offset=0, snapshot=Snapshot(0), capacity=capacity,
-            group=GROUP, lineage=0,
+            job, 1, self.runtime, tier=tier, merged=delayed, next_offset=0, snapshot=Snapshot(0),
+            capacity=capacity, group=GROUP, lineage=0,
         )  # fmt: skip
         self._parts[id(pump)] = PartitionFetch(self._service, "k", topic, partition, 0)
         self.pumps.append(pump)

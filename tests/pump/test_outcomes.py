@@ -116,6 +116,7 @@ async def test_a_message_can_be_concluded_wherever_it_is(contract: str, action: 
 
         assert b"9" not in stand.values()
         assert set(stand.copied.values("dlq")) == ({b"0", b"1", b"9"} if action is Action.DLQ else set())
+        assert pump.delivered == 7  # a skip is no delivery
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)

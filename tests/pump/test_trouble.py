@@ -156,7 +156,7 @@ async def test_a_test_message_never_reaches_production_and_an_absent_test_receiv
         isolation = {**ISOLATION, "targets": [{"environment": "staging", "address": address}]}
         await stand.runtime.close()
         stand.run(target={"contract": contract}, isolation=isolation)
-        pump = stand.pump()
+        pump = stand.pump(capacity=500)
         stand.feed(pump, numbers(100), headers=[("env", b"staging")])
         stand.feed(pump, numbers(100, 100), headers=[("env", b"production")])
         stand.feed(pump, numbers(10, 200), headers=[("env", b"qa")])
@@ -171,6 +171,45 @@ async def test_a_test_message_never_reaches_production_and_an_absent_test_receiv
         stand.feed(pump, numbers(2_000, 5_000))
         await stand.until(lambda: len(stand.seen) == 2_200)
         assert all(not 1_000 <= int(message.value) < 3_000 for message in stand.seen)
+
+
+@pytest.mark.parametrize("tiers", [[], [{"delay": "1h", "attempts": 1}]])
+async def test_one_message_for_an_absent_test_receiver_does_not_stop_production_behind_it(tiers: Any) -> None:
+    async with standing(lambda _: None) as stand:
+        address, staged, staging = await stand.another_receiver(lambda _: None)
+        isolation = {**ISOLATION, "targets": [{"environment": "staging", "address": address}]}
+        await stand.runtime.close()
+        stand.run(isolation=isolation, retry=tiers)
+        pump = stand.pump(capacity=100)
+        stand.feed(pump, numbers(50), headers=[("env", b"staging")])
+        await stand.idle()
+        assert len(staged) == 50
+        await staging.stop(0)
+        stand.feed(pump, numbers(1, 777), headers=[("env", b"staging")])
+        stand.feed(pump, numbers(40, 1_000))
+        await stand.until(lambda: len(stand.seen) == 40)
+        assert not stand.copied.records  # it waits while it stands in nobody's way
+        stand.feed(pump, numbers(1_000, 2_000))
+        await stand.idle()
+
+        assert len(stand.seen) == 1_040
+        assert stand.copied.values("retry_1" if tiers else "dlq") == [b"777"]
+        assert b"half a tracker" in (stand.copied.records[0][3]["switchyard-reason"] or b"")
+
+
+async def test_a_burst_for_a_slow_test_receiver_is_delivered_to_it() -> None:
+    async def slowly(_: Message) -> None:
+        await asyncio.sleep(0.005)
+
+    async with standing(lambda _: None) as stand:
+        address, staged, _ = await stand.another_receiver(slowly)
+        isolation = {**ISOLATION, "targets": [{"environment": "staging", "address": address}]}
+        await stand.runtime.close()
+        stand.run(isolation=isolation, flow={"max_inflight": 20})
+        pump = stand.pump(capacity=100)
+        stand.feed(pump, numbers(400), headers=[("env", b"staging")])
+        await stand.idle()
+        assert (len(staged), stand.copied.records) == (400, [])
 
 
 class Odd:
@@ -200,6 +239,8 @@ async def test_interceptors_change_reject_and_skip_and_one_that_fails_harms_its_
         assert sorted(stand.copied.values("dlq")) == [b"2", b"4"]  # as it was read
         reasons = [headers["switchyard-reason"] or b"" for *_, headers in stand.copied.records]
         assert not any(b"secret" in reason for reason in reasons)
+        assert b"interceptor odd: two is not allowed" in reasons  # said once
+        assert pump.delivered == 7  # what is skipped is not
         assert stand.runtime.link.breaker.closed
 
 

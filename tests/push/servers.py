@@ -20,47 +20,75 @@ Pairs = Sequence[tuple[str, str | bytes]]
 
 
 class _Generic(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the stubs only
-    def __init__(self, behaviour: Behaviour) -> None:
-        self._handler = grpc.unary_unary_rpc_method_handler(behaviour)
+    def __init__(self, method: str, handler: Any) -> None:
+        self._method = method
+        self._handler = handler
 
     def service(self, details: Any) -> Any:
-        return self._handler if details.method == METHOD else None
+        return self._handler if details.method == self._method else None
 
 
-async def start_server(behaviour: Behaviour, port: int = 0) -> tuple[aio.Server, int]:
-    """A server with nothing between the bytes and `behaviour`, and its port."""
+async def listen(method: str, handler: Any, port: int = 0, max_bytes: int = -1) -> tuple[aio.Server, int]:
+    """A server with nothing between the bytes and gRPC's `handler` of one method, and its port."""
     options = [
         ("grpc.so_reuseport", 0),
-        ("grpc.max_receive_message_length", -1),
+        ("grpc.max_receive_message_length", max_bytes),
         ("grpc.max_metadata_size", 1 << 20),  # gRPC refuses what is above 8 kB at random
         ("grpc.absolute_max_metadata_size", 1 << 20),
         ("grpc.server.max_pending_requests", 1 << 20),  # gRPC turns bursts of more than 1,000 calls away
         ("grpc.server.max_pending_requests_hard_limit", 1 << 20),
     ]
     server = aio.server(options=options)
-    server.add_generic_rpc_handlers((_Generic(behaviour),))
+    server.add_generic_rpc_handlers((_Generic(method, handler),))
     bound = server.add_insecure_port(f"127.0.0.1:{port}")
     await server.start()
     return server, bound
 
 
+async def start_server(behaviour: Behaviour, port: int = 0) -> tuple[aio.Server, int]:
+    """A server that does as `behaviour` says on every call, and its port."""
+    return await listen(METHOD, grpc.unary_unary_rpc_method_handler(behaviour), port)
+
+
+class Place:
+    """Where a receiver is, or is not; another may take its place."""
+
+    def __init__(self, start: Callable[..., Awaitable[tuple[aio.Server, int]]], **options: Any) -> None:
+        self._start = start
+        self._options = options
+        self._server: aio.Server | None = None
+        self.port = 0
+
+    async def begin(self, behaviour: Any) -> None:
+        """A receiver that does as `behaviour` says, always at the same port."""
+        self._server, self.port = await self._start(behaviour, self.port, **self._options)
+
+    async def end(self) -> None:
+        """Nobody is there any more."""
+        if self._server is not None:
+            await self._server.stop(None)
+            self._server = None
+
+
 @contextlib.asynccontextmanager
 async def serving(behaviour: Behaviour) -> AsyncIterator[Caller]:
     """A caller of a server that does as `behaviour` says."""
-    server, port = await start_server(behaviour)
-    target = UnaryTarget(f"127.0.0.1:{port}", METHOD)
+    place = Place(start_server)
+    await place.begin(behaviour)
+    caller = Caller(UnaryTarget(f"127.0.0.1:{place.port}", METHOD), place)
     try:
-        yield Caller(target)
+        yield caller
     finally:
-        await target.close()
-        await server.stop(None)
+        await caller.target.close()
+        await place.end()
 
 
 class Caller:
     """Awaits what the target answers, and counts how often it does."""
 
-    def __init__(self, target: UnaryTarget) -> None:
+    def __init__(self, target: UnaryTarget, place: Place | None = None) -> None:
         self.target = target
+        self.place = place or Place(start_server)
         self.answers = 0
 
     def begin(

@@ -14,7 +14,7 @@ from grpc import aio
 
 from app.push.proto.switchyard.v1.receiver_pb2 import DeliverRequest, DeliverResponse
 from app.push.stream import METHOD, OutBatch, StreamResult, StreamTarget
-from tests.push.servers import ENOUGH_S
+from tests.push.servers import ENOUGH_S, Place, listen
 
 EOF: Any = aio.EOF  # type: ignore[attr-defined]
 
@@ -77,31 +77,22 @@ class Stream:
 Script = Callable[[Stream], Awaitable[None]]
 
 
-class _Generic(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the stubs only
-    def __init__(self, script: Script) -> None:
-        async def behave(_: Any, context: Any) -> None:
-            await script(Stream(context))
-
-        self._handler = grpc.stream_stream_rpc_method_handler(behave)
-
-    def service(self, details: Any) -> Any:
-        return self._handler if details.method == METHOD else None
-
-
 async def start_stream_server(script: Script, port: int = 0, max_bytes: int = -1) -> tuple[aio.Server, int]:
     """A server that does as `script` says on every stream, and its port."""
-    options = [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", max_bytes)]
-    server = aio.server(options=options)
-    server.add_generic_rpc_handlers((_Generic(script),))
-    bound = server.add_insecure_port(f"127.0.0.1:{port}")
-    await server.start()
-    return server, bound
+
+    async def behave(_: Any, context: Any) -> None:
+        await script(Stream(context))
+
+    return await listen(METHOD, grpc.stream_stream_rpc_method_handler(behave), port, max_bytes)
 
 
 class Sender:
     """A target, and everything it told."""
 
-    def __init__(self, port: int, *, timeout_s: float = ENOUGH_S, streams: int = 1) -> None:
+    def __init__(
+        self, port: int, place: Place | None = None, *, timeout_s: float = ENOUGH_S, streams: int = 1
+    ) -> None:
+        self.place = place or Place(start_stream_server)
         self.told: Counter[tuple[int, int]] = Counter()  # by batch and index
         self.results: dict[tuple[int, int], StreamResult] = {}
         self.lost: list[StreamResult] = []
@@ -173,13 +164,14 @@ async def hold(_: Stream) -> None:
 
 @contextlib.asynccontextmanager
 async def streaming(
-    script: Script, *, timeout_s: float = ENOUGH_S, max_bytes: int = -1
+    script: Script, *, timeout_s: float = ENOUGH_S, max_bytes: int = -1, streams: int = 1
 ) -> AsyncIterator[Sender]:
     """A sender to a server that does as `script` says."""
-    server, port = await start_stream_server(script, max_bytes=max_bytes)
-    sender = Sender(port, timeout_s=timeout_s)
+    place = Place(start_stream_server, max_bytes=max_bytes)
+    await place.begin(script)
+    sender = Sender(place.port, place, timeout_s=timeout_s, streams=streams)
     try:
         yield sender
     finally:
         await sender.target.close()
-        await server.stop(None)
+        await place.end()

@@ -10,20 +10,18 @@ import pytest
 from app.push.receiver import Message, Receiver, Skip
 from app.push.receiver.sdk import MAX_MESSAGE_BYTES, MAX_METADATA_BYTES
 from app.push.unary import CallResult, UnaryTarget
-from tests.push.servers import ENOUGH_S, METHOD, Caller, accept, serving, start_server
+from tests.push.conftest import CallTo
+from tests.push.servers import ENOUGH_S, METHOD, Caller, accept, serving
 
 RESOURCE_EXHAUSTED, UNAVAILABLE, CANCELLED = 8, 14, 1
 
 
 @pytest.fixture
-async def sdk() -> Any:
-    """A receiver of the SDK's that takes everything, and a caller of it."""
+async def sdk(call_to: CallTo) -> Caller:
+    """A caller of a receiver of the SDK's that takes everything."""
     receiver = Receiver()
     receiver.on(topic="orders", group="billing")(lambda message: None)
-    target = UnaryTarget(f"127.0.0.1:{await receiver.start()}", METHOD)
-    yield Caller(target)
-    await target.close()
-    await receiver.stop(0)
+    return await call_to(receiver)
 
 
 async def test_a_body_beyond_the_receivers_limit_is_too_large_and_the_next_one_is_fine(sdk: Caller) -> None:
@@ -49,14 +47,17 @@ async def test_headers_beyond_the_receivers_limit_are_too_large(sdk: Caller) -> 
     assert (result.code, result.too_large) == (RESOURCE_EXHAUSTED, True)
 
 
-async def test_an_answer_that_is_too_large_is_not_the_messages_fault() -> None:
+@pytest.mark.parametrize(("mebibytes", "code"), [(5, 0), (65, RESOURCE_EXHAUSTED)])
+async def test_an_answer_of_any_sane_size_acknowledges_and_none_is_the_messages_fault(
+    mebibytes: int, code: int
+) -> None:
     async def talk(_: bytes, __: Any) -> bytes:
-        return bytes(2 * 1024 * 1024)
+        return bytes(mebibytes * 1024 * 1024)
 
     async with serving(talk) as call:
         result = await call()
 
-    assert (result.code, result.too_large) == (RESOURCE_EXHAUSTED, False)
+    assert (result.code, result.too_large) == (code, False)
 
 
 async def test_a_burst_of_calls_is_not_turned_away(sdk: Caller) -> None:
@@ -77,8 +78,6 @@ async def test_nobody_at_the_address_is_unavailable(address: str) -> None:
 
 
 async def test_a_receiver_far_away_that_is_slow_to_greet_is_reached() -> None:
-    server, port = await start_server(accept)
-
     async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(65536):
             writer.write(data)
@@ -86,35 +85,32 @@ async def test_a_receiver_far_away_that_is_slow_to_greet_is_reached() -> None:
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(1.5)
-        inside = await asyncio.open_connection("127.0.0.1", port)
+        inside = await asyncio.open_connection("127.0.0.1", inner.place.port)
         await asyncio.gather(pipe(reader, inside[1]), pipe(inside[0], writer))
 
-    way = await asyncio.start_server(connected, "127.0.0.1")
-    call = Caller(UnaryTarget(f"127.0.0.1:{way.sockets[0].getsockname()[1]}", METHOD, channels=1))
+    async with serving(accept) as inner:
+        way = await asyncio.start_server(connected, "127.0.0.1")
+        call = Caller(UnaryTarget(f"127.0.0.1:{way.sockets[0].getsockname()[1]}", METHOD, channels=1))
 
-    assert (await call()).code == 0
+        assert (await call()).code == 0
 
-    await call.target.close()
-    way.close()
-    await server.stop(None)
+        await call.target.close()
+        way.close()
 
 
 async def test_a_receiver_that_stops_and_comes_back_is_found_again_by_all_channels() -> None:
-    server, port = await start_server(accept)
-    call = Caller(UnaryTarget(f"127.0.0.1:{port}", METHOD))
-    assert [(await call()).code for _ in range(4)] == [0] * 4
+    async with serving(accept) as call:
+        assert [(await call()).code for _ in range(4)] == [0] * 4
 
-    await server.stop(None)
-    assert (await call()).code == UNAVAILABLE
-    await asyncio.sleep(3)  # long enough for gRPC's default backoff to grow beyond what is waited for below
-    server, _ = await start_server(accept, port)
+        await call.place.end()
+        assert (await call()).code == UNAVAILABLE
+        await asyncio.sleep(3)  # long enough for gRPC's default backoff to grow beyond what is waited for
+        await call.place.begin(accept)
 
-    async with asyncio.timeout(ENOUGH_S / 4):
-        answered = 0
-        while answered < 4:  # one after the other on each channel
-            answered = answered + 1 if (await call()).code == 0 else 0
-    await call.target.close()
-    await server.stop(None)
+        async with asyncio.timeout(ENOUGH_S / 4):
+            answered = 0
+            while answered < 4:  # one after the other on each channel
+                answered = answered + 1 if (await call()).code == 0 else 0
 
 
 async def test_a_receiver_that_dies_answers_what_is_in_flight_once_as_unavailable() -> None:
@@ -125,17 +121,15 @@ async def test_a_receiver_that_dies_answers_what_is_in_flight_once_as_unavailabl
         await asyncio.sleep(ENOUGH_S)
         return b""
 
-    server, port = await start_server(wait)
-    call = Caller(UnaryTarget(f"127.0.0.1:{port}", METHOD))
-    calls = [call.begin()[1] for _ in range(50)]
-    for _ in calls:
-        await waiting.acquire()
-    await server.stop(None)
+    async with serving(wait) as call:
+        calls = [call.begin()[1] for _ in range(50)]
+        for _ in calls:
+            await waiting.acquire()
+        await call.place.end()
 
-    results: list[CallResult] = await asyncio.gather(*calls)
-    assert {result.code for result in results} <= {UNAVAILABLE, CANCELLED}
-    assert call.answers == 50
-    await call.target.close()
+        results: list[CallResult] = await asyncio.gather(*calls)
+        assert {result.code for result in results} <= {UNAVAILABLE, CANCELLED}
+        assert call.answers == 50
 
 
 async def test_closing_answers_what_is_in_flight_once_as_canceled() -> None:
@@ -162,7 +156,7 @@ async def test_a_call_on_a_closed_target_is_a_local_error() -> None:
         assert (await call()).local_error is not None
 
 
-async def test_a_receiver_that_stops_lets_what_it_has_begun_come_to_its_end() -> None:
+async def test_a_receiver_that_stops_lets_what_it_has_begun_come_to_its_end(call_to: CallTo) -> None:
     receiver, began, go = Receiver(), asyncio.Event(), asyncio.Event()
 
     @receiver.on(topic="orders", group="billing")
@@ -171,7 +165,7 @@ async def test_a_receiver_that_stops_lets_what_it_has_begun_come_to_its_end() ->
         await go.wait()
         return Skip()
 
-    call = Caller(UnaryTarget(f"127.0.0.1:{await receiver.start()}", METHOD))
+    call = await call_to(receiver)
     _, result = call.begin()
     async with asyncio.timeout(ENOUGH_S):
         await began.wait()
@@ -181,4 +175,3 @@ async def test_a_receiver_that_stops_lets_what_it_has_begun_come_to_its_end() ->
         go.set()
         assert (await result).action == "Skip"
         await stopping
-    await call.target.close()

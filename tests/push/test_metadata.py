@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from app.push.metadata import InvalidHeaderName, MetadataTemplate
 from app.push.receiver import Message, Receiver
 from app.push.receiver.sdk import read_message
-from app.push.unary import UnaryTarget
-from tests.push.servers import METHOD, Caller
+from tests.push.conftest import CallTo
 
 Headers = list[tuple[str, bytes | None]]
 
@@ -94,19 +93,17 @@ def test_numbers_that_cannot_be_read_do_no_harm(text: str) -> None:
     assert (message.offset, message.timestamp_ms) == (0, -1)
 
 
-async def test_every_byte_of_key_value_and_headers_arrives_over_the_network_in_order() -> None:
+async def test_every_byte_of_key_value_and_headers_arrives_over_the_network_in_order(call_to: CallTo) -> None:
     received: list[Message] = []
     receiver = Receiver()
     receiver.on(topic="orders", group="billing")(received.append)
-    target = UnaryTarget(f"127.0.0.1:{await receiver.start()}", METHOD)
+    call = await call_to(receiver)
     every = bytes(range(256))
     own: Headers = [("a", every), ("B.b", None), ("a", b""), ("a", every[::-1]), ("c_-", b"\x00")]
     own += [("each", bytes([byte])) for byte in range(256)]
 
-    result = await Caller(target)(every, template.build(2**62, every, own, 1, 2, 3))
+    result = await call(every, template.build(2**62, every, own, 1, 2, 3))
 
-    await target.close()
-    await receiver.stop(0)
     assert result.code == 0
     (message,) = received
     assert (message.value, message.key, message.offset) == (every, every, 2**62)

@@ -163,14 +163,14 @@ async def test_both_contracts_hand_the_handler_all_that_a_record_has(
     headers: list[tuple[str, bytes | None]] = [("a", b"\xff\0"), ("traceparent", trace.encode()), ("a", b"")]
     metadata = MetadataTemplate("orders", "billing", 3).build(41, b"\0k", headers, 123, 2, 5)
     assert (await call(body("unary"), metadata)).code == OK
-    row = Row(41, body("stream"), b"\0k", 123, headers)
-    sender.send(
-        [row, Row(42, None, None, 120), Row(43, b"", b"", 130)], partition=3, retry_count=2, attempt=5
-    )
+    sent = [Row(41, body("stream"), b"\0k", 123, headers), Row(42, None, None, 120), Row(43, b"", b"", 130)]
+    sender.send(sent, partition=3, retry_count=2, attempt=5)
     await sender.all_told()
+    for offset, value in ((44, None), (45, b"")):  # neither is JSON
+        await call(value, MetadataTemplate("orders", "billing", 3).build(offset, None, [], 1, 0, 1))
 
     lines = {(line["id"], line["offset"]): line for line in receiver.lines()}
-    assert len(lines) == 4
+    assert len(lines) == 6
     for name in ("unary", "stream"):
         line = lines[name, 41]
         of_name = [header["Value"] for header in line["headers"] if header["Name"] == "a"]
@@ -180,8 +180,8 @@ async def test_both_contracts_hand_the_handler_all_that_a_record_has(
             "key": base64.b64encode(b"\0k").decode(), "timestamp_ms": 123, "retry_count": 2, "attempt": 5,
             "traceparent": trace, "tombstone": False,
         }  # fmt: skip
-    others = [[lines["", offset][key] for key in ("key", "timestamp_ms", "tombstone")] for offset in (42, 43)]
-    assert others == [[None, 120, True], ["", 130, False]]
+    others = [[lines["", n][key] for key in ("key", "timestamp_ms", "tombstone")] for n in range(42, 46)]
+    assert others == [[None, 120, True], ["", 130, False], [None, 1, True], [None, 1, False]]
 
 
 async def test_every_one_of_two_thousand_calls_is_answered_as_it_asks(

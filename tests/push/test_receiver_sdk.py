@@ -14,8 +14,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from app.push.metadata import MetadataTemplate
 from app.push.receiver import Ack, Message, Receiver, Retry, Skip, Stash, Verdict
 from app.push.receiver.sdk import MAX_REASON_CHARS
-from app.push.unary import CallResult, UnaryTarget
-from tests.push.servers import ENOUGH_S, METHOD, Caller
+from app.push.unary import CallResult
+from tests.push.conftest import CallTo
+from tests.push.servers import ENOUGH_S, METHOD
 
 OK, UNKNOWN, RESOURCE_EXHAUSTED, FAILED_PRECONDITION, UNIMPLEMENTED, INTERNAL, UNAVAILABLE = (
     0,
@@ -39,18 +40,13 @@ async def receiver() -> AsyncIterator[Receiver]:
 
 
 @pytest.fixture
-async def deliver(receiver: Receiver) -> AsyncIterator[Deliver]:
+async def deliver(receiver: Receiver, call_to: CallTo) -> Deliver:
     """Calls the receiver over the network; starts it with the first call."""
-    targets: list[UnaryTarget] = []
 
     async def call(method: str = METHOD, value: bytes = b"v") -> CallResult:
-        port = receiver.port or await receiver.start()
-        targets.append(UnaryTarget(f"127.0.0.1:{port}", method, channels=1))
-        return await Caller(targets[-1])(value, METADATA)
+        return await (await call_to(receiver, method, channels=1))(value, METADATA)
 
-    yield call
-    for target in targets:
-        await target.close()
+    return call
 
 
 VERDICTS: list[tuple[Verdict, int, str | None, str]] = [
@@ -309,14 +305,14 @@ async def test_a_port_that_is_taken_is_told(receiver: Receiver) -> None:
         await Receiver(port=await receiver.start()).start()
 
 
-async def test_more_calls_at_once_than_allowed_are_turned_away_as_overload() -> None:
+async def test_more_calls_at_once_than_allowed_are_turned_away_as_overload(call_to: CallTo) -> None:
     receiver, go = Receiver(max_concurrent=2), asyncio.Event()
 
     @receiver.on(topic="orders", group="billing")
     async def wait(_: Message) -> None:
         await go.wait()
 
-    call = Caller(UnaryTarget(f"127.0.0.1:{await receiver.start()}", METHOD))
+    call = await call_to(receiver)
     calls = [call.begin()[1] for _ in range(5)]
     async with asyncio.timeout(ENOUGH_S):
         turned_away, _ = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
@@ -325,5 +321,3 @@ async def test_more_calls_at_once_than_allowed_are_turned_away_as_overload() -> 
     assert {result.result().code for result in turned_away} == {grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]}
     assert codes[:2] == [OK, OK]
     assert not any(result.result().too_large for result in calls)
-    await call.target.close()
-    await receiver.stop(0)

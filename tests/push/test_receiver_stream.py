@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -17,28 +17,11 @@ from app.push.proto.switchyard.v1.receiver_pb2 import DeliverRequest, DeliverRes
 from app.push.receiver import Ack, Message, Receiver, Retry, Skip, Stash, Verdict
 from app.push.receiver.outcomes import Outcomes
 from app.push.stream import METHOD
+from tests.push.conftest import Serve
 from tests.push.servers import ENOUGH_S
-from tests.push.stream_servers import EOF, Row, Sender, rows
+from tests.push.stream_servers import EOF, Row, rows
 
 OK, CANCELLED, UNKNOWN, DEADLINE_EXCEEDED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE = 0, 1, 2, 4, 12, 13, 14
-
-Serve = Callable[..., Any]
-
-
-@pytest.fixture
-async def serve() -> AsyncIterator[Serve]:
-    """Starts a receiver; returns a sender to it."""
-    started: list[tuple[Receiver, Sender]] = []
-
-    async def start(receiver: Receiver, **options: Any) -> Sender:
-        sender = Sender(await receiver.start(), **options)
-        started.append((receiver, sender))
-        return sender
-
-    yield start
-    for receiver, sender in started:
-        await sender.target.close()
-        await receiver.stop(0)
 
 
 def judge(message: Message) -> Any:

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.push.stream_servers import (
-    Row,
-    Stream,
-    hold,
-    rows,
-    streaming,
-    take_everything,
-)
+from tests.push.servers import ENOUGH_S
+from tests.push.stream_servers import Row, Stream, hold, rows, streaming, take_everything
 
 OK, CANCELLED, DEADLINE_EXCEEDED, UNIMPLEMENTED, UNAVAILABLE = 0, 1, 4, 12, 14
 
@@ -266,8 +260,11 @@ async def test_what_has_no_result_in_time_is_given_up_and_the_receiver_is_told_s
         await hold(stream)
 
     async with streaming(forget_some, timeout_s=0.5) as sender:
+        await sender.connected()
         sender.send(rows(5))
         await sender.all_told()
+        await sender.until(lambda: canceled)  # or it travels with the next message
+        sender.target.timeout_s = ENOUGH_S
         sender.send(rows(1))
         await sender.all_told()
 

@@ -136,6 +136,8 @@ def test_results_of_deliveries_that_were_never_made_are_counted_and_tell_nothing
 
     assert [(start, end) for _, start, end in book.finish(2, 1 << 64)] == [(2, 3)]
     assert book.unknown == (1 << 64) - 3
+    assert (book.finish(500, 7), book.finish(9, 9)) == ([], [])  # ranges that say nothing, wherever they are
+    assert book.unknown == (1 << 64) - 3
     assert (book.waiting, book.in_flight) == (2, 2)
 
 

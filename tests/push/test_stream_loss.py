@@ -8,16 +8,8 @@ from typing import Any
 import grpc
 import pytest
 
-from tests.push.servers import ENOUGH_S, accept, start_server
-from tests.push.stream_servers import (
-    Sender,
-    Stream,
-    hold,
-    rows,
-    start_stream_server,
-    streaming,
-    take_everything,
-)
+from tests.push.servers import ENOUGH_S, accept, serving
+from tests.push.stream_servers import Sender, Stream, hold, rows, streaming, take_everything
 
 OK, CANCELLED, DEADLINE_EXCEEDED, UNIMPLEMENTED, UNAVAILABLE = 0, 1, 4, 12, 14
 
@@ -32,45 +24,41 @@ async def test_a_receiver_that_dies_tells_everything_in_flight_once_and_is_found
         waiting.set()
         await hold(stream)
 
-    server, port = await start_stream_server(take_half)
-    sender = Sender(port)
-    for _ in range(5):
-        sender.send(rows(100))
-    await sender.until(lambda: len(sender.told) == 201)
-    await server.stop(None)
-    await sender.all_told()
-    codes = [code for number in range(5) for code in sender.codes(number)]
-    assert codes == [OK] * 200 + [UNAVAILABLE] * 100 + [OK] + [UNAVAILABLE] * 199
-    assert len(sender.lost) == 1
-    assert sender.target.room == 0
-    sender.send(rows(1))
-    await sender.all_told()
-    assert sender.codes(5) == [UNAVAILABLE]
+    async with streaming(take_half) as sender:
+        for _ in range(5):
+            sender.send(rows(100))
+        await sender.until(lambda: len(sender.told) == 201)
+        await sender.place.end()
+        await sender.all_told()
+        codes = [code for number in range(5) for code in sender.codes(number)]
+        assert codes == [OK] * 200 + [UNAVAILABLE] * 100 + [OK] + [UNAVAILABLE] * 199
+        assert len(sender.lost) == 1
+        assert sender.target.room == 0
+        sender.send(rows(1))
+        await sender.all_told()
+        assert sender.codes(5) == [UNAVAILABLE]
 
-    server, _ = await start_stream_server(take_everything, port)
-    async with asyncio.timeout(ENOUGH_S):
-        while not sender.target.room:
-            sender.target.connect()
-            await asyncio.sleep(0.05)
-    sender.send(rows(10))
-    await sender.all_told()
-    assert sender.codes(6) == [OK] * 10
-    assert sender.target.supported is True
-    await sender.target.close()
-    await server.stop(None)
+        await sender.place.begin(take_everything)
+        async with asyncio.timeout(ENOUGH_S):
+            while not sender.target.room:
+                sender.target.connect()
+                await asyncio.sleep(0.05)
+        sender.send(rows(10))
+        await sender.all_told()
+        assert sender.codes(6) == [OK] * 10
+        assert sender.target.supported is True
 
 
 async def test_a_receiver_without_the_contract_is_told_as_such_and_its_messages_are_free_again() -> None:
-    server, port = await start_server(accept)
-    sender = Sender(port)
-    sender.send(rows(3))
-    await sender.all_told()
+    async with serving(accept) as call:
+        sender = Sender(call.place.port)
+        sender.send(rows(3))
+        await sender.all_told()
+        await sender.target.close()
 
     assert sender.target.supported is False
     assert [result.code for result in sender.lost] == [UNIMPLEMENTED]
     assert sender.codes() == [UNAVAILABLE] * 3
-    await sender.target.close()
-    await server.stop(None)
 
 
 REFUSALS = [("NOT_FOUND", 12), ("PERMISSION_DENIED", 7), ("RESOURCE_EXHAUSTED", 14), ("INTERNAL", 14)]
@@ -184,21 +172,18 @@ async def test_several_streams_share_the_load_and_one_that_dies_takes_only_its_o
                 await stream.context.abort(grpc.StatusCode.INTERNAL, "died")
             await stream.say(results={"acknowledged": [{"start": 0, "end": done}]})
 
-    server, port = await start_stream_server(first_dies)
-    sender = Sender(port, streams=2)
-    sender.target.connect()
-    await sender.until(lambda: len(opened) == 2 and sender.target.room)
-    async with asyncio.timeout(ENOUGH_S):
-        while not sender.lost:
-            sender.send(rows(10))
-            await asyncio.sleep(0.01)
-    await sender.all_told()
+    async with streaming(first_dies, streams=2) as sender:
+        sender.target.connect()
+        await sender.until(lambda: len(opened) == 2 and sender.target.room)
+        async with asyncio.timeout(ENOUGH_S):
+            while not sender.lost:
+                sender.send(rows(10))
+                await asyncio.sleep(0.01)
+        await sender.all_told()
     lost = [number for number in range(len(sender.batches)) if UNAVAILABLE in sender.codes(number)]
     kept = [number for number in range(len(sender.batches)) if sender.codes(number) == [OK] * 10]
     assert lost
     assert len(lost) + len(kept) == len(sender.batches)
-    await sender.target.close()
-    await server.stop(None)
 
 
 async def test_a_callback_that_raises_does_not_end_the_stream() -> None:

@@ -1,5 +1,8 @@
-// The console: fills the shell from the API. Data reaches the page as text nodes only (see `el`), so that
-// nothing a producer or receiver wrote can become markup.
+// The console: fills the shell from the API.
+
+import { clock, duration, el, link, number, pill, state, table } from "./dom.js";
+import { bound, flowSections, share } from "./flow.js";
+import { placementPage, placementPaths, sizingSection, workerPath, workersTable } from "./placement.js";
 
 const main = document.getElementById("main");
 const live = document.getElementById("live");
@@ -12,45 +15,18 @@ const PATIENCE_MS = 8000;
 let heard = 0; // when what is shown was true; 0: nothing is shown yet
 let before = null; // the overview a moment ago, for rates
 
-function el(name, attributes = {}, ...children) {
-  const node = document.createElement(name);
-  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
-  for (const child of children.flat()) node.append(child instanceof Node ? child : document.createTextNode(child ?? ""));
-  return node;
-}
-
-const number = (value) => (value === null || value === undefined ? "unknown" : Math.round(value).toLocaleString("en"));
-
-function duration(seconds) {
-  if (seconds === null || seconds === undefined) return "unknown";
-  if (seconds < 1) return seconds < 0.001 ? "0 s" : `${Math.round(seconds * 1000)} ms`;
-  if (seconds < 90) return `${seconds.toFixed(1)} s`;
-  if (seconds < 5400) return `${Math.round(seconds / 60)} min`;
-  return seconds < 172800 ? `${(seconds / 3600).toFixed(1)} h` : `${Math.round(seconds / 86400)} d`;
-}
-
-const clock = (ms) => new Date(ms).toLocaleString("sv");
-const pill = (text, kind) => el("span", { class: `pill ${kind}` }, text);
-const stateKind = { running: "good", flowing: "good", closed: "good", draining: "warn", paused: "warn", starting: "warn", waiting: "bad", "half-open": "warn", open: "bad", dead: "bad" };
-const state = (text) => pill(text, stateKind[text] ?? "");
-const link = (href, text) => el("a", { href }, text);
 const workloadPath = (w) => `/workloads/${encodeURIComponent(w.group)}/${encodeURIComponent(w.topic)}`;
 
 const where = (...places) => el("p", { class: "where" }, places.flatMap((place, i) => (i ? [" / ", place] : [place])));
 
+const lag = (x) => (x.hibernated ? "–" : number(x.lag_messages)); // nobody reads it: there is nothing to read
+
 // Unknown is said. Where only a part is (messages that were not fetched yet tell no age), so is what is known.
 function lagTime(x) {
   if (x.lag_s !== null && x.lag_s !== undefined) return duration(x.lag_s);
+  if (x.hibernated) return "–";
   if (x.lag_messages === null) return "unknown";
   return x.lag_s_at_least ? `${duration(x.lag_s_at_least)} or more` : "fetching";
-}
-
-function table(caption, columns, rows, empty) {
-  if (!rows.length) return el("p", { class: "quiet" }, empty);
-  const head = columns.map(([title, kind]) => el("th", { class: kind ?? "", scope: "col" }, title));
-  const body = rows.map((row) => el("tr", {}, row.map((cell, i) => el("td", { class: columns[i][1] ?? "", ...(columns[i][1] === "cut" ? { title: cell } : {}) }, cell))));
-  return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
-    el("table", {}, el("thead", {}, el("tr", {}, head)), el("tbody", {}, body)));
 }
 
 function tiles(entries) {
@@ -65,9 +41,9 @@ function rate(now, key) {
 }
 
 function workloadTable(o) {
-  const columns = [["Workload"], ["Breaker"], ["Lag", "n"], ["Lag in time", "n"], ["Delivered", "n"], ["Rate", "n"], ["In flight", "n"], ["Retried", "n"], ["Dead letters", "n"], ["Trouble", "wrap"]];
+  const columns = [["Workload"], ["Breaker"], ["Held back by"], ["Lag", "n"], ["Lag in time", "n"], ["Delivered", "n"], ["Rate", "n"], ["In flight", "n"], ["Retried", "n"], ["Dead letters", "n"], ["Trouble", "wrap"]];
   return table("Workloads", columns, o.workloads.map((w) => [
-    link(workloadPath(w), w.key), state(w.breaker), number(w.lag_messages), lagTime(w), number(w.delivered),
+    link(workloadPath(w), w.key), state(w.breaker), w.bound ? el("span", { title: w.why }, bound(w.bound)) : "", lag(w), lagTime(w), number(w.delivered),
     rate(o, w.key), number(w.in_flight), number(w.retried), number(w.dead_lettered), w.troubles.join("; "),
   ]), "No workload yet. Deploy one: switchyard config deploy -f workload.yaml --execute");
 }
@@ -87,7 +63,8 @@ function verdict(o) {
     const words = [];
     if (w.breaker === "open" || w.breaker === "half-open") words.push(`its receiver is away (breaker ${w.breaker})`);
     if (w.waiting) words.push(`${w.waiting} of ${w.partitions} partitions wait for a worker`);
-    else if (!w.partitions) words.push("no partition is assigned yet");
+    else if (!w.partitions && !w.hibernated) words.push("no partition is assigned yet");
+    if (["lease", "health", "head-of-line"].includes(w.bound)) words.push(w.why);
     words.push(...w.troubles.filter((trouble) => !w.waiting || !trouble.includes("worker")));
     if (words.length) wrong.push([link(workloadPath(w), w.key), words.join("; ")]);
   }
@@ -97,30 +74,31 @@ function verdict(o) {
 }
 
 function overviewPage(o) {
-  const columns = [["Worker"], ["State"], ["Jobs", "n"], ["Heard", "n"], ["Since"], [""]];
   return [
     el("h1", {}, `Region ${o.region}`), verdict(o),
     tiles([["workloads", number(o.totals.workloads)], ["live workers", number(o.totals.workers)], ["lag, messages", number(o.totals.lag_messages)], ["in flight", number(o.totals.in_flight)], ["leader's term", number(o.term)]]),
     el("h2", {}, "Workloads"), workloadTable(o),
     el("h2", {}, "Workers"),
-    table("Workers", columns, o.workers.map((w) => [link(`${w.url}/`, w.worker), state(w.state), number(w.jobs), `${w.silent_s.toFixed(1)} s ago`, clock(w.started_ms), w.leader ? pill("leader", "good") : ""]), "No worker is heard."),
+    workersTable(o.workers),
     el("h2", {}, "Incidents"), incidents(o.incidents),
   ];
 }
 
-function workloadPage(w, dlq) {
+function workloadPage(w, dlq, size) {
   const s = w.status;
-  const columns = [["Topic"], ["Partition", "n"], ["State"], ["Lag", "n"], ["Lag in time", "n"], ["Committed", "n"], ["High watermark", "n"], ["In flight", "n"], ["Delivered", "n"], ["Epoch", "n"], ["Trouble", "wrap"], ["Worker"], ["Why there", "cut"]];
+  const columns = [["Topic"], ["Partition", "n"], ["State"], ["Lag", "n"], ["Lag in time", "n"], ["Committed", "n"], ["High watermark", "n"], ["Tracker", "n"], ["In flight", "n"], ["Delivered", "n"], ["Epoch", "n"], ["Trouble", "wrap"], ["Worker"], ["Since"], ["Why there", "cut"]];
   const rows = w.partitions.map((p) => {
     const query = p.topic === s.topic ? "" : `?topic=${encodeURIComponent(p.topic)}`;
     return [link(`${workloadPath(s)}/partitions/${p.partition}${query}`, p.topic), String(p.partition), state(p.state), number(p.lag_messages), lagTime(p),
-      number(p.committed), number(p.high_watermark), number(p.in_flight), number(p.delivered), number(p.epoch), p.trouble, p.worker || "nobody", p.reason];
+      number(p.committed), number(p.high_watermark), share(p.tracker_capacity ? p.tracker_used / p.tracker_capacity : null), number(p.in_flight), number(p.delivered), number(p.epoch), p.trouble,
+      p.worker ? [link(workerPath(p.worker), p.worker), p.wish ? [" ", pill(`wanted on ${p.wish}`, "warn")] : ""] : "nobody", p.since_ms ? clock(p.since_ms) : "", p.reason];
   });
   const dead = dlq.items.map((m) => [clock(m.at_ms), `${m.origin.topic}-${m.origin.partition} @ ${m.origin.offset}`, m.code, m.reason, m.attempt, m.key?.text ?? m.key?.base64 ?? "null", (m.value?.text ?? m.value?.base64 ?? "null").slice(0, 300)]);
   return [
     where(link("/workloads", "Workloads")), el("h1", {}, s.key), pauses(w),
-    tiles([["breaker", s.breaker], ["lag, messages", number(s.lag_messages)], ["lag in time", lagTime(s)], ["in flight", number(s.in_flight)], ["delivered", number(s.delivered)], ["dead letters", number(s.dead_lettered)]]),
-    s.breaker === "closed" || s.breaker === "unknown" ? "" : el("div", { class: "note" }, `The receiver at ${w.definition.spec.target.address} is away or overloaded. Nothing is burnt: messages wait here, and flow again once it answers.`),
+    tiles([["breaker", s.breaker], ["lag, messages", lag(s)], ["lag in time", lagTime(s)], ["in flight", number(s.in_flight)], ["delivered", number(s.delivered)], ["dead letters", number(s.dead_lettered)]]),
+    s.breaker === "closed" || s.breaker === "unknown" ? "" : el("div", { class: "note" }, "A receiver is away or overloaded. Nothing is burnt: messages wait here, and flow again once it answers."),
+    ...flowSections(w), ...sizingSection(size),
     el("h2", {}, "Partitions"), table("Partitions", columns, rows, "Nobody runs it yet."),
     el("h2", {}, "Dead letters, newest first"),
     el("p", { class: "quiet" }, dlq.queue ? `${number(dlq.queue.messages)} in ${dlq.queue.topic}` : ""),
@@ -211,6 +189,10 @@ function activityPage(list) {
     claim: () => `${a.worker} leads term ${a.term}`,
     assignment: () => (a.release ? `${a.worker} is asked to release ${a.job}: ${a.reason}` : `${a.job} goes to ${a.worker || "nobody"} under epoch ${a.epoch}: ${a.reason}`),
     released: () => `${a.worker} released ${a.job}: ${a.reason}`,
+    drain: () => (a.draining ? `${a.worker} is to give its jobs away and to get no more, by ${a.actor}` : `${a.worker} may have jobs again, by ${a.actor}`),
+    "move-wish": () => `${a.job} is wanted on ${a.worker} by ${a.actor}${a.why ? `: ${a.why}` : ""}`,
+    moving: () => (a.move ? `${a.key} is paused to be moved to cluster ${a.to} by ${a.actor}` : `the move of ${a.key} was given up by ${a.actor}`),
+    begun: () => `it is recorded where ${a.key} begins`,
     paused: () => `${a.partition < 0 ? "all" : `partition ${a.partition}`} of ${a.key} ${a.paused ? "paused" : "resumed"} by ${a.actor}`,
     "operator-act": () => `${a.action} of ${a.subject} by ${a.actor}: ${a.detail}`,
   })[a.event]?.() ?? a.event;
@@ -269,14 +251,14 @@ async function get(url) {
   return body;
 }
 
-async function poll(load) {
+async function poll(load, everyMs = 1000) {
   for (;;) {
     try {
       show(await load());
     } catch (error) {
       failed(error);
     }
-    await new Promise((resolve) => setTimeout(resolve, 1000));
+    await new Promise((resolve) => setTimeout(resolve, everyMs));
   }
 }
 
@@ -316,14 +298,21 @@ else if (page === "workloads" && path.length === 1) follow((o) => [el("h1", {}, 
 else if (page === "workloads" && path.length === 3) {
   let dead = { items: [] };
   let asked = 0;
+  let size = null;
   poll(async () => {
     if (Date.now() - asked > 10000) { // reading a queue costs more than reading a status
       asked = Date.now();
       const queue = api.replace("/workloads/", "/dlq/");
       dead = await get(`${queue}/messages?limit=10`).catch(() => dead);
       dead.queue = await get(queue).catch(() => dead.queue);
+      size = await get(`${api}/sizing`).catch(() => size);
     }
-    return workloadPage(await get(api), dead);
+    return workloadPage(await get(api), dead, size);
   });
 } else if (page === "workloads") poll(async () => trackerPage(await get(`${api}/partitions/${encodeURIComponent(path[4])}/tracker${location.search}`)));
-else if (page === "activity") poll(async () => activityPage(await get("/api/v1/activity?limit=200")));
+else if (page === "placement") {
+  poll(async () => {
+    const [workers, sizing, jobs] = await Promise.all([get(placementPaths.workers), get(placementPaths.sizing), get(placementPaths.jobs)]);
+    return placementPage(workers.items, sizing, jobs, workloadPath);
+  }, 2000);
+} else if (page === "activity") poll(async () => activityPage(await get("/api/v1/activity?limit=200")));

@@ -21,9 +21,25 @@ synchronous handler is the quickest: it is called where the message is read, and
 asynchronous one is a task a message, `max_tasks` at once. `on_batch` takes lists of messages and returns a
 verdict for each, or one for all.
 
+`Receiver(interceptors=[...])` and `@receiver.intercept` put code around every handler, to decrypt, refuse or
+measure (`app.push.receiver.interceptors`). A tombstone has an empty `value` and `message.tombstone`.
+
 Needs grpcio and protobuf only: neither Faust nor Kafka.
 """
 
-from app.push.receiver.sdk import Ack, Message, Receiver, Retry, Skip, Stash, TestClient, Verdict
+from app.push.receiver.sdk import (
+    Ack,
+    Interceptor,
+    Message,
+    Outcome,
+    Receiver,
+    Retry,
+    Skip,
+    Stash,
+    TestClient,
+    Verdict,
+)
 
-__all__ = ["Ack", "Message", "Receiver", "Retry", "Skip", "Stash", "TestClient", "Verdict"]
+__all__ = [
+    "Ack", "Interceptor", "Message", "Outcome", "Receiver", "Retry", "Skip", "Stash", "TestClient", "Verdict",
+]  # fmt: skip

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from app.core.codes import INTERNAL, UNKNOWN
 from app.push.proto.switchyard.v1.receiver_pb2 import DeliverResponse, Range, Results
-from app.push.receiver.verdicts import MAX_REASON_CHARS, NoVerdict, Retry, Skip, Stash, Verdict, failure_text
+from app.push.receiver.verdicts import (
+    Failed,
+    NoVerdict,
+    Retry,
+    Skip,
+    Stash,
+    Verdict,
+    failure_text,
+    plain_text,
+)
 
 MAX_AFTER_MS = (1 << 32) - 1
 
@@ -35,15 +44,17 @@ class Outcomes:
         if start < end:
             self._ranges.append((start, end))
 
-    def add(self, number: int, verdict: Verdict) -> None:
+    def add(self, number: int, verdict: Verdict | Failed) -> None:
         """One delivery's verdict."""
-        if isinstance(verdict, Retry | Stash | Skip):
+        if isinstance(verdict, Failed):
+            self.fail(number, number + 1, verdict.error)
+        elif isinstance(verdict, Retry | Stash | Skip):
             results = self._others()
             span = Range(start=number, end=number + 1)
             if isinstance(verdict, Retry):
                 results.retried.add(deliveries=span, after_ms=after_ms(verdict))
             elif isinstance(verdict, Stash):
-                results.stashed.add(deliveries=span, reason=_text(verdict.reason))
+                results.stashed.add(deliveries=span, reason=plain_text(verdict.reason))
             else:
                 results.skipped.append(span)
         else:
@@ -51,11 +62,10 @@ class Outcomes:
 
     def fail(self, start: int, end: int, error: BaseException) -> None:
         """The handler raised, or returned what is no verdict."""
-        wrong = isinstance(error, NoVerdict)
         self._others().failed.add(
             deliveries=Range(start=start, end=end),
-            code=INTERNAL if wrong else UNKNOWN,
-            message=_text(str(error) if wrong else failure_text(error)),
+            code=INTERNAL if isinstance(error, NoVerdict) else UNKNOWN,
+            message=failure_text(error),
         )
 
     def take(self, response: DeliverResponse) -> None:
@@ -106,8 +116,3 @@ def after_ms(verdict: Retry) -> int:
     if after_s is None or not after_s > 0:
         return 0
     return max(1, round(min(after_s * 1000, MAX_AFTER_MS)))
-
-
-def _text(text: str) -> str:
-    """What protobuf takes as text."""
-    return text[:MAX_REASON_CHARS].encode(errors="replace").decode()

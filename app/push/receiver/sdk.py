@@ -7,7 +7,7 @@ import contextlib
 import inspect
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import grpc
@@ -15,6 +15,7 @@ from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from app.push.receiver.intake import Gate, Window
+from app.push.receiver.interceptors import Chain, Interceptor, Outcome
 from app.push.receiver.stream_side import METHOD, StreamSide
 from app.push.receiver.testing import TestClient
 from app.push.receiver.unary_side import Route, UnarySide, read_message
@@ -22,6 +23,7 @@ from app.push.receiver.verdicts import (
     MAX_REASON_CHARS,
     Ack,
     BatchHandler,
+    Failed,
     Handler,
     Message,
     Retry,
@@ -50,6 +52,7 @@ OPTIONS: list[tuple[str, int]] = [
 ]
 
 AnyHandler = TypeVar("AnyHandler", bound=Callable[[Any], Any])
+AnyInterceptor = TypeVar("AnyInterceptor", bound=Interceptor)
 
 
 class Receiver:
@@ -63,6 +66,7 @@ class Receiver:
         window_bytes: likewise, in bytes.
         max_tasks: asynchronous handlers of streamed messages at once; more wait.
         stream: False: unary calls only.
+        interceptors: around every handler, in this order (`app.push.receiver.interceptors`).
     """
 
     def __init__(
@@ -75,6 +79,7 @@ class Receiver:
         window_bytes: int = WINDOW_BYTES,
         max_tasks: int = MAX_TASKS,
         stream: bool = True,
+        interceptors: Iterable[Interceptor] = (),
     ) -> None:
         if min(window, window_bytes, max_tasks) < 1:
             raise ValueError(
@@ -84,6 +89,7 @@ class Receiver:
         self.port = port
         self._max_concurrent = max_concurrent
         self._routes: dict[tuple[str, str], Route] = {}  # by group and topic
+        self._chain = Chain(interceptors)
         self._unary = UnarySide({})
         window_limits = Window(window, window_bytes, MAX_MESSAGE_BYTES)
         self._stream = StreamSide(self._routes, window_limits, Gate(max_tasks)) if stream else None
@@ -111,6 +117,17 @@ class Receiver:
         """
         return self._register(topic, group, method, "list of messages", batch=True)
 
+    def intercept(self, interceptor: AnyInterceptor) -> AnyInterceptor:
+        """Adds an interceptor behind those that there are, around every handler; decorates a function, too.
+
+        Raises:
+            TypeError: it is none, or asynchronous.
+        """
+        self._chain.add(interceptor)
+        for route in self._routes.values():
+            route.handler = self._chain.around(route.own, batch=route.batch)
+        return interceptor
+
     def _register(
         self, topic: str, group: str, method: str | None, argument: str, *, batch: bool
     ) -> Callable[[AnyHandler], AnyHandler]:
@@ -127,7 +144,8 @@ class Receiver:
             path = method or f"/kafka.consumerproxy.{group}/{topic}"
             if path in self._unary.routes or (group, topic) in self._routes:
                 raise ValueError(f"{group}/{topic} ({path}) has a handler already; {name} would replace it")
-            route = Route(handler, batch, tasks=inspect.iscoroutinefunction(handler))
+            called = self._chain.around(handler, batch=batch)
+            route = Route(handler, called, batch, tasks=inspect.iscoroutinefunction(handler))
             self._unary.routes[path] = self._routes[group, topic] = route
             return handler
 
@@ -200,7 +218,12 @@ class Receiver:
         answer = route.handler(messages)
         if inspect.isawaitable(answer):
             answer = await answer
-        return spread(answer, len(messages))
+        verdicts: list[Verdict] = []
+        for verdict in spread(answer, len(messages)):
+            if isinstance(verdict, Failed):
+                raise verdict.error
+            verdicts.append(verdict)
+        return verdicts
 
     def test_client(self) -> TestClient:
         """Delivers to the handlers in memory."""
@@ -221,6 +244,6 @@ class _Generic(grpc.GenericRpcHandler):  # type: ignore[type-arg]
 
 
 __all__ = [
-    "MAX_MESSAGE_BYTES", "MAX_METADATA_BYTES", "MAX_REASON_CHARS", "Ack", "Message", "Receiver", "Retry",
-    "Skip", "Stash", "TestClient", "Verdict", "read_message",
+    "MAX_MESSAGE_BYTES", "MAX_METADATA_BYTES", "MAX_REASON_CHARS", "Ack", "Interceptor", "Message", "Outcome",
+    "Receiver", "Retry", "Skip", "Stash", "TestClient", "Verdict", "read_message",
 ]  # fmt: skip

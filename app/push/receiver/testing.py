@@ -21,14 +21,14 @@ class TestClient:
         self._receiver = receiver
 
     async def deliver(
-        self, *, topic: str, group: str, value: bytes, retries: int = 0, **fields: Any
+        self, *, topic: str, group: str, value: bytes | None, retries: int = 0, **fields: Any
     ) -> Verdict:
         """What the handler says of the message in the end: a verdict (`Ack()` for None).
 
         Args:
             topic: where the message was produced.
             group: the consumer group.
-            value: the message's body.
+            value: the message's body; None: a tombstone.
             retries: how often it is delivered again at most, when the handler raises or returns `Retry`;
                 `attempt` and `retry_count` grow as they do in earnest.
             fields: other fields of `Message`.
@@ -36,11 +36,13 @@ class TestClient:
         Raises:
             KeyError: there is no handler. Whatever the handler raises at last.
         """
-        message = Message(topic=topic, group=group, value=value, **fields)
+        message = Message(topic=topic, group=group, value=b"", **fields)
+        message = _with_value(message, value)
         for left in range(retries, -1, -1):
             retried = 1
             try:
-                verdict = await self._receiver.handle(message) or Ack()
+                # A copy, as each delivery is: what interceptors change is not delivered again.
+                verdict = await self._receiver.handle(replace(message)) or Ack()
             except Exception:
                 if not left or not self._receiver.handles(topic, group):
                     raise
@@ -52,7 +54,7 @@ class TestClient:
         raise AssertionError("unreachable: the last delivery returns or raises")
 
     async def deliver_batch(
-        self, *, topic: str, group: str, values: Sequence[bytes], **fields: Any
+        self, *, topic: str, group: str, values: Sequence[bytes | None], **fields: Any
     ) -> list[Verdict]:
         """What the handler says of messages that come together, at consecutive offsets.
 
@@ -61,6 +63,11 @@ class TestClient:
         """
         first = Message(topic=topic, group=group, value=b"", **fields)
         messages = [
-            replace(first, value=value, offset=first.offset + index) for index, value in enumerate(values)
+            replace(_with_value(first, value), offset=first.offset + index)
+            for index, value in enumerate(values)
         ]
         return [verdict or Ack() for verdict in await self._receiver.handle_batch(messages)]
+
+
+def _with_value(message: Message, value: bytes | None) -> Message:
+    return replace(message, value=value or b"", tombstone=message.tombstone or value is None)

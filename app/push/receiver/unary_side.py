@@ -11,8 +11,8 @@ import grpc
 
 from app.push.receiver.outcomes import after_ms
 from app.push.receiver.verdicts import (
-    MAX_REASON_CHARS,
     Ack,
+    Failed,
     Message,
     NoVerdict,
     Retry,
@@ -20,11 +20,13 @@ from app.push.receiver.verdicts import (
     Verdict,
     checked,
     failure_text,
+    plain_text,
     spread,
 )
 
 HEADER_PREFIX = "kafka-header-"
 ACTION, RETRY_AFTER = "kafka-action", "kafka-retry-after-ms"
+VALUE_NULL = "kafka-value-null"  # "true": a tombstone, whose body is empty too
 
 
 @dataclass(slots=True)
@@ -32,10 +34,13 @@ class Route:
     """A handler, and how to call it.
 
     Attributes:
+        own: as it was registered.
+        handler: what is called: the same, or with interceptors around it.
         batch: it takes lists of messages.
         tasks: it is asynchronous; found out when it first returns an awaitable, if it does not say so.
     """
 
+    own: Any
     handler: Any
     batch: bool
     tasks: bool
@@ -49,7 +54,10 @@ class Route:
         answer = self.handler([message] if self.batch else message)
         if inspect.isawaitable(answer):
             answer = await answer
-        return spread(answer, 1)[0] if self.batch else checked(answer)
+        verdict = spread(answer, 1)[0] if self.batch else checked(answer)
+        if isinstance(verdict, Failed):
+            raise verdict.error
+        return verdict
 
 
 class UnarySide:
@@ -87,7 +95,7 @@ async def _answer(route: Route, value: bytes, context: Any) -> bytes:
     try:
         verdict = await route.one(message)
     except NoVerdict as error:
-        await context.abort(grpc.StatusCode.INTERNAL, str(error)[:MAX_REASON_CHARS])
+        await context.abort(grpc.StatusCode.INTERNAL, failure_text(error))
         raise
     except Exception as error:
         await context.abort(grpc.StatusCode.UNKNOWN, failure_text(error))
@@ -106,7 +114,7 @@ async def _answer(route: Route, value: bytes, context: Any) -> bytes:
         await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "retry later")
     else:
         context.set_trailing_metadata(((ACTION, "Stash"),))
-        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, verdict.reason[:MAX_REASON_CHARS])
+        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, plain_text(verdict.reason))
     return b""
 
 
@@ -135,6 +143,7 @@ def read_message(value: bytes, metadata: Sequence[tuple[str, str | bytes]]) -> M
         retry_count=_number(text.get("kafka-retrycount")),
         attempt=_number(text.get("kafka-attemptcount"), 1),
         traceparent=text.get("traceparent", ""),
+        tombstone=not value and text.get(VALUE_NULL) == "true",
     )
 
 

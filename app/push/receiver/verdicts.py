@@ -39,7 +39,8 @@ Verdict = Ack | Retry | Stash | Skip | None
 class Message:
     """A delivered message. `headers` are the record's own, in order, names in lower case.
 
-    A tombstone (a record without a value) has an empty value; the stream contract tells it by `tombstone`.
+    A tombstone, a record without a value, has an empty `value` and is told by `tombstone`: handlers that do
+    not know of tombstones get bytes all the same.
     """
 
     topic: str
@@ -65,18 +66,27 @@ class NoVerdict(TypeError):
     """A handler returned something else than it should."""
 
 
-def checked(verdict: object) -> Verdict:
+class Failed:
+    """A message's failure where its neighbours have verdicts; only interceptors make them."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+def checked(verdict: object) -> Verdict | Failed:
     """The verdict.
 
     Raises:
         NoVerdict: it is none.
     """
-    if verdict is None or isinstance(verdict, Ack | Retry | Stash | Skip):
+    if verdict is None or isinstance(verdict, Ack | Retry | Stash | Skip | Failed):
         return verdict
     raise NoVerdict(f"the handler returned {type(verdict).__name__}, which is no verdict")
 
 
-def spread(verdicts: object, count: int) -> list[Verdict]:
+def spread(verdicts: object, count: int) -> list[Verdict | Failed]:
     """One verdict a message: what a batch handler returned for `count` of them.
 
     Raises:
@@ -91,4 +101,9 @@ def spread(verdicts: object, count: int) -> list[Verdict]:
 
 def failure_text(error: BaseException) -> str:
     """The error, for people."""
-    return f"{type(error).__name__}: {error}"[:MAX_REASON_CHARS]
+    return plain_text(str(error) if isinstance(error, NoVerdict) else f"{type(error).__name__}: {error}")
+
+
+def plain_text(text: str) -> str:
+    """What gRPC and protobuf take: they refuse lone surrogates, and a call would never be answered."""
+    return text[:MAX_REASON_CHARS].encode(errors="replace").decode()

@@ -1,0 +1,33 @@
+// What every page is made of. Data reaches the page as text nodes only (see `el`), so that nothing a producer
+// or receiver wrote can become markup.
+
+export function el(name, attributes = {}, ...children) {
+  const node = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+  for (const child of children.flat(Infinity)) node.append(child instanceof Node ? child : document.createTextNode(child ?? ""));
+  return node;
+}
+
+export const number = (value) => (value === null || value === undefined ? "unknown" : Math.round(value).toLocaleString("en"));
+
+export function duration(seconds) {
+  if (seconds === null || seconds === undefined) return "unknown";
+  if (seconds < 1) return seconds < 0.001 ? "0 s" : `${Math.round(seconds * 1000)} ms`;
+  if (seconds < 90) return `${seconds.toFixed(1)} s`;
+  if (seconds < 5400) return `${Math.round(seconds / 60)} min`;
+  return seconds < 172800 ? `${(seconds / 3600).toFixed(1)} h` : `${Math.round(seconds / 86400)} d`;
+}
+
+export const clock = (ms) => new Date(ms).toLocaleString("sv");
+export const pill = (text, kind) => el("span", { class: `pill ${kind}` }, text);
+export const stateKind = { running: "good", flowing: "good", closed: "good", draining: "warn", drained: "warn", paused: "warn", starting: "warn", waiting: "bad", emptying: "warn", "catching-up": "warn", "half-open": "warn", open: "bad", dead: "bad" };
+export const state = (text) => pill(text, stateKind[text] ?? "");
+export const link = (href, text) => el("a", { href }, text);
+
+export function table(caption, columns, rows, empty) {
+  if (!rows.length) return el("p", { class: "quiet" }, empty);
+  const head = columns.map(([title, kind]) => el("th", { class: kind ?? "", scope: "col" }, title));
+  const body = rows.map((row) => el("tr", {}, row.map((cell, i) => el("td", { class: columns[i][1] ?? "", ...(columns[i][1] === "cut" ? { title: cell } : {}) }, cell))));
+  return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
+    el("table", {}, el("thead", {}, el("tr", {}, head)), el("tbody", {}, body)));
+}

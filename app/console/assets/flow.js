@@ -1,0 +1,76 @@
+// Why a workload goes no faster: its receivers, its workers, and what blocks its partitions.
+
+import { clock, duration, el, number, pill, state, table } from "./dom.js";
+
+// What holds a workload back, in one word each; the sentence with the numbers comes from the worker.
+const WORDS = {
+  worker: ["bad", "no worker runs it"], lease: ["bad", "the worker may not act"], health: ["bad", "the receiver says it does not serve"],
+  breaker: ["bad", "the receiver is away or overloaded"], paused: ["warn", "an operator paused it"], "head-of-line": ["bad", "one message blocks its partition"],
+  rate: ["warn", "the definition's rate"], "slow-start": ["warn", "the receiver has just come back"], limit: ["warn", "the receiver has as much as it can take"],
+  credit: ["warn", "the receiver asks for no more"], tracker: ["warn", "tracker.capacity"], order: ["warn", "the order of keys"],
+  memory: ["warn", "the worker's memory"], "catch-up": ["warn", "a backlog beside the latest"], fetch: ["", "reading from Kafka"],
+  delay: ["", "messages wait for their time"], backoff: ["warn", "failed messages wait for their next attempt"], hibernated: ["", "nothing to do: it sleeps"], none: ["good", "nothing"],
+};
+export const bound = (word) => el("span", { class: `pill ${WORDS[word]?.[0] ?? ""}`, title: WORDS[word]?.[1] ?? word }, word);
+const grave = (word) => WORDS[word]?.[0] === "bad";
+export const share = (value) => (value === null || value === undefined ? "–" : `${(value * 100).toFixed(value && value < 0.1 ? 2 : 0)} %`);
+export const bytes = (n) => (n < 1024 ? `${Math.round(n)} B` : n < 1048576 ? `${(n / 1024).toFixed(0)} KiB` : n < 1073741824 ? `${(n / 1048576).toFixed(1)} MiB` : `${(n / 1073741824).toFixed(1)} GiB`);
+const HEALTH = { serving: ["good", "serving"], "not-serving": ["bad", "not serving"], unimplemented: ["", "says nothing"], unreachable: ["warn", "unreachable"] };
+
+function facts(entries) {
+  return el("dl", { class: "facts" }, entries.filter(([, value]) => value !== "" && value !== null).map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
+}
+
+function receiverCard(r) {
+  const [kind, health] = HEALTH[r.health] ?? ["", "not heard yet"];
+  const slow = r.allowed < r.limit ? `, slow start lets ${number(r.allowed)} through` : "";
+  const probe = r.probe_in_s === null ? "" : r.probe_in_s > 0 ? `the next probe in ${duration(r.probe_in_s)}` : "the next message is a probe";
+  return el("section", { class: "card" }, el("h3", {}, r.address), el("p", { class: "quiet" }, `as ${r.worker} sees it`),
+    r.why_open ? el("p", { class: "why bad" }, `${r.why_open}; ${probe}`) : "",
+    facts([
+      ["breaker", state(r.breaker)], ["health", pill(health, kind)], ["contract", r.contract],
+      ["in flight", `${number(r.in_flight)} of ${number(r.limit)}${slow}`],
+      ["limit", r.ceiling === null ? "fixed, this worker's share" : `adaptive (${r.phase}), at most ${number(r.ceiling)}`],
+      ["credit", r.credit === null ? "" : number(r.credit)], ["held for it", number(r.held)],
+      ["timeout", r.timeout_s === r.base_timeout_s ? duration(r.timeout_s) : `${duration(r.timeout_s)}, adapted from ${duration(r.base_timeout_s)}`],
+      ["failed", r.failed_share === null ? "no answer lately" : `${share(r.failed_share)} of ${number(r.calls)} answers`],
+    ]));
+}
+
+function workerCard(f) {
+  const rate = (unit, name) => (f[`${unit}_per_s`] === null ? "" : `${name(f[`${unit}_per_s`])}/s${f[`${unit}_short`] ? `, ${name(f[`${unit}_short`])} short` : ""}`);
+  const some = (value, words) => (value ? `${number(value)} ${words}` : "");
+  const states = [some(f.paused, "paused"), some(f.catching_up, "catching up"), some(f.emptying, "emptying")].filter(Boolean).join(", ");
+  return el("section", { class: "card" }, el("h3", {}, f.worker, " ", bound(f.bound)), el("p", { class: grave(f.bound) ? "why bad" : "why" }, f.why),
+    facts([
+      ["partitions", `${number(f.jobs)}${states ? ` (${states})` : ""}`], ["in flight", number(f.in_flight)], ["ready to go", number(f.ready)],
+      ["wait for a receiver", f.held ? number(f.held) : ""], ["wait for their turn", f.behind ? number(f.behind) : ""],
+      ["wait for their time", f.postponed ? `${number(f.postponed)}${f.due_in_s === null ? "" : `, first in ${duration(Math.max(0, f.due_in_s))}`}` : ""],
+      ["wait to be tried again", f.backoff ? number(f.backoff) : ""], ["still to be read", number(f.unread)],
+      ["messages", rate("messages", number)], ["bytes", rate("bytes", bytes)],
+      ["memory", `${share(f.budget_used)} of the budget, ${bytes(f.buffered_bytes)} its own`],
+    ]));
+}
+
+function headOfLine(h) {
+  const columns = [["Partition"], ["Offset", "n"], ["Out for", "n"], ["Tracker in use", "n"], ["Unfinished", "n"], ["Why it was not moved yet", "wrap"], ["Worker"]];
+  const rows = h.candidates.map((c) => [`${c.topic}-${c.partition}`, String(c.offset), c.age_s === null ? "not sent" : duration(c.age_s), share(c.tracker_used), share(c.unfinished_share), c.why_not, c.worker]);
+  const moved = h.decisions.map((d) => [clock(d.at_ms), `${d.topic}-${d.partition}`, String(d.offset), d.rule, d.reason]);
+  return [
+    el("h2", {}, "Head of line"),
+    el("p", { class: "quiet" }, `A message is moved away when it is out longer than ${duration(h.after_s)}, or when more than ${share(h.use_threshold)} of its partition's tracker is in use and less than ${share(h.unfinished_threshold)} of that unfinished. Moved away so far: ${number(h.stashed)}.`),
+    table("Candidates", columns, rows, "No message holds a partition back."), h.more_candidates ? el("p", { class: "quiet" }, `and ${number(h.more_candidates)} more`) : "",
+    moved.length ? el("h3", {}, "Moved away lately") : "", moved.length ? table("Decisions", [["When"], ["Partition"], ["Offset", "n"], ["Rule"], ["Numbers", "wrap"]], moved, "") : "",
+  ];
+}
+
+export function flowSections(w) {
+  const f = w.flow;
+  if (!f) return []; // asked of a worker of an older version
+  return [
+    el("p", { class: `verdict ${grave(f.bound) ? "bad" : f.bound === "none" ? "good" : "plain"}` }, el("b", {}, f.bound === "none" ? "Nothing holds it back" : f.bound === "hibernated" ? "Hibernated" : `Held back by: ${WORDS[f.bound]?.[1] ?? f.bound}`), `. ${f.why}${f.worker ? ` (${f.worker})` : ""}`),
+    el("h2", {}, "Receivers"), f.receivers.length ? el("div", { class: "cards" }, f.receivers.map(receiverCard)) : el("p", { class: "quiet" }, "No worker has told of them yet."),
+    el("h2", {}, "Workers"), f.workers.length ? el("div", { class: "cards" }, f.workers.map(workerCard)) : el("p", { class: "quiet" }, "No worker runs it."),
+    ...headOfLine(f.head_of_line),
+  ];
+}

@@ -1,0 +1,166 @@
+"""The REST side of placement: why every job is where it is, what a round would do, moves by hand, drains.
+
+Plans are the leader's, whoever is asked. A plan has an id; it is applied as it was read or not at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import orjson
+from aiohttp import web
+
+from app.clock import now_ms
+from app.console import bodies, shapes
+from app.console.acts import actor_of, flag_of, read_body, reason_of
+from app.console.answers import ApiError, json_response
+from app.console.bodies import MAX_MOVES
+from app.console.describe import ACTOR, described
+from app.console.dlq_tools import HOP
+from app.console.hop import hand_over
+from app.console.operators import acting
+from app.core.control import ControlState, Drain, MoveWish
+from app.core.placement import Decision, Plan, Rules
+from app.dlq.query import BadQuery
+
+if TYPE_CHECKING:
+    from app.console.api import Api
+
+EVEN = Rules(even=2, moves=MAX_MOVES, worker_share=1.0, region_share=1.0)
+
+
+class PlacementRoutes:
+    """Handlers; `api` finds the runtime."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+
+    def routes(self) -> list[web.RouteDef]:
+        """Everything there is."""
+        return [
+            web.post("/api/v1/placement/plan", acting(self.plan)),
+            web.post("/api/v1/placement/apply", acting(self.apply)),
+            web.post("/api/v1/workers/{worker}/drain", acting(self.drain)),
+        ]
+
+    @described(shapes.PlacementPlan, headers=ACTOR, body=bodies.PlanBody, problems=(409, 502))
+    async def plan(self, request: web.Request) -> web.Response:
+        """What a round would do now, with `moves` by hand, or `even`; changes nothing."""
+        body = await read_body(request, bodies.PlanBody)
+        moves, even = self._moves(body), flag_of(body, "even")
+        if (leader := self._elsewhere(request)) is not None:
+            return await hand_over(self._api, request, leader, body)
+        made, plan_id = await self._planned(moves, even)
+        return json_response(self._told(made, plan_id))
+
+    @described(shapes.PlacementApplied, headers=ACTOR, body=bodies.ApplyBody, problems=(409, 412, 502))
+    async def apply(self, request: web.Request) -> web.Response:
+        """Carries out the moves of a plan, if it still is what it was."""
+        body = await read_body(request, bodies.ApplyBody)
+        moves, even = self._moves(body), flag_of(body, "even")
+        reason = reason_of(body)
+        if not isinstance(body.get("plan"), str):
+            raise BadQuery("plan: missing; POST /api/v1/placement/plan first, and give the id it tells")
+        if (leader := self._elsewhere(request)) is not None:
+            return await hand_over(self._api, request, leader, body)
+        made, plan_id = await self._planned(moves, even)
+        if plan_id != body["plan"]:
+            raise ApiError(412, "Stale plan", "something changed since that plan was made; make another")
+        view = self._api.runtime.control.view
+        wishes = [
+            MoveWish(
+                at_ms=now_ms(), job=decision.job, worker=decision.target, epoch=_epoch(view, decision.job),
+                actor=actor_of(request), why=reason,
+            )
+            for decision in made.decisions
+            if decision.release and decision.target
+        ]  # fmt: skip
+        if wishes:
+            await self._api.runtime.control.append(*wishes)
+        return json_response({**self._told(made, plan_id), "wished": len(wishes)})
+
+    @described(shapes.Drained, headers=ACTOR, body=bodies.DrainBody, problems=(404, 409))
+    async def drain(self, request: web.Request) -> web.Response:
+        """Lets a worker give its jobs away and get no more (`draining: false`: have some again)."""
+        worker = request.match_info["worker"]
+        body = await read_body(request, bodies.DrainBody)
+        draining = flag_of({"draining": body.get("draining", True)}, "draining")
+        runtime = self._api.runtime
+        live = self._api.beats()
+        if worker not in live:
+            raise ApiError(404, "No such worker", f"no worker {worker[:100]!r} lives; GET /api/v1/workers")
+        view = runtime.control.view
+        jobs = len(view.owned_by(worker))
+        others = [one for one in live if one != worker and one not in view.draining]
+        if draining and jobs and not others:
+            raise ApiError(409, "Refused", f"nobody could take its {jobs} jobs; start another worker first")
+        changed = draining != (worker in view.draining)
+        execute = flag_of(body, "execute")
+        if changed and execute:
+            await runtime.control.append(
+                Drain(at_ms=now_ms(), worker=worker, draining=draining, actor=actor_of(request))
+            )
+        told = {"worker": worker, "draining": draining, "changed": changed, "jobs": jobs, "execute": execute}
+        return json_response(told)
+
+    def _elsewhere(self, request: web.Request) -> str | None:
+        """The leader, when it is another worker. Raises ApiError."""
+        runtime = self._api.runtime
+        leader = runtime.control.view.leader
+        if runtime.leader.leads:
+            return None
+        if not leader or request.headers.get(HOP):
+            raise ApiError(503, "No leader", "the region is about to choose its leader; ask again in seconds")
+        return leader
+
+    def _moves(self, body: Mapping[str, Any]) -> dict[str, str]:
+        """Job -> worker, as the body asks. Raises BadQuery."""
+        wanted = body.get("moves", [])
+        if not isinstance(wanted, list) or len(wanted) > MAX_MOVES:
+            raise BadQuery(f"moves: must be a list of at most {MAX_MOVES}")
+        moves: dict[str, str] = {}
+        view, live = self._api.runtime.control.view, self._api.beats()
+        for move in wanted:
+            if not isinstance(move, dict) or set(move) != {"job", "to"}:
+                raise BadQuery('moves: write [{"job": "dispatch:group/topic:topic:0", "to": "worker"}]')
+            job, worker = str(move["job"]), str(move["to"])
+            if view.owner(job) is None:
+                raise BadQuery(f"moves: nobody owns {job[:200]!r}; GET /api/v1/assignments lists the jobs")
+            if worker not in live:
+                raise BadQuery(f"moves: no worker {worker[:100]!r} lives; GET /api/v1/workers lists them")
+            moves[job] = worker
+        return moves
+
+    async def _planned(self, moves: Mapping[str, str], even: bool) -> tuple[Plan, str]:
+        """The plan and its id, which is that of its decisions and of the epochs they are about."""
+        made = await self._api.runtime.leader.foresee(moves, EVEN if even else Rules())
+        view = self._api.runtime.control.view
+        basis = [[d.job, d.worker, d.release, d.target, _epoch(view, d.job)] for d in made.decisions]
+        return made, hashlib.sha256(orjson.dumps(sorted(basis))).hexdigest()[:16]
+
+    def _told(self, made: Plan, plan_id: str) -> dict[str, Any]:
+        view = self._api.runtime.control.view
+        return {
+            "plan": plan_id,
+            "moves": [_move(view, decision) for decision in made.decisions],
+            "notices": [msgspec.to_builtins(notice) for notice in made.notices],
+            "levels": {worker: round(level, 4) for worker, level in sorted(made.levels.items())},
+        }
+
+
+def _epoch(view: ControlState, job: str) -> int:
+    held = view.assignments.get(job)
+    return 0 if held is None else held.epoch
+
+
+def _move(view: ControlState, decision: Decision) -> dict[str, Any]:
+    held = view.owner(decision.job)
+    return {
+        "job": decision.job,
+        "from": None if held is None else held.worker,
+        "to": (decision.target if decision.release else decision.worker) or None,
+        "reason": decision.reason,
+    }

@@ -1,0 +1,395 @@
+"""What the API answers, as types: OpenAPI is made of these, and the tests hold every answer to them.
+
+Answers may gain fields; a client ignores those it does not know. Null is unknown, or that there is none.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NotRequired, TypedDict
+
+from app.console.flow import WorkloadFlow
+from app.core.load import Load
+from app.core.plan import Notice
+
+Spans = list[tuple[int, int]]  # offsets [from, before)
+
+
+class ProblemError(TypedDict):
+    """One thing that is wrong with a definition, where (`field`, `line` from 1), and what to do about it."""
+
+    field: str
+    value: str
+    message: str
+    remedy: str
+    severity: Literal["error", "warning"]
+    line: int | None
+
+
+class Problem(TypedDict):
+    """A problem (RFC 9457). `errors` are all that is wrong with a definition."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str
+    errors: NotRequired[list[ProblemError]]
+
+
+# -- outside ---------------------------------------------------------------------------------------
+
+
+class Live(TypedDict):
+    """The process answers; `worker` is empty until it has started."""
+
+    status: Literal["live"]
+    worker: str
+
+
+class Ready(TypedDict):
+    """Whether it takes part: it has read the control log, holds its lease, and is not about to stop."""
+
+    status: Literal["ready", "not ready"]
+    control_log_read: bool
+    lease_holds: bool
+    draining: bool
+
+
+# -- the region ------------------------------------------------------------------------------------
+
+
+class Worker(TypedDict):
+    """A worker that was heard lately: `capacity` is what it has, `used` what is taken of it."""
+
+    worker: str
+    url: str
+    state: str
+    silent_s: float
+    started_ms: int
+    jobs: int
+    leader: bool
+    group: str
+    capacity: Load
+    used: Load
+
+
+class Job(TypedDict):
+    """Whose a job is, why, since when, and what it takes. `wish`: the worker an operator wants it on."""
+
+    job: str
+    worker: str | None
+    epoch: int
+    term: int
+    release: bool
+    reason: str
+    at_ms: int
+    since: str
+    cpu_cores: float | None
+    memory_bytes: float | None
+    network_bytes_per_s: float | None
+    wish: str | None
+
+
+class Activity(TypedDict):
+    """An event of the control log; further fields are the event's own."""
+
+    event: str
+    at_ms: int
+
+
+class Incident(TypedDict):
+    """Something a person must know, with the remedy."""
+
+    at_ms: int
+    worker: str
+    kind: str
+    subject: str
+    message: str
+    remedy: str
+
+
+class Workload(TypedDict):
+    """A workload in numbers, summed over its partitions and retry tiers; `bound` is what holds it back."""
+
+    key: str
+    group: str | None
+    topic: str | None
+    cluster: str | None
+    owner: str
+    etag: str
+    partitions: int
+    waiting: int
+    bound: str
+    why: str
+    hibernated: str | None
+    lag_messages: int | None
+    lag_s: float | None
+    lag_s_at_least: float | None
+    in_flight: int
+    unfinished: int
+    delivered: int
+    retried: int
+    dead_lettered: int
+    stashed: int
+    breaker: str
+    held: int
+    troubles: list[str]
+
+
+class Totals(TypedDict):
+    """Of the region."""
+
+    workloads: int
+    workers: int
+    lag_messages: int | None
+    in_flight: int
+    dead_lettered: int
+
+
+class Overview(TypedDict):
+    """Everything the first page shows."""
+
+    region: str
+    at_ms: int
+    term: int
+    leader: str | None
+    workers: list[Worker]
+    workloads: list[Workload]
+    totals: Totals
+    incidents: list[Incident]
+
+
+class Partition(TypedDict):
+    """One job of a workload as it stands; offsets are the next ones."""
+
+    job: str
+    topic: str
+    partition: int
+    worker: str
+    epoch: int
+    state: str
+    committed: int | None
+    fetched: int | None
+    high_watermark: int | None
+    lag_messages: int | None
+    lag_s: float | None
+    in_flight: int
+    unfinished: int
+    delivered: int
+    retried: int
+    dead_lettered: int
+    ready: int
+    behind: int
+    postponed: int
+    backoff: int
+    due_in_s: float | None
+    tracker_used: int
+    tracker_capacity: int
+    buffered_bytes: int
+    trouble: str
+    reason: str
+    since_ms: int | None
+    wish: str | None
+
+
+class Deployed(TypedDict):
+    """When the definition came into force, and by whom."""
+
+    at_ms: int
+    by: str
+
+
+class WorkloadDetail(TypedDict):
+    """One workload: its definition as PUT takes it back, its partitions, and what holds it back."""
+
+    definition: dict[str, Any]
+    status: Workload
+    partitions: list[Partition]
+    flow: WorkloadFlow
+    deployed: Deployed
+
+
+class Put(TypedDict):
+    """What became of a definition; `etag` is its own, without quotes."""
+
+    key: str
+    etag: str
+    changed: bool
+    dry_run: bool
+    warnings: list[str]
+
+
+class Deleted(TypedDict):
+    """It stops once what is in flight has ended."""
+
+    key: str
+    deleted: Literal[True]
+
+
+class Tracker(TypedDict):
+    """What is finished, in flight and waiting between `base` and `end`; ranges and offsets are the first
+    2000 of each, `more_ranges` are not told."""
+
+    job: str
+    worker: str
+    epoch: int
+    state: str
+    base: int
+    end: int
+    high_watermark: int
+    capacity: int
+    room: int
+    in_flight: int
+    unfinished: int
+    acked: int
+    nacked: int
+    canceled: int
+    utilisation: float
+    unfinished_ranges: Spans
+    finished_ranges: Spans
+    more_ranges: int
+    in_flight_offsets: list[int]
+    trouble: str
+
+
+# -- what operators do -----------------------------------------------------------------------------
+
+
+class PausedNow(TypedDict):
+    """What is paused now: `all`, or these partitions of the main topic."""
+
+    key: str
+    changed: bool
+    all: bool
+    partitions: list[int]
+
+
+# Of a partition: from where to where. `skipped` are passed over, `again` are read again. With `execute`:
+# whether it is `done`, or else `why` not; those of another worker that failed tell nothing else.
+ResetRow = TypedDict(
+    "ResetRow",
+    {
+        "partition": int,
+        "from": int | None,
+        "to": int,
+        "skipped": int,
+        "again": int,
+        "note": str,
+        "done": NotRequired[bool],
+        "why": NotRequired[str],
+    },
+)
+
+
+class Reset(TypedDict):
+    """What a reset would do, or (`execute`) did; `done` counts partitions."""
+
+    key: str
+    execute: bool
+    done: int
+    partitions: list[ResetRow]
+
+
+class EndedCounts(TypedDict):
+    """Of offsets."""
+
+    ended: int
+    pending: int
+    refused: int
+
+
+class Ended(TypedDict):
+    """What became, or would become, of single offsets; `refused` by the reason why they cannot be ended now,
+    `pending`: their call or copy is under way."""
+
+    job: str
+    action: Literal["skip", "stash"]
+    execute: bool
+    ended: Spans
+    pending: Spans
+    refused: dict[str, Spans]
+    counts: EndedCounts
+
+
+class Operation(TypedDict):
+    """Long work. What `progress` holds depends on the kind; in the end it is the result."""
+
+    id: str
+    kind: Literal["merge", "purge", "move"]
+    subject: str
+    actor: str
+    state: Literal["running", "done", "failed", "canceled"]
+    error: str | None
+    progress: dict[str, Any]
+    started_ms: int
+    ended_ms: int | None
+
+
+# -- moves and placement ---------------------------------------------------------------------------
+
+
+class MovedPartition(TypedDict):
+    """Where a partition stands, and where it begins in the other cluster."""
+
+    partition: int
+    position: int | None
+    end: int | None
+    unfinished: int | None
+    since: str | None
+    to: int | None
+    again: int | None
+
+
+class MovedLetters(TypedDict):
+    """What becomes of the dead letters."""
+
+    offsets: int
+    action: Literal["copy", "leave"]
+
+
+# What a cluster move would do.
+ForeseenMove = TypedDict(
+    "ForeseenMove",
+    {
+        "key": str,
+        "from": str,
+        "to": str,
+        "margin_ms": int,
+        "partitions": list[MovedPartition],
+        "complete": bool,
+        "again": int,
+        "unfinished": int,
+        "waiting": dict[str, int],
+        "left_there": dict[str, int],
+        "dlq": MovedLetters,
+        "execute": Literal[False],
+    },
+)
+
+# A job's move, with its reason; null: nobody.
+PlacementMove = TypedDict("PlacementMove", {"job": str, "from": str | None, "to": str | None, "reason": str})
+
+
+class PlacementPlan(TypedDict):
+    """What a round would do. `plan` is its id, to be given to apply; `levels`: how full workers would be."""
+
+    plan: str
+    moves: list[PlacementMove]
+    notices: list[Notice]
+    levels: dict[str, float]
+
+
+class PlacementApplied(PlacementPlan):
+    """What was asked for: `wished` moves, which the leader makes one after the other."""
+
+    wished: int
+
+
+class Drained(TypedDict):
+    """Whether a worker gives its jobs away, and how many it has."""
+
+    worker: str
+    draining: bool
+    changed: bool
+    jobs: int
+    execute: bool

@@ -1,0 +1,208 @@
+"""What may stand in the control log: definitions, claims, assignments, releases, acts of operators.
+
+`app.core.control` has the rules by which they count.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class ControlEvent(msgspec.Struct, frozen=True, tag_field="event", kw_only=True):
+    """Base of everything that stands in the control log. `at_ms` is for people only."""
+
+    at_ms: int
+
+
+class Position(msgspec.Struct, frozen=True, array_like=True):
+    """Offsets to begin at, by partition, of the topic with this id ("": the broker is too old to tell)."""
+
+    topic_id: str
+    offsets: list[int]
+
+
+class Begun(ControlEvent, frozen=True, tag="begun"):
+    """Where a workload begins on a log of which nothing is known: with `start: latest`, at the ends that its
+    topic's partitions had when it was deployed; after a move, where it was mapped to.
+
+    Resolved once for all, so that no takeover skips what came meanwhile, and partitions that are added later
+    begin at their beginning. `etag` is that of the definition it stands behind; `topic_id` the topic's.
+    A move sets `cluster_id`, and `others`: the same of retry topics.
+    """
+
+    key: str
+    etag: str
+    ends: list[int]
+    topic_id: str = ""
+    cluster_id: str = ""
+    others: dict[str, Position] = {}
+
+    def mapped(self, topic: str, partition: int, cluster_id: str, topic_id: str) -> int | None:
+        """Where a move begins on this partition of this very log; None: it recorded nothing of it."""
+        if not self.cluster_id or self.cluster_id != cluster_id:
+            return None
+        is_main = topic == self.key.rpartition("/")[2]
+        at = Position(self.topic_id, self.ends) if is_main else self.others.get(topic)
+        if at is None or at.topic_id != topic_id or partition >= len(at.offsets):
+            return None
+        return at.offsets[partition]
+
+
+class WorkloadPut(ControlEvent, frozen=True, tag="workload-put"):
+    """A workload is defined or changed: `definition` is the validated document (wire form).
+
+    `expected` is the etag of the definition it replaces, "" for none, None for whatever there is.
+    A move ends with one that has its name, and says where the workload has `begun` in its new cluster.
+    """
+
+    key: str
+    definition: dict[str, Any]
+    etag: str
+    actor: str
+    expected: str | None = None
+    move: str = ""
+    begun: Begun | None = None
+
+
+class WorkloadDeleted(ControlEvent, frozen=True, tag="workload-deleted"):
+    """A workload is gone; its jobs finish what is in flight and stop. `expected` as in `WorkloadPut`."""
+
+    key: str
+    actor: str
+    expected: str | None = None
+
+
+class Claim(ControlEvent, frozen=True, tag="claim"):
+    """`worker` wants to lead `term`."""
+
+    term: int
+    worker: str
+
+
+class Assignment(ControlEvent, frozen=True, tag="assignment"):
+    """Job `job` belongs to `worker` under `epoch` ("" = nobody), by the leader of `term`.
+
+    `release` asks the owner to finish what is in flight and let go (it answers `Released`).
+    """
+
+    job: str
+    worker: str
+    epoch: int
+    term: int
+    reason: str
+    release: bool = False
+
+
+class Released(ControlEvent, frozen=True, tag="released"):
+    """The owner under `epoch` has let go. `known_epoch` is the highest epoch it was told of.
+
+    A tracker table that outlived the control log knows higher epochs than the log: the next
+    assignment must be above them.
+    """
+
+    job: str
+    worker: str
+    epoch: int
+    known_epoch: int = 0
+    reason: str = "released"
+
+
+class Paused(ControlEvent, frozen=True, tag="paused"):
+    """A partition of a workload's main topic is paused, or resumed; `ALL` stands for all, retry topics too.
+
+    Resuming all ends every pause of the workload.
+    """
+
+    key: str
+    partition: int
+    paused: bool
+    actor: str
+
+
+class Drain(ControlEvent, frozen=True, tag="drain"):
+    """A worker is to give its jobs away and to get no more, or may have some again."""
+
+    worker: str
+    draining: bool
+    actor: str
+
+
+class MoveWish(ControlEvent, frozen=True, tag="move-wish"):
+    """Somebody wants `job`, which has `epoch`, on `worker`; it is moved there if that one may have it."""
+
+    job: str
+    worker: str
+    epoch: int
+    actor: str
+    why: str = ""
+
+
+class OperatorAct(ControlEvent, frozen=True, tag="operator-act"):
+    """Somebody skipped, stashed or reset what `subject` names; told here for the record, done elsewhere."""
+
+    subject: str
+    action: str
+    detail: str
+    actor: str
+
+
+class Moving(ControlEvent, frozen=True, tag="moving"):
+    """A workload is being moved to cluster `to`, and paused for it; `move` is this try's own name, "" when it
+    was given up."""
+
+    key: str
+    move: str
+    to: str
+    actor: str
+
+
+AnyControlEvent = (
+    WorkloadPut
+    | WorkloadDeleted
+    | Claim
+    | Assignment
+    | Released
+    | Paused
+    | Drain
+    | MoveWish
+    | OperatorAct
+    | Begun
+    | Moving
+)
+ALL = -1
+
+
+def compaction_key(event: AnyControlEvent) -> str:
+    """The record key under which compaction may drop all but the last event.
+
+    Claims have a key each: dropping an accepted claim in favour of a later, refused one of the same
+    term would let a fresh reader believe in another leader than everyone else.
+    """
+    match event:
+        case WorkloadPut() | WorkloadDeleted():
+            return f"workload/{event.key}"
+        case Claim():
+            return f"claim/{event.term}/{event.worker}"
+        case Assignment():
+            return f"assignment/{event.job}"
+        case Released():
+            return f"released/{event.job}"
+        case Paused():
+            return f"paused/{event.key}/{event.partition}"
+        case Drain():
+            return f"drain/{event.worker}"
+        case MoveWish():
+            return f"wish/{event.job}"
+        case OperatorAct():
+            return f"act/{event.subject}"
+        case Begun():
+            return f"begun/{event.key}"
+        case Moving():
+            return f"moving/{event.key}"
+
+
+def for_people(event: AnyControlEvent) -> AnyControlEvent:
+    """The event without an offset for every partition."""
+    return msgspec.structs.replace(event, begun=None) if isinstance(event, WorkloadPut) else event

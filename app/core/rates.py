@@ -1,0 +1,131 @@
+"""How fast counters grow: what arrives for a job, how long its receiver takes, what one partition can carry.
+
+    counter ▲                    ╭──●  now
+            │              ╭─────╯  ┊
+            │      ╭───────╯        ┊      the rate is the growth since `older`, so over one
+            │  ────╯  ┊         ┊   ┊      to two windows: no burst of a second moves it much
+            └────────older────newer─now─▶
+
+Rules
+1. Two marks are kept and no history: memory does not grow, and samples may come at any interval.
+2. Less than `LEAST_S` of growth tells nothing. A counter that fell is another one: the marks begin anew.
+3. What a partition can carry shows only while it is busy with nothing else in its way: for `STRETCH_S` on
+   end more waited than arrives in a second, and either its worker's cpu was full, or nothing was ready that
+   the receiver did not take (then the time went into the partition's own order, or into reading it). What it
+   carried without that says nothing of what it could.
+
+Times are monotonic seconds, passed in.
+"""
+
+from __future__ import annotations
+
+WINDOW_S = 30.0
+LEAST_S = 5.0
+STRETCH_S = 10.0
+BACKLOG_S = 1.0  # of arrivals: less than that waits for a moment in a stream that is kept up with
+
+Mark = tuple[float, tuple[float, ...]]  # when, and the counters then
+
+
+class Window:
+    """Growth of some counters over the last one to two windows (rules 1 and 2)."""
+
+    __slots__ = ("_newer", "_now", "_older")
+
+    def __init__(self) -> None:
+        self._older: Mark | None = None
+        self._newer: Mark | None = None
+        self._now: Mark | None = None
+
+    def sample(self, now_s: float, *counters: float) -> None:
+        """The counters as they are at `now_s`; always as many of them."""
+        mark = (now_s, counters)
+        last = self._now
+        if last is None or now_s < last[0] or _fell(last[1], counters):
+            self._older = self._newer = mark
+        self._now = mark
+        if self._newer is not None and now_s - self._newer[0] >= WINDOW_S:
+            self._older, self._newer = self._newer, mark
+
+    def growth(self) -> tuple[float, tuple[float, ...]] | None:
+        """Over how many seconds, and by how much each counter grew; None: not known yet."""
+        if self._older is None or self._now is None or self._now[0] - self._older[0] < LEAST_S:
+            return None
+        (then_s, then), (now_s, now) = self._older, self._now
+        return now_s - then_s, tuple(new - old for new, old in zip(now, then, strict=True))
+
+
+def _fell(before: tuple[float, ...], now: tuple[float, ...]) -> bool:
+    return any(new < old for new, old in zip(now, before, strict=True))
+
+
+class JobRates:
+    """One job's rates, for as long as one worker has it.
+
+    Attributes:
+        ceiling: the most messages a second that the partition was seen to carry at its limit (rule 3); None:
+            it was never there.
+    """
+
+    __slots__ = ("_arrived", "_busy_since", "ceiling")
+
+    def __init__(self) -> None:
+        self.ceiling: float | None = None
+        self._arrived = Window()
+        self._busy_since: tuple[float, float] | None = None
+
+    @property
+    def arriving(self) -> float | None:
+        """Messages that arrive a second; None: not known yet."""
+        grown = self._arrived.growth()
+        return None if grown is None else grown[1][0] / grown[0]
+
+    def sample(self, now_s: float, high_watermark: int, finished: float, waiting: int, alone: bool) -> None:
+        """Takes one look in.
+
+        Args:
+            high_watermark: the log's end; below 0: not known.
+            finished: messages finished since the job began.
+            waiting: messages that could be worked on and are not in flight.
+            alone: nothing but the partition and its worker is in their way (rule 3).
+        """
+        if high_watermark >= 0:
+            self._arrived.sample(now_s, high_watermark)
+        arriving = self.arriving
+        busy = alone and arriving is not None and waiting > max(1.0, arriving * BACKLOG_S)
+        if not busy or self._busy_since is None or finished < self._busy_since[1]:
+            self._busy_since = (now_s, finished) if busy else None
+            return
+        then_s, then = self._busy_since
+        if now_s - then_s >= STRETCH_S:
+            carried = (finished - then) / (now_s - then_s)
+            if carried > 0:
+                self.ceiling = max(carried, self.ceiling or 0.0)
+            self._busy_since = (now_s, finished)
+
+
+class MeanLatency:
+    """The mean time from push to answer over the last one to two windows that had answers."""
+
+    __slots__ = ("_answers", "_last_s", "_sum_s", "_window")
+
+    def __init__(self) -> None:
+        self._answers = 0
+        self._sum_s = 0.0
+        self._last_s: float | None = None
+        self._window = Window()
+
+    def add(self, latency_s: float, count: int) -> None:
+        """`count` messages were answered after `latency_s` each."""
+        self._answers += count
+        self._sum_s += latency_s * count
+
+    def mean_s(self, now_s: float) -> float | None:
+        """As of now; None: nothing was answered yet."""
+        self._window.sample(now_s, self._answers, self._sum_s)
+        grown = self._window.growth()
+        if grown is not None and grown[1][0] > 0:
+            self._last_s = grown[1][1] / grown[1][0]
+        elif self._last_s is None and self._answers:
+            self._last_s = self._sum_s / self._answers  # the first seconds
+        return self._last_s

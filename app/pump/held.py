@@ -1,0 +1,64 @@
+"""What waits for its receiver, in turn by pump: one whose messages hang must not keep another's waiting."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from app.pump.delivery import Delivery
+    from app.pump.dispatch import DispatchPump
+
+
+class Held:
+    """See the module. Each pump's stay in order."""
+
+    def __init__(self) -> None:
+        self._queues: dict[DispatchPump, deque[Delivery]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Delivery]:
+        return chain.from_iterable(self._queues.values())
+
+    def append(self, delivery: Delivery) -> None:
+        """Keeps it, behind its pump's."""
+        self._queues.setdefault(delivery.pump, deque()).append(delivery)
+        self._count += 1
+
+    def take(self, may: Callable[[DispatchPump], object]) -> Delivery | None:
+        """The first of the next pump that `may`; None when none may."""
+        for pump, queue in self._queues.items():
+            if may(pump):
+                del self._queues[pump]
+                delivery = queue.popleft()
+                self._count -= 1
+                if queue:
+                    self._queues[pump] = queue  # behind the others
+                return delivery
+        return None
+
+    def remove(self, delivery: Delivery) -> None:
+        """Takes it out."""
+        queue = self._queues[delivery.pump]
+        queue.remove(delivery)
+        self._count -= 1
+        if not queue:
+            del self._queues[delivery.pump]
+
+    def take_all(self, which: Callable[[DispatchPump], object]) -> list[Delivery]:
+        """Takes out what the pumps have that `which` names."""
+        taken: list[Delivery] = []
+        for pump in [pump for pump in self._queues if which(pump)]:
+            taken += self._queues.pop(pump)
+        self._count -= len(taken)
+        return taken
+
+    def clear(self) -> None:
+        """Keeps nothing."""
+        self._queues.clear()
+        self._count = 0

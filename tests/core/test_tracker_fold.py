@@ -1,0 +1,230 @@
+"""Any reader of the tracker topic may answer a takeover: wherever it began and however late it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from app.core.fencing import (
+    SnapshotItem,
+    Snapshots,
+    Takeover,
+    TakeoverAnswer,
+    TrackerEvent,
+    TrackerRecord,
+    on_snapshot,
+    on_takeover,
+)
+from app.core.tracker import Snapshot
+from app.core.tracker_fold import FOLLOWERS, TrackerFold, followers
+
+JOB = "dispatch:billing/orders:orders:0"
+OTHER = "dispatch:billing/orders:orders:1"
+JOBS = [JOB, OTHER]
+WORKERS = ["a", "b", "c"]
+END = 60  # offsets of the data topic
+
+
+@dataclass
+class Owner:
+    """A worker that was granted a job, and may not know yet that it has lost it: a zombie is one too."""
+
+    job: str
+    worker: str
+    epoch: int
+    done: set[int]
+
+    def snapshot(self) -> SnapshotItem:
+        base = next(offset for offset in range(END + 2) if offset not in self.done)
+        above = tuple((o, o + 1) for o in sorted(self.done) if o > base)
+        return SnapshotItem(self.job, self.epoch, Snapshot(base, above).to_bytes())
+
+
+@dataclass
+class Writer:
+    """The table's single writer: folds the log into its table, and its table into the changelog.
+
+    A new one begins with the changelog, at the offset that was committed: so does Faust.
+    """
+
+    next_offset: int
+    table: dict[str, TrackerRecord] = field(default_factory=dict)
+
+    def step(self, event: TrackerEvent) -> list[tuple[str, TrackerRecord]]:
+        self.next_offset += 1
+        written: list[tuple[str, TrackerRecord]] = []
+        if isinstance(event, Takeover):
+            written.append((event.job, on_takeover(self.table.get(event.job), event)[0]))
+        else:
+            for item in event.items:
+                record = on_snapshot(self.table.get(item.job), item, worker=event.worker, at_ms=event.at_ms)
+                if record is not None:
+                    written.append((item.job, record))
+        self.table.update(written)
+        return written
+
+
+def finished(packed: bytes) -> set[int]:
+    if not packed:
+        return set()
+    known = Snapshot.from_bytes(packed)
+    return {o for start, end in [(0, known.base), *known.finished] for o in range(start, end)}
+
+
+class AnyReaderAnswers(RuleBasedStateMachine):
+    """Workers take jobs over, finish, save, and go on as zombies, while the table's writer lags, is replaced
+    and is paused, and readers begin and read whenever they like.
+    """
+
+    @initialize()
+    def begin(self) -> None:
+        self.log: list[TrackerEvent] = []
+        self.truth: list[dict[str, TrackerRecord]] = [{}]  # the fold of all events below each offset
+        self.owners: list[Owner] = []
+        self.asked = 0
+        self.changelog: list[tuple[str, TrackerRecord]] = []
+        self.committed = 0
+        self.writer = Writer(0)
+        self.paused: list[Writer] = []
+        self.readers: list[TrackerFold] = []
+
+    def append(self, event: TrackerEvent) -> None:
+        self.log.append(event)
+        perfect = Writer(0, dict(self.truth[-1]))
+        perfect.step(event)
+        self.truth.append(perfect.table)
+
+    # -- workers -----------------------------------------------------------------------------------
+
+    @rule(job=st.sampled_from(JOBS), worker=st.sampled_from(WORKERS), later=st.integers(0, 2))
+    def ask(self, job: str, worker: str, later: int) -> None:
+        record = self.truth[-1].get(job)
+        self.asked += 1
+        epoch = max(1, (record.epoch if record else 0) + later)
+        event = Takeover(job=job, epoch=epoch, worker=worker, nonce=str(self.asked), at_ms=0)
+        _, answer = on_takeover(record, event)  # of a reader that is at the end already
+        self.append(event)
+        if answer.granted:  # a process that asks for the same again has begun the job again
+            new = Owner(job, worker, epoch, finished(answer.snapshot))
+            former = (job, worker, epoch)
+            self.owners = [o for o in self.owners if (o.job, o.worker, o.epoch) != former] + [new]
+
+    @precondition(lambda self: self.owners)
+    @rule(data=st.data(), offsets=st.sets(st.integers(0, END), min_size=1, max_size=8), save=st.booleans())
+    def work(self, data: st.DataObject, offsets: set[int], save: bool) -> None:
+        owner = data.draw(st.sampled_from(self.owners))
+        owner.done |= offsets
+        if save:
+            self.append(Snapshots(worker=owner.worker, at_ms=0, items=[owner.snapshot()]))
+
+    # -- the table's writer ------------------------------------------------------------------------
+
+    @rule(count=st.integers(1, 5))
+    def write(self, count: int) -> None:
+        for event in self.log[self.writer.next_offset :][:count]:
+            self.changelog += self.writer.step(event)
+
+    @rule()
+    def commit(self) -> None:
+        self.committed = max(self.committed, self.writer.next_offset)
+
+    @rule(paused=st.booleans())
+    def replace_writer(self, paused: bool) -> None:
+        if paused:
+            self.paused.append(self.writer)
+        self.writer = Writer(self.committed, dict(self.changelog))
+
+    @precondition(lambda self: self.paused)
+    @rule()
+    def paused_writer_wakes(self) -> None:
+        zombie = self.paused.pop()  # its commits are refused, what it writes to the changelog is not
+        for event in self.log[zombie.next_offset :][:1]:
+            self.changelog += zombie.step(event)
+
+    # -- readers -----------------------------------------------------------------------------------
+
+    @rule()
+    def a_reader_begins(self) -> None:
+        reader = TrackerFold(self.committed)
+        for job, record in self.changelog:
+            reader.restore(job, record)
+        self.readers.append(reader)
+
+    @precondition(lambda self: self.readers)
+    @rule(data=st.data(), count=st.integers(1, 10))
+    def read(self, data: st.DataObject, count: int) -> None:
+        reader = data.draw(st.sampled_from(self.readers))
+        for _ in range(count):
+            if reader.next_offset < len(self.log):
+                self.read_one(reader)
+
+    def teardown(self) -> None:
+        self.a_reader_begins()
+        self.readers.append(TrackerFold())  # one that has read everything since the beginning
+        for reader in self.readers:
+            while reader.next_offset < len(self.log):
+                self.read_one(reader)
+        self.whoever_has_read_all_knows_the_same()
+
+    def read_one(self, reader: TrackerFold) -> None:
+        at = reader.next_offset
+        event = self.log[at]
+        reader.next_offset += 1
+        answer = reader.apply(event)
+        if isinstance(event, Takeover):
+            assert answer is not None
+            self.check(event, at, answer)
+        else:
+            assert answer is None
+
+    def check(self, event: Takeover, at: int, answer: TakeoverAnswer) -> None:
+        before = self.truth[at].get(event.job)
+        _, right = on_takeover(before, event)
+        if not answer.granted:
+            # Refused: by right, or because a later owner is known already.
+            assert not right.granted or answer.known_epoch > event.epoch
+            return
+        assert right.granted
+        told = finished(answer.snapshot)
+        assert told >= finished(right.snapshot), "what was saved before the question is in the answer"
+        now = self.truth[-1][event.job]
+        assert told <= finished(now.snapshot), "what was refused is not"
+
+    @invariant()
+    def whoever_has_read_all_knows_the_same(self) -> None:
+        for reader in self.readers:
+            if reader.next_offset == len(self.log):
+                assert {job: reader.record(job) for job in JOBS} == {
+                    job: self.truth[-1].get(job) for job in JOBS
+                }
+
+
+TestAnyReaderAnswers = AnyReaderAnswers.TestCase
+
+
+@given(st.sets(st.text("abcdef", min_size=1), min_size=1, max_size=8), st.integers(0, 31))
+def test_a_worker_that_goes_leaves_to_others_only_what_it_followed(workers: set[str], partition: int) -> None:
+    chosen = followers(partition, workers)
+    assert len(chosen) == min(FOLLOWERS, len(workers))
+    for gone in workers:
+        left = followers(partition, workers - {gone})
+        assert set(chosen) - {gone} <= set(left)
+        if gone not in chosen:
+            assert left == chosen
+
+
+def test_partitions_are_spread_over_the_workers() -> None:
+    workers = [f"vm-{number}-{number * 7}" for number in range(8)]
+    counts = {worker: sum(worker in followers(p, workers) for p in range(64)) for worker in workers}
+    assert min(counts.values()) > 0.3 * 64 * FOLLOWERS / len(workers)
+
+
+def test_a_corrupt_snapshot_changes_nothing() -> None:
+    fold = TrackerFold()
+    fold.apply(Takeover(job=JOB, epoch=1, worker="a", nonce="n", at_ms=0))
+    before = fold.record(JOB)
+    fold.apply(Snapshots(worker="a", at_ms=1, items=[SnapshotItem(JOB, 1, b"\x01nonsense")]))
+    assert fold.record(JOB) == before

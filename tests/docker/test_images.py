@@ -1,0 +1,126 @@
+"""What every image promises whoever runs it, and how the part of the lock file for an image is found."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.demo.stage import wait_until
+from tests.docker.engine import ROOT, run
+
+pytestmark = pytest.mark.timeout(1500)
+LOCK_SCRIPT = ROOT / "docker" / "lock.py"
+LIMIT_MB = 320  # 240 today; half a gigabyte of PySpark would show
+
+
+@pytest.mark.parametrize("name", ["worker", "kafka"])
+def test_an_image_is_small_not_root_has_a_health_check_and_keeps_nothing_of_its_build(
+    name: str, request: pytest.FixtureRequest
+) -> None:
+    image = request.getfixturevalue(f"{name}_image")
+    (told,) = json.loads(run("docker", "image", "inspect", image))
+    uid, gid = told["Config"]["User"].split(":")
+    assert int(uid) >= 10_000
+    assert uid == gid
+    assert told["Config"]["StopSignal"] == "SIGTERM"
+    assert told["Config"]["Healthcheck"]["Test"][0] == "CMD"
+    assert told["Config"]["Entrypoint"] == ["tini", "--"]
+    assert told["Size"] < LIMIT_MB * 1e6
+    left = ("(", "-name", "ca.crt", "-o", "-name", "pip", "-o", "-path", "/build", ")")
+    everywhere = ("docker", "run", "--rm", "--user", "0", "--entrypoint", "find", image, "/", "-xdev")
+    assert run(*everywhere, *left) == ""
+
+
+def test_sigterm_ends_what_has_no_handler_for_it_yet(worker_image: str) -> None:
+    name = run("docker", "run", "--detach", worker_image, "sleep", "600").strip()
+    try:
+        wait_until(lambda: _state(name)["Running"], 30, lambda: str(_state(name)))
+        run("docker", "stop", "--time", "60", name)
+        assert _state(name)["ExitCode"] == 143, "by SIGTERM, not by the SIGKILL after it (137)"
+    finally:
+        run("docker", "rm", "--force", "--volumes", name)
+
+
+def test_kafka_takes_its_configuration_from_the_environment(kafka_image: str) -> None:
+    variables = {"KAFKA_LOG_RETENTION_MS": "4711", "KAFKA_NODE_ID": "1", "KAFKA_HEAP": "256m"}
+    options = [part for name, value in variables.items() for part in ("--env", f"{name}={value}")]
+    name = run("docker", "run", "--detach", *options, kafka_image).strip()
+    try:
+        wait_until(
+            lambda: _state(name)["Health"]["Status"] == "healthy", 90, lambda: run("docker", "logs", name)
+        )
+        shown = run(
+            "docker", "exec", name, "kafka-run", "kafka.admin.ConfigCommand",
+            "--bootstrap-server", "localhost:9092", "--describe", "--all", "--entity-type", "brokers",
+            "--entity-name", "1",
+        )  # fmt: skip
+        assert "log.retention.ms=4711" in shown
+    finally:
+        run("docker", "rm", "--force", "--volumes", name)
+
+
+def _state(container: str) -> dict[str, Any]:
+    state: dict[str, Any] = json.loads(run("docker", "inspect", container))[0]["State"]
+    return state
+
+
+LOCK = """\
+# made up
+alpha==1 \\
+    --hash=sha256:aa
+    # via
+    #   beta
+    #   switchyard (pyproject.toml)
+beta==2 ; sys_platform != 'win32' \\
+    --hash=sha256:bb
+    # via gamma
+gamma==3 \\
+    --hash=sha256:cc
+    # via switchyard (pyproject.toml)
+delta==4 \\
+    --hash=sha256:dd
+    # via heavy
+heavy==5 \\
+    --hash=sha256:ee
+    # via switchyard (pyproject.toml)
+tool==6 \\
+    --hash=sha256:ff
+    # via switchyard (pyproject.toml:dev)
+"""
+
+
+@pytest.mark.parametrize(
+    ("roots", "without", "expected"),
+    [
+        ((), (), {"alpha", "beta", "gamma", "delta", "heavy"}),
+        ((), ("heavy",), {"alpha", "beta", "gamma"}),
+        (("gamma",), (), {"alpha", "beta", "gamma"}),
+        (("tool",), (), {"tool"}),
+    ],
+)
+def test_an_image_gets_what_its_roots_need_and_every_hash(
+    roots: tuple[str, ...], without: tuple[str, ...], expected: set[str]
+) -> None:
+    script = runpy.run_path(str(LOCK_SCRIPT))
+    packages = script["blocks"](LOCK)
+    assert script["closure"](packages, set(roots) or {script["PROJECT"]}, set(without)) == expected
+    assert all(text.count("--hash=") == 1 for text in packages.values())
+
+
+def test_a_name_that_the_lock_file_does_not_have_is_refused(tmp_path: Path) -> None:
+    lock = tmp_path / "requirements.lock"
+    lock.write_text(LOCK)
+    ended = subprocess.run(
+        [sys.executable, str(LOCK_SCRIPT), "--lock", str(lock), "nonsense"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 2
+    assert "nonsense" in ended.stderr

@@ -1,0 +1,135 @@
+"""A message that kills its receiver, or is never taken, is given up; an outage costs no message anything."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import grpc
+import pytest
+
+from app.core.outcome import Action, Decision
+from app.pump.head import free_head
+from tests.pump.mortal import standing_before, until
+from tests.pump.stand import Row, Stand, numbers, standing
+from tests.push.servers import start_server
+
+LIMIT_S = 60.0  # ends a test that would hang; nothing is measured with it
+
+
+def some_killers(count: int, *at: int) -> list[Row]:
+    """Numbers, with messages at these offsets that kill."""
+    return [(None, b"kill %d" % i if i in at else b"%d" % i) for i in range(count)]
+
+
+def look(stand: Stand) -> None:
+    """As the worker's timer does."""
+    for pump in stand.pumps:
+        free_head(pump, time.monotonic())
+
+
+@pytest.mark.parametrize(("contract", "capacity"), [("unary", 100), ("stream", 10_000), ("stream", 100)])
+async def test_a_message_that_kills_its_receiver_is_given_up_and_all_others_are_delivered(
+    contract: str, capacity: int
+) -> None:
+    async with standing_before(contract, headOfLine={"after": "5s"}) as (stand, mortal):
+        pump = stand.pump(capacity=capacity)
+        stand.feed(pump, some_killers(400, 5, 70))
+        await until(lambda: pump.tracker.base == 400, lambda: look(stand), LIMIT_S)
+
+        assert sorted(stand.copied.values("dlq")) == [b"kill 5", b"kill 70"]
+        assert pump.delivered == 398
+        assert mortal.deaths <= 16
+        for *_, headers in stand.copied.records:
+            assert b"times while it had this message" in (headers["switchyard-reason"] or b"")
+
+
+async def test_a_killer_that_all_wait_behind_in_strict_order_is_given_up() -> None:
+    async with standing_before("unary", ordering="partition") as (stand, _):
+        pump = stand.pump()
+        stand.feed(pump, some_killers(10, 3))
+        await until(lambda: pump.tracker.base == 10, lambda: look(stand), LIMIT_S)
+
+        assert stand.copied.values("dlq") == [b"kill 3"]
+
+
+async def test_a_killer_goes_to_the_retry_topic_first_when_there_is_one() -> None:
+    async with standing_before("unary", retry=[{"delay": "1h", "attempts": 1}]) as (stand, _):
+        pump = stand.pump()
+        stand.feed(pump, some_killers(50, 3))
+        await until(lambda: pump.tracker.base == 50, lambda: look(stand), LIMIT_S)
+
+        assert (stand.copied.values("retry_1"), stand.copied.values("dlq")) == ([b"kill 3"], [])
+
+
+async def test_a_receiver_that_dies_of_every_message_has_no_topic_flushed_into_the_dlq() -> None:
+    async with standing_before("unary") as (stand, mortal):
+        pump = stand.pump()
+        stand.feed(pump, some_killers(100, *range(100)))
+        await until(lambda: mortal.deaths >= 6, lambda: look(stand), LIMIT_S)
+
+        assert not stand.copied.records
+        assert pump.tracker.base == 0
+
+
+@pytest.mark.parametrize("refused", [{5}, {3, 5, 40}])
+async def test_what_is_always_answered_unavailable_does_not_stop_the_others(refused: set[int]) -> None:
+    async def handle(value: bytes, context: Any) -> bytes:
+        if int(value) in refused:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "never")
+        return b""
+
+    server, port = await start_server(handle)
+    async with standing(lambda _: None) as stand:
+        stand.port = port
+        stand.run(target={"contract": "unary"}, headOfLine={"after": "4s"})
+        pump = stand.pump(capacity=100)
+        stand.feed(pump, numbers(401))
+        await until(lambda: pump.tracker.base == 401, lambda: look(stand), LIMIT_S)
+
+        assert {int(value or b"") for value in stand.copied.values("dlq")} == refused
+        assert pump.delivered == 401 - len(refused)
+    await server.stop(None)
+
+
+async def test_a_receiver_that_answers_unavailable_to_all_for_a_while_loses_nothing() -> None:
+    """Beginning in the middle of a full tracker, with all kinds of messages with it."""
+    away, seen = False, 0
+
+    async def handle(_: bytes, context: Any) -> bytes:
+        nonlocal seen
+        seen += 1
+        if away:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
+        return b""
+
+    server, port = await start_server(handle)
+    async with standing(lambda _: None) as stand:
+        stand.port = port
+        stand.run(target={"contract": "unary"}, headOfLine={"after": "5s"}, flow={"max_inflight": 20})
+        pump = stand.pump(capacity=100)
+        stand.feed(pump, numbers(300))
+        await stand.until(lambda: pump.delivered > 100)
+        away, seen = True, 0
+        stand.feed(pump, numbers(300, 300))
+        await until(lambda: seen >= 30, lambda: look(stand), LIMIT_S)  # at most ten probes a second
+        away = False
+        await until(lambda: pump.tracker.base == 600, lambda: look(stand), LIMIT_S)
+
+        assert [headers["switchyard-reason"] for *_, headers in stand.copied.records] == []
+        assert pump.delivered == 600
+    await server.stop(None)
+
+
+async def test_suspects_are_told_among_what_is_held_and_an_operator_can_conclude_them() -> None:
+    async with standing_before("unary") as (stand, mortal):
+        pump = stand.pump()
+        stand.feed(pump, some_killers(1, 0))
+        await until(lambda: mortal.deaths >= 2, lambda: None, LIMIT_S)
+        link = stand.runtime.link
+        await stand.until(lambda: bool(link.suspects))
+        assert link.status(time.monotonic()).held == 1
+        assert pump.conclude(0, Decision(Action.ACK, None, 0.0, "an operator says so"))
+        await asyncio.sleep(0)
+        assert (pump.tracker.base, pump.delivered) == (1, 0)

@@ -1,0 +1,195 @@
+"""Workers of a region as they see each other, and an even flow of messages whose journal is read along.
+
+with Flow(bootstrap, {"orders": 4}, per_partition=50) as flow: ...
+Journal(stage).read(); journal.taken["orders", 3]
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import orjson
+from aiokafka import AIOKafkaProducer
+
+from app import wire
+from app.core.control import AnyControlEvent, Assignment, ControlState
+from app.demo.stage import Process, Stage, http, wait_until
+from app.demo.traffic import read_all
+
+TICK_S = 0.05
+
+Part = tuple[str, int]  # topic, partition
+Held = dict[str, tuple[str, int]]  # job -> owner, epoch
+
+
+def known_workers(worker: Process) -> list[dict[str, Any]]:
+    """All workers as this one knows them."""
+    return list(http("GET", f"{worker.url}/api/v1/workers?limit=1000")[1]["items"])
+
+
+def id_of(worker: Process, seen_by: Process | None = None) -> str:
+    """The name under which a worker is known, once it is."""
+    found: list[str] = []
+
+    def known() -> bool:
+        found[:] = [item["worker"] for item in known_workers(seen_by or worker) if item["url"] == worker.url]
+        return bool(found)
+
+    wait_until(known, 30.0, worker.tail)
+    return found[0]
+
+
+def assignments(worker: Process) -> Held:
+    """Job -> owner and epoch, as this worker knows them."""
+    items = http("GET", f"{worker.url}/api/v1/assignments?limit=1000")[1]["items"]
+    return {item["job"]: (item["worker"], item["epoch"]) for item in items if item["worker"]}
+
+
+def incidents(worker: Process, kind: str) -> list[dict[str, Any]]:
+    """What a person was told, of one kind."""
+    items = http("GET", f"{worker.url}/api/v1/incidents?limit=1000")[1]["items"]
+    return [item for item in items if item["kind"] == kind]
+
+
+def control_log(stage: Stage) -> list[tuple[bool, AnyControlEvent]]:
+    """The control log: each event, and whether it counted."""
+    control = stage.yard.bootstrap(f"{stage.yard.clusters[0].region}-regional")
+    state, found = ControlState(), []
+    for record in asyncio.run(read_all(control, f"switchyard-{stage.region}-control")):
+        if record.value is not None:
+            event = wire.control_event(record.value)
+            found.append((state.apply(event), event))
+    return found
+
+
+def placed(stage: Stage) -> list[Assignment]:
+    """Every decision on a job that counted, in order."""
+    return [event for counted, event in control_log(stage) if counted and isinstance(event, Assignment)]
+
+
+@dataclass
+class Flow:
+    """Produces `per_partition` messages a second into each partition while it is entered.
+
+    An id is `topic/partition/key/number`, the numbers rise within a partition. `sent` holds those that the
+    broker has acknowledged.
+    """
+
+    bootstrap: str
+    partitions: dict[str, int]  # topic -> how many; may grow meanwhile
+    per_partition: float
+    keys: int = 4  # of a partition
+    sent: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._produce()))
+        self._failed: list[BaseException] = []
+
+    def __enter__(self) -> Flow:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._thread.join()
+        if self._failed and error is None:
+            raise self._failed[0]
+
+    async def _produce(self) -> None:
+        loop = asyncio.get_running_loop()
+        numbers: dict[Part, int] = defaultdict(int)
+        began: dict[Part, float] = {}
+        waiting: set[asyncio.Task[None]] = set()
+        async with AIOKafkaProducer(
+            bootstrap_servers=self.bootstrap, acks="all", enable_idempotence=True, linger_ms=2,
+            metadata_max_age_ms=1_000,
+        ) as producer:  # fmt: skip
+            while not self._ended.is_set():
+                for part in [(t, p) for t, count in list(self.partitions.items()) for p in range(count)]:
+                    due = (loop.time() - began.setdefault(part, loop.time())) * self.per_partition
+                    while numbers[part] < due:
+                        number = numbers[part] = numbers[part] + 1
+                        key = f"k{number % self.keys}"
+                        name = f"{part[0]}/{part[1]}/{key}/{number}"
+                        value = orjson.dumps({"id": name, "behaviour": "ok"})
+                        acknowledged = await producer.send(
+                            part[0], value, key=f"{part[1]}-{key}".encode(), partition=part[1]
+                        )
+                        task = loop.create_task(self._note(acknowledged, name))
+                        waiting.add(task)
+                        task.add_done_callback(waiting.discard)
+                await asyncio.sleep(TICK_S / 5)
+            await asyncio.gather(*waiting)
+
+    async def _note(self, acknowledged: Any, name: str) -> None:
+        try:
+            await acknowledged
+        except Exception as error:  # noqa: BLE001 - told to who waits for the flow
+            self._failed.append(error)
+        else:
+            self.sent.add(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """One delivery: of what, when it was produced, when it came."""
+
+    id: str
+    offset: int
+    at_ms: float
+    timestamp_ms: float
+
+
+@dataclass
+class Journal:
+    """What receivers noted of a stage, by partition and in order; `read` it again for what is new."""
+
+    stage: Stage
+    taken: Mapping[Part, list[Taken]] = field(default_factory=lambda: defaultdict(list))
+
+    def __post_init__(self) -> None:
+        self._at = 0
+
+    def read(self) -> Journal:
+        """Reads what is new."""
+        if self.stage.journal.exists():
+            with self.stage.journal.open("rb") as file:
+                file.seek(self._at)
+                whole = file.read().rpartition(b"\n")[0]
+            self._at += len(whole) + bool(whole)
+            for line in map(orjson.loads, filter(None, whole.split(b"\n"))):
+                one = Taken(line["id"], line["offset"], line["at_ms"], line["timestamp_ms"])
+                self.taken[line["topic"], line["partition"]].append(one)
+        return self
+
+    def of(self, topic: str) -> list[Taken]:
+        """All of a topic, partition by partition."""
+        return [one for (name, _), all_of in sorted(self.taken.items()) for one in all_of if name == topic]
+
+    def ids(self) -> set[str]:
+        """All that were taken."""
+        return {one.id for all_of in self.taken.values() for one in all_of}
+
+
+def doubled(taken: list[Taken]) -> list[Taken]:
+    """Deliveries beyond the first of their message."""
+    seen: set[str] = set()
+    return [one for one in taken if one.id in seen or seen.add(one.id)]  # type: ignore[func-returns-value]
+
+
+def pauses(taken: list[Taken]) -> list[tuple[float, float]]:
+    """Per delivery: how long nothing had come although a message was there, and when that ended (ms)."""
+    found, before_ms = [], taken[0].at_ms
+    for one in taken[1:]:
+        found.append((one.at_ms - max(before_ms, one.timestamp_ms), one.at_ms))
+        before_ms = max(before_ms, one.at_ms)
+    return found

@@ -1,0 +1,154 @@
+"""A workload's topic moves to another cluster under load: receivers get every message, few of them twice."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import orjson
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+
+from app.demo.stage import Stage, http, wait_until
+from app.demo.traffic import Sent, create_topic, messages, produce, read_all
+from app.kafka.clusters import ClusterClient, ClusterSpec
+from app.kafka.commit import OffsetCommitter
+from tests.system.test_delivery import CLUSTER, GROUP, SETTLE_S, Scene, spread
+from tests.system.test_operators import Desk, switchyard
+
+pytestmark = pytest.mark.system
+
+THERE = "east-regional"
+BEFORE, AFTER, PER_SECOND = 1_800, 400, 300
+RATE = 200  # slower than it is produced: a part is unfinished when it moves
+MARGIN_S = 0.5
+
+
+@contextmanager
+def copier(source: str, target: str, topic: str, partitions: int) -> Iterator[None]:
+    """Copies the topic, partition to partition with its timestamps, until the end."""
+    stop = threading.Event()
+
+    async def copy() -> None:
+        consumer = AIOKafkaConsumer(bootstrap_servers=source, auto_offset_reset="earliest")
+        async with consumer, AIOKafkaProducer(bootstrap_servers=target, acks="all", linger_ms=5) as producer:
+            consumer.assign([TopicPartition(topic, p) for p in range(partitions)])
+            while not stop.is_set():
+                for at, records in (await consumer.getmany(timeout_ms=100)).items():
+                    for record in records:
+                        await producer.send(
+                            topic, record.value, record.key, at.partition, record.timestamp,
+                            headers=list(record.headers),
+                        )  # fmt: skip
+            await producer.flush()
+
+    thread = threading.Thread(target=lambda: asyncio.run(copy()))
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(30)
+
+
+def commit(bootstrap: str, offsets: dict[tuple[str, int], int]) -> None:
+    async def write() -> None:
+        client = ClusterClient(ClusterSpec("test", (bootstrap,)))
+        await client.start()
+        try:
+            assert await OffsetCommitter(client).commit(GROUP, offsets) == {}
+        finally:
+            await client.stop()
+
+    asyncio.run(write())
+
+
+def test_a_topic_moves_to_another_cluster_and_its_receivers_miss_nothing(
+    stage: Stage, topic_name: str
+) -> None:
+    play = Scene(stage, topic_name, BEFORE)
+    here, there = play.bootstrap, stage.yard.bootstrap(THERE)
+    asyncio.run(create_topic(there, topic_name, play.partitions))
+    first, second = stage.worker(), stage.worker()
+    definition = play.definition(
+        retry=[{"delay": "10s", "attempts": 3}], flow={"max_inflight": 50, "messages_per_second": RATE}
+    )
+    stage.deploy(first, definition)
+    spread(first, 8)
+    key = f"{GROUP}/{topic_name}"
+    with copier(here, there, topic_name, play.partitions):
+        asyncio.run(produce(here, topic_name, play.sent, per_second=PER_SECOND))
+        fresh = list(messages(AFTER, prefix="fresh"))
+        asyncio.run(produce(there, topic_name, fresh))  # the producers have switched
+        wait_until(
+            lambda: ends(there, topic_name) == BEFORE + AFTER, 30, lambda: str(ends(there, topic_name))
+        )
+    # A group of the same name was there before: ahead of what is mapped, and behind it.
+    commit(there, {(topic_name, 0): 540, (topic_name, 1): 0})
+
+    asked = ["workload", "move", key, "--to", THERE, "--margin", f"{MARGIN_S}s", "-o", "json"]
+    foreseen = switchyard(first, *asked)
+    assert (foreseen["from"], foreseen["to"], foreseen["execute"]) == (CLUSTER, THERE, False)
+    assert foreseen["unfinished"] > 0, "all was delivered before the move: it shows nothing"
+    desk = Desk(play, first)
+    assert desk.acts("moving") == [], "a look changes nothing"
+
+    # The worker that is asked first is killed on the way: the workload stays here, paused; another is asked.
+    status, begun = http("POST", f"{second.url}/api/v1/workloads/{key}/move", body(execute=True))
+    assert status == 202, begun
+    wait_until(lambda: desk.acts("moving"), 20, second.tail, 0.01)
+    second.kill()
+    _, held = http("GET", desk.path)
+    assert held["definition"]["metadata"]["cluster"] == CLUSTER, "it was too late to show anything"
+    assert http("POST", f"{first.url}/api/v1/dlq/{key}/merge", {"execute": True})[0] in {404, 409}
+    told = switchyard(first, *asked, "--execute", "--yes")
+    assert told["copied"] > 0, "nothing waited for retry: it shows nothing"
+    _, moved = http("GET", desk.path)
+    assert moved["definition"]["metadata"]["cluster"] == THERE
+    assert http("POST", f"{first.url}/api/v1/workloads/{key}/move", body())[0] == 409, "it is there already"
+
+    play.sent += fresh
+    play.bootstrap = there
+    report = play.settle()
+    assert report.lost == (), report
+    play.wait_committed()
+    account(play, told)
+    (act,) = [item for item in desk.acts("operator-act") if item["action"] == "move"]
+    assert act["subject"] == key
+    # It is at home there: a change of its definition, and another owner, begin where it stands.
+    before = len(stage.deliveries())
+    definition["metadata"]["cluster"] = THERE
+    definition["spec"]["delay"] = "1ms"
+    stage.deploy(first, definition)
+    stage.worker()
+    first.terminate()
+    later = [Sent(m.id, "ok") for m in messages(50, prefix="later")]
+    asyncio.run(produce(there, topic_name, later))
+    wait_until(lambda: len(stage.deliveries()) >= before + 50, SETTLE_S, play._so_far)
+    assert {d["id"] for d in stage.deliveries()[before:]} == {m.id for m in later}
+
+
+def body(**rest: Any) -> dict[str, Any]:
+    return {"to": THERE, "margin": f"{MARGIN_S}s", **rest}
+
+
+def ends(bootstrap: str, topic: str) -> int:
+    return len(asyncio.run(read_all(bootstrap, topic)))
+
+
+def account(play: Scene, told: dict[str, Any]) -> None:
+    """What came twice lies in the margin, or in what was in flight at the kill."""
+    done = Counter(d["id"] for d in play.stage.deliveries() if d["outcome"] == "ok")
+    twice = {name: count for name, count in done.items() if count > 1}
+    assert len(twice) <= told["again"] + 2 * 50, (len(twice), told["again"])
+    assert told["again"] <= 4 * (MARGIN_S * PER_SECOND + 50), told
+    letters = [
+        orjson.loads(r.value)["id"]
+        for r in asyncio.run(read_all(play.bootstrap, f"{play.topic}__{GROUP}__dlq"))
+    ]
+    poison = {m.id for m in play.sent if m.behaviour == "poison"}
+    assert set(letters) == poison

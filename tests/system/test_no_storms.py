@@ -1,0 +1,218 @@
+"""What changes in a region leaves everybody else's flow untouched: some fifty changes, and no gap in between.
+
+Each partition of the steady workload gets and delivers 200 messages a second. Throughput is sampled every
+100 ms by the receiver's own clock; a gap is a time without a delivery although a message was there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from statistics import median
+from typing import Any
+
+import orjson
+import pytest
+from aiokafka import AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
+
+from app.demo.stage import Process, Stage, http, wait_until, workload
+from app.demo.traffic import create_topic
+from tests.system.fleet import Flow, Held, Journal, Taken, assignments, doubled, pauses, placed
+
+pytestmark = pytest.mark.system
+
+CLUSTER, GROUP = "east-aggregate", "billing"
+PARTITIONS, PER_PARTITION = 3, 200.0
+OTHERS = 8
+EARLY = 50  # messages in a new partition before anybody can have discovered it
+SAMPLE_MS = 100
+# What two cores that also run the brokers, the traffic, the receiver and a worker that is starting may take.
+GAP_MS = 1_000
+QUIET_S, PACE_S, ENOUGH_S = 5.0, 0.4, 60.0
+
+
+@dataclass
+class Region:
+    """Two workers, a workload that flows, and what is done to everything else."""
+
+    stage: Stage
+    topic: str
+    done: list[tuple[float, str]] = field(default_factory=list)  # when, what
+
+    def __post_init__(self) -> None:
+        self.bootstrap = self.stage.yard.bootstrap(CLUSTER)
+        self.others = [f"{self.topic}-{number}" for number in range(OTHERS)]
+        self.joined: list[Process] = []
+        asyncio.run(create_topic(self.bootstrap, self.topic, PARTITIONS))
+        self.receiver = self.stage.receiver(GROUP, self.topic, *self.others)
+        self.workers = [self.stage.worker(wait=False) for _ in range(2)]
+        for worker in self.workers:
+            self.stage.wait_ready(worker)
+        # It begins at the end of what is there now: partitions that come later begin at their first message.
+        self.deploy(self.topic, start="latest", target={"contract": "stream"})
+        wait_until(self._shared, ENOUGH_S, lambda: f"{self.held()}\n{self.workers[0].tail()}")
+
+    def _shared(self) -> bool:
+        held = self.held()
+        return len(held) == PARTITIONS and len({owner for owner, _ in held.values()}) == 2
+
+    def held(self, topic: str | None = None) -> Held:
+        """Who owns the jobs of a workload."""
+        key = f"{GROUP}/{topic or self.topic}"
+        found = assignments(self.workers[0])
+        return {job: held for job, held in found.items() if job.split(":")[1] == key}
+
+    def deploy(self, topic: str, **spec: Any) -> None:
+        self.stage.deploy(self.workers[0], workload(GROUP, topic, CLUSTER, self.receiver.address, **spec))
+
+    def wait_jobs(self, topic: str, jobs: int) -> None:
+        wait_until(lambda: len(self.held(topic)) == jobs, ENOUGH_S, lambda: f"{topic}: {self.held(topic)}")
+
+    # -- changes ---------------------------------------------------------------------------------
+
+    def changes(self) -> Iterator[tuple[str, Callable[[], Any]]]:
+        """What is done, in order: a name and the act."""
+        yield "worker joins", self._join
+        for topic in self.others:
+            yield f"create {topic}", partial(self._create, topic)
+            yield f"deploy {topic}", partial(self.deploy, topic, retry=[{"delay": "1s", "attempts": 2}])
+        yield "worker joins", self._join
+        yield f"expand {self.topic}", partial(self.expand, self.topic, PARTITIONS, PARTITIONS + 2)
+        for topic in self.others:
+            changed = {"retry": [{"delay": "2s", "attempts": 2}], "flow": {"messages_per_second": 50}}
+            yield f"change {topic}", partial(self.deploy, topic, **changed)
+            yield f"expand {topic}", partial(self.expand, topic, 2, 4)
+        yield "worker ends", self._end
+        for topic in self.others[: OTHERS // 2]:
+            yield f"delete {topic}", partial(http, "DELETE", self._url(topic))
+        yield "worker killed", self._kill
+        yield f"expand {self.topic}", partial(self.expand, self.topic, PARTITIONS + 2, PARTITIONS + 3)
+        for topic in self.others[OTHERS // 2 :]:
+            yield f"pause {topic}", partial(http, "POST", f"{self._url(topic)}/pause", {})
+            yield f"delete {topic}", partial(http, "DELETE", self._url(topic))
+
+    def _url(self, topic: str) -> str:
+        return f"{self.workers[0].url}/api/v1/workloads/{GROUP}/{topic}"
+
+    def _create(self, topic: str) -> None:
+        asyncio.run(create_topic(self.bootstrap, topic, 2))
+
+    def _join(self) -> None:
+        self.joined.append(self.stage.worker())
+
+    def _end(self) -> None:
+        for topic in self.others:
+            self.wait_jobs(topic, 4 + 2)  # what was added has been discovered; its retry topic has two
+        assert self.joined.pop().terminate() == 0
+
+    def _kill(self) -> None:
+        self.joined.pop().kill()
+
+    def expand(self, topic: str, before: int, after: int) -> None:
+        """Adds partitions, which have messages before anybody can know of them."""
+
+        async def add() -> None:
+            admin = AIOKafkaAdminClient(bootstrap_servers=self.bootstrap)
+            await admin.start()
+            try:
+                await admin.create_partitions({topic: NewPartitions(after)})
+            finally:
+                await admin.close()
+            async with AIOKafkaProducer(bootstrap_servers=self.bootstrap, acks="all") as producer:
+                while len(await producer.partitions_for(topic)) < after:
+                    await producer.client.force_metadata_update()
+                for partition in range(before, after):
+                    for number in range(EARLY):
+                        value = orjson.dumps({"id": early(topic, partition, number), "behaviour": "ok"})
+                        await producer.send(topic, value, partition=partition)
+
+        asyncio.run(add())
+
+    def play(self) -> None:
+        """All changes, one after the other."""
+        for name, act in self.changes():
+            self.done.append((time.time_ns() / 1e6, name))
+            act()
+            time.sleep(PACE_S)
+
+
+def early(topic: str, partition: int, number: int) -> str:
+    return f"{topic}/{partition}/early/{number}"
+
+
+def samples(taken: list[Taken], from_ms: float, to_ms: float) -> list[int]:
+    """Deliveries in each 100 ms."""
+    counts = [0] * int((to_ms - from_ms) // SAMPLE_MS)
+    for one in taken:
+        at = int((one.at_ms - from_ms) // SAMPLE_MS)
+        if 0 <= at < len(counts):
+            counts[at] += 1
+    return counts
+
+
+@pytest.mark.timeout(400)
+def test_fifty_changes_leave_no_gap_in_the_flow_of_jobs_they_do_not_concern(
+    stage: Stage, topic_name: str
+) -> None:
+    region = Region(stage, topic_name)
+    journal = Journal(stage)
+    with Flow(region.bootstrap, {topic_name: PARTITIONS}, PER_PARTITION) as flow:
+        wait_until(
+            lambda: all(journal.read().taken[topic_name, p] for p in range(PARTITIONS)), ENOUGH_S,
+            region.workers[0].tail,
+        )  # fmt: skip
+        before = region.held()
+        time.sleep(QUIET_S)
+        began_ms = time.time_ns() / 1e6
+        region.play()
+        ended_ms = time.time_ns() / 1e6
+        time.sleep(1.0)
+        assert len(region.done) >= 50
+        region.wait_jobs(topic_name, PARTITIONS + 3)
+    wait_until(lambda: flow.sent <= journal.read().ids(), ENOUGH_S, region.workers[0].tail)
+
+    # Nobody touched them: the same owners and epochs, one decision each, nothing delivered again.
+    after = region.held()
+    assert before.items() <= after.items()
+    decisions = [event.job for event in placed(stage) if event.job in before]
+    assert sorted(decisions) == sorted(before)
+    assert doubled(journal.of(topic_name)) == []
+
+    # What was added to its own topic begins at the first offset.
+    for partition in range(PARTITIONS, PARTITIONS + 3):
+        found = journal.taken[topic_name, partition]
+        assert sorted(one.offset for one in found) == list(range(EARLY)), partition
+        took_s = (min(one.at_ms for one in found) - min(one.timestamp_ms for one in found)) / 1e3
+        tell(f"partition {partition}: the first message came {took_s:.1f} s after it was produced")
+
+    worst = 0.0
+    for partition in range(PARTITIONS):
+        taken = journal.taken[topic_name, partition]
+        during = [pause for pause in pauses(taken) if began_ms <= pause[1] <= ended_ms]
+        quiet = max(pause for pause in pauses(taken) if pause[1] < began_ms)[0]
+        gap, at_ms = max(during)
+        nearest = max((one for one in region.done if one[0] <= at_ms), default=(0.0, "nothing"))
+        counts = samples(taken, began_ms, ended_ms)
+        tell(
+            f"partition {partition}: largest gap {gap:.0f} ms, {at_ms - nearest[0]:.0f} ms after "
+            f"{nearest[1]!r} ({quiet:.0f} ms before all changes); {median(counts) * 10:.0f} messages/s, "
+            f"{counts.count(0)} of {len(counts)} samples empty; over 100 ms: "
+            f"{sorted((round(ms), region_at(region, at)) for ms, at in during if ms > 100)[-8:]}"
+        )
+        worst = max(worst, gap)
+    assert worst < GAP_MS
+
+
+def region_at(region: Region, at_ms: float) -> str:
+    """What was being done."""
+    return max((one for one in region.done if one[0] <= at_ms), default=(0.0, "nothing"))[1]
+
+
+def tell(text: str) -> None:
+    """Shown when the test fails, or with -s."""
+    sys.stdout.write(text + "\n")

@@ -1,0 +1,244 @@
+"""Jobs stay where they are until there is a reason, and go where they should then: with real workers."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections import Counter
+from typing import Any
+
+import orjson
+import pytest
+
+from app.demo.stage import Process, Stage, wait_until, workload
+from app.demo.traffic import create_topic
+from tests.system.fleet import (
+    Flow,
+    Held,
+    Journal,
+    assignments,
+    doubled,
+    id_of,
+    incidents,
+    known_workers,
+    placed,
+)  # fmt: skip
+
+pytestmark = pytest.mark.system
+
+CLUSTER, GROUP = "east-aggregate", "billing"
+PARTITIONS = 4
+ENOUGH_S = 60.0
+REST_S = 6.0  # two dozen of the leader's rounds
+
+
+class Yardmaster:
+    """Workers, workloads without retries (a job a partition), a flow, and the command line."""
+
+    def __init__(self, stage: Stage, topic: str) -> None:
+        self.stage, self.topic = stage, topic
+        self.bootstrap = stage.yard.bootstrap(CLUSTER)
+        self.journal = Journal(stage)
+
+    def worker(self, *, wait: bool = True, **settings: Any) -> Process:
+        self.stage.settings["worker"] = {"grace": "10s", **settings}
+        return self.stage.worker(wait=wait)
+
+    def deploy(self, worker: Process, *topics: str, **spec: Any) -> None:
+        receiver = self.stage.receiver(GROUP, *topics)
+        for topic in topics:
+            asyncio.run(create_topic(self.bootstrap, topic, PARTITIONS))
+            self.stage.deploy(worker, workload(GROUP, topic, CLUSTER, receiver.address, **spec))
+
+    def flow(self, *topics: str, per_partition: float = 25.0) -> Flow:
+        return Flow(self.bootstrap, dict.fromkeys(topics, PARTITIONS), per_partition)
+
+    def wait_placed(self, worker: Process, jobs: int) -> Held:
+        wait_until(lambda: len(assignments(worker)) == jobs, ENOUGH_S, lambda: str(assignments(worker)))
+        return assignments(worker)
+
+    def wait_owners(self, worker: Process, wanted: dict[str, int]) -> Held:
+        """Until each worker has so many jobs."""
+
+        def so() -> bool:
+            owned = Counter(owner for owner, _ in assignments(worker).values())
+            return owned == wanted
+
+        wait_until(so, ENOUGH_S, lambda: f"{wanted}: {assignments(worker)}")
+        return assignments(worker)
+
+    def wait_flow(self, *topics: str) -> None:
+        """Until every partition has delivered what was appended after now."""
+        since_ms = time.time_ns() / 1e6
+
+        def flows() -> bool:
+            self.journal.read()
+            return all(
+                any(one.timestamp_ms > since_ms for one in self.journal.taken[topic, p][-500:])
+                for topic in topics
+                for p in range(PARTITIONS)
+            )
+
+        wait_until(flows, ENOUGH_S, lambda: "\n".join(p.tail() for p in self.stage.processes))
+
+    def wait_all(self, flow: Flow) -> None:
+        """Until every message was taken; none twice."""
+        wait_until(
+            lambda: flow.sent <= self.journal.read().ids(),
+            ENOUGH_S,
+            lambda: f"{len(flow.sent - self.journal.ids())} are missing",
+        )
+        time.sleep(1.0)  # what is delivered twice comes now
+        self.journal.read()
+        for topic in flow.partitions:
+            assert doubled(self.journal.of(topic)) == []
+
+
+@pytest.fixture
+def yardmaster(stage: Stage, topic_name: str) -> Yardmaster:
+    return Yardmaster(stage, topic_name)
+
+
+def switchyard(worker: Process, *arguments: str, code: int = 0) -> Any:
+    """What the command line prints as JSON, and what it says besides."""
+    ended = subprocess.run(
+        [sys.executable, "-c", "from app.cli.main import main; main()", *arguments, "--url", worker.url,
+         "-o", "json"],
+        capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert ended.returncode == code, ended.stderr
+    return orjson.loads(ended.stdout) if ended.stdout else None
+
+
+def reasons(worker: Process) -> dict[str, str]:
+    """Job -> why it is where it is."""
+    return {row["job"]: row["reason"] for row in switchyard(worker, "placement", "show", "--why")}
+
+
+def test_a_worker_that_joins_takes_nothing_by_itself_and_jobs_move_gracefully_when_asked(
+    yardmaster: Yardmaster,
+) -> None:
+    play, topic = yardmaster, yardmaster.topic
+    first = play.worker()
+    play.deploy(first, topic)
+    play.wait_placed(first, PARTITIONS)
+    with play.flow(topic) as flow:
+        play.wait_flow(topic)
+        alone = assignments(first)
+        second = play.worker()
+        one, two = id_of(first), id_of(second, seen_by=first)
+        time.sleep(REST_S)
+        assert assignments(first) == alone
+        assert switchyard(first, "placement", "plan")["moves"] == []
+
+        asked = second if leads(first) else first  # whoever is asked, the leader answers
+        made = switchyard(asked, "placement", "plan", "--even", code=10)
+        assert [(move["from"], move["to"]) for move in made["moves"]] == [(one, two)] * 2
+        assert all("jobs" in move["reason"] for move in made["moves"])
+        assert assignments(first) == alone, "a plan changes nothing"
+        switchyard(asked, "placement", "plan", "--even", "--execute", "--yes")
+        shared = play.wait_owners(first, {one: 2, two: 2})
+        assert {job for job in shared if shared[job] != alone[job]} == {m["job"] for m in made["moves"]}
+        play.wait_flow(topic)
+
+        (job, *_) = sorted(job for job, (owner, _) in shared.items() if owner == one)
+        switchyard(first, "placement", "move", job, "--to", two, "--reason", "by hand", "--execute", "--yes")
+        play.wait_owners(first, {one: 1, two: 3})
+        assert "operator wants it" in reasons(second)[job]
+        switchyard(first, "placement", "move", job, "--to", two, "--execute", "--yes", code=5)
+        play.wait_flow(topic)
+
+        drained = switchyard(first, "worker", "drain", two)
+        assert (drained[0]["changed"], drained[0]["jobs"]) == (True, 3)
+        assert len([o for o, _ in assignments(first).values() if o == two]) == 3, "it was a dry run"
+        switchyard(first, "worker", "drain", two, "--execute", "--yes")
+        play.wait_owners(first, {one: 4})
+        assert f"{two} is draining" in reasons(first)[job]
+        wait_until(lambda: state(first, two) == "drained", ENOUGH_S, first.tail)
+        play.wait_flow(topic)
+        switchyard(first, "worker", "drain", two, "--undo", "--execute", "--yes")
+        wait_until(lambda: state(first, two) == "running", ENOUGH_S, first.tail)
+        assert switchyard(first, "placement", "plan")["moves"] == [], "it may have jobs, it gets none back"
+        assert {
+            move["to"] for move in switchyard(first, "placement", "plan", "--even", code=10)["moves"]
+        } == {two}
+    play.wait_all(flow)
+
+
+def state(seen_by: Process, worker: str) -> str:
+    return str(next(item["state"] for item in known_workers(seen_by) if item["worker"] == worker))
+
+
+def leads(worker: Process) -> bool:
+    return bool(next(item["leader"] for item in known_workers(worker) if item["url"] == worker.url))
+
+
+def test_an_isolation_groups_jobs_run_on_its_workers_and_nobody_elses_do(yardmaster: Yardmaster) -> None:
+    play = yardmaster
+    apart, common = f"{play.topic}-apart", f"{play.topic}-common"
+    plain, gold = play.worker(wait=False), play.worker(wait=False, group="gold")
+    for worker in (plain, gold):
+        play.stage.wait_ready(worker)
+    play.deploy(plain, apart, placement={"group": "gold"})
+    play.deploy(plain, common)
+    with play.flow(apart, common) as flow:
+        play.wait_placed(plain, 2 * PARTITIONS)
+        play.wait_flow(apart, common)
+        mine = {apart: id_of(gold), common: id_of(plain)}
+        before = assignments(plain)
+        assert {job: owner for job, (owner, _) in before.items()} == {
+            job: mine[job.split(":")[2]] for job in before
+        }
+        # Nobody else runs them, even when their workers are gone; and a person is told.
+        assert gold.terminate() == 0
+        wait_until(lambda: incidents(plain, "no-worker"), ENOUGH_S, plain.tail)
+        time.sleep(REST_S)
+        kept = {job: held for job, held in before.items() if held[0] == mine[common]}
+        assert assignments(plain) == kept
+        assert "gold" in incidents(plain, "no-worker")[0]["message"]
+        play.wait_flow(common)
+        successor = play.worker(group="gold")
+        play.wait_owners(plain, {mine[common]: PARTITIONS, id_of(successor): PARTITIONS})
+        assert kept.items() <= assignments(plain).items()
+        play.wait_flow(apart, common)
+    play.wait_all(flow)
+
+
+def test_a_worker_over_capacity_gives_what_is_too_much_to_one_with_room_and_then_all_rests(
+    yardmaster: Yardmaster,
+) -> None:
+    play, topic = yardmaster, yardmaster.topic
+    small = play.worker(capacity={"cpu": 0.05})
+    play.deploy(small, topic)
+    before = play.wait_placed(small, PARTITIONS)
+    with play.flow(topic, per_partition=50) as flow:
+        play.wait_flow(topic)
+        wait_until(lambda: incidents(small, "overloaded"), ENOUGH_S, small.tail)
+        assert assignments(small) == before, "nobody else has room"
+        large = play.worker()
+        receives = id_of(large)
+
+        def relieved() -> bool:
+            return any(owner == receives for owner, _ in assignments(small).values())
+
+        wait_until(relieved, ENOUGH_S, small.tail)
+        moved = {job: why for job, why in reasons(large).items() if assignments(small)[job][0] == receives}
+        assert all("above 90 %" in why and "of its cpu" in why for why in moved.values()), moved
+        rest(play, small)
+        play.wait_flow(topic)
+    play.wait_all(flow)
+    times = Counter(event.job for event in placed(play.stage) if not event.release)
+    assert max(times.values()) <= 2, "placed once, relieved once: nothing went to and fro"
+
+
+def rest(play: Yardmaster, worker: Process) -> None:
+    """Waits until nothing has been decided for a while."""
+
+    def quiet() -> bool:
+        before = len(placed(play.stage))
+        time.sleep(REST_S)
+        return len(placed(play.stage)) == before
+
+    wait_until(quiet, ENOUGH_S, worker.tail)

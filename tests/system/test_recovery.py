@@ -1,0 +1,201 @@
+"""Workers and leaders that are lost, or come back too late: their jobs run elsewhere, nothing else moves."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from app import wire
+from app.core.control import AnyControlEvent, Assignment, Claim, ControlState
+from app.demo.stage import Process, Stage, http, wait_until
+from app.demo.traffic import Sent, messages, produce, read_all
+from tests.system.test_delivery import MAX_IN_FLIGHT, Scene
+
+pytestmark = pytest.mark.system
+
+ENOUGH_S = 60.0
+WARM, PER_SECOND = 500, 400
+UNSAVED_S = 0.6  # a snapshot interval, and what the lease allows it to be late
+
+
+def known_workers(worker: Process) -> list[dict[str, Any]]:
+    """All workers as this one knows them."""
+    return list(http("GET", f"{worker.url}/api/v1/workers?limit=1000")[1]["items"])
+
+
+def assignments(worker: Process) -> dict[str, tuple[str, int]]:
+    """Job -> owner and epoch, as this worker knows them."""
+    items = http("GET", f"{worker.url}/api/v1/assignments?limit=1000")[1]["items"]
+    return {item["job"]: (item["worker"], item["epoch"]) for item in items if item["worker"]}
+
+
+class Cast:
+    """Three workers under an even load; who of them leads is found out."""
+
+    def __init__(self, stage: Stage, topic: str) -> None:
+        self.play = Scene(stage, topic, 0, partitions=6)
+        self.workers = [stage.worker(wait=False) for _ in range(3)]
+        for worker in self.workers:
+            stage.wait_ready(worker)
+        stage.deploy(self.workers[0], self.play.definition())
+        wait_until(self._all_at_work, ENOUGH_S, self._seen, 0.5)
+        self.ids = {item["worker"]: self._at(item["url"]) for item in known_workers(self.workers[0])}
+
+    def _at(self, url: str) -> Process:
+        return next(worker for worker in self.workers if worker.url == url)
+
+    def _all_at_work(self) -> bool:
+        before = assignments(self.workers[0])
+        time.sleep(1.0)
+        owners = {owner for owner, _ in before.values()}
+        return len(owners) == 3 and before == assignments(self.workers[0])
+
+    def _seen(self) -> str:
+        return f"{assignments(self.workers[0])}\n{self.workers[0].tail()}"
+
+    def id_of(self, worker: Process) -> str:
+        known: str = next(known for known, process in self.ids.items() if process is worker)
+        return known
+
+    def leader(self, seen_by: Process) -> Process | None:
+        return next((self.ids[item["worker"]] for item in known_workers(seen_by) if item["leader"]), None)
+
+    def leader_and_others(self) -> tuple[Process, list[Process]]:
+        leader = self.leader(self.workers[0])
+        assert leader is not None
+        return leader, [worker for worker in self.workers if worker is not leader]
+
+    @contextmanager
+    def load(self) -> Iterator[None]:
+        """Produces meanwhile."""
+        scene, ended = self.play, threading.Event()
+
+        def endless() -> Iterator[Sent]:
+            for message in messages(1_000_000):
+                if ended.is_set():
+                    return
+                scene.sent.append(message)
+                yield message
+
+        producing = threading.Thread(
+            target=lambda: asyncio.run(
+                produce(scene.bootstrap, scene.topic, endless(), per_second=PER_SECOND)
+            )
+        )
+        producing.start()
+        try:
+            wait_until(lambda: len(scene.stage.deliveries()) >= WARM, ENOUGH_S, self._seen)
+            yield
+        finally:
+            ended.set()
+            producing.join()
+
+    def wait_moved(self, gone: list[Process], seen_by: Process) -> None:
+        """Until every job of these belongs to others, who deliver what comes in."""
+        ids, jobs = {self.id_of(worker) for worker in gone}, set(assignments(seen_by))
+
+        def moved() -> bool:
+            now = assignments(seen_by)
+            return set(now) == jobs and not ids & {owner for owner, _ in now.values()}
+
+        wait_until(moved, ENOUGH_S, self._seen)
+        self.wait_flow()
+
+    def wait_flow(self) -> None:
+        """Until every partition has delivered a message that was appended after now."""
+        since_ms, wanted = time.time_ns() // 1_000_000, set(range(self.play.partitions))
+        wait_until(
+            lambda: (
+                wanted
+                <= {d["partition"] for d in self.play.stage.deliveries() if d["timestamp_ms"] > since_ms}
+            ),
+            ENOUGH_S,
+            self._seen,
+        )
+
+    def decided(self) -> list[tuple[bool, AnyControlEvent]]:
+        """The control log: each event, and whether it counted."""
+        region = self.play.stage.region
+        control = self.play.stage.yard.bootstrap(f"{self.play.stage.yard.clusters[0].region}-regional")
+        state, found = ControlState(), []
+        for record in asyncio.run(read_all(control, f"switchyard-{region}-control")):
+            if record.value is not None:
+                event = wire.control_event(record.value)
+                found.append((state.apply(event), event))
+        return found
+
+    def end(self, deaths: int) -> None:
+        """Every message has an end; what came twice was in flight or unsaved when a worker was lost."""
+        report = self.play.settle()
+        assert report.sound, report
+        assert report.duplicates <= deaths * (MAX_IN_FLIGHT + 2 * PER_SECOND * UNSAVED_S), report
+        self.play.wait_committed()
+
+
+@pytest.fixture
+def cast(stage: Stage, topic_name: str) -> Callable[[], Cast]:
+    return lambda: Cast(stage, topic_name)
+
+
+def test_a_worker_and_then_the_leader_killed_under_load_move_their_own_jobs_and_no_others(
+    cast: Callable[[], Cast],
+) -> None:
+    play = cast()
+    with play.load():
+        leader, (worker, survivor) = play.leader_and_others()
+        before = assignments(survivor)
+        worker.kill()
+        play.wait_moved([worker], survivor)
+        between = assignments(survivor)
+        lost = {job for job, (owner, _) in before.items() if owner == play.id_of(worker)}
+        assert lost
+        assert {job: held for job, held in between.items() if job not in lost} == {
+            job: held for job, held in before.items() if job not in lost
+        }
+        leader.kill()
+        play.wait_moved([worker, leader], survivor)
+        assert play.leader(survivor) is survivor
+        kept = {job: held for job, held in between.items() if held[0] == play.id_of(survivor)}
+        assert kept
+        assert kept.items() <= assignments(survivor).items()
+    play.end(deaths=2)
+
+
+def test_two_leaders_at_once_do_no_harm_and_nothing_stops_while_there_is_none(
+    cast: Callable[[], Cast],
+) -> None:
+    play = cast()
+    with play.load():
+        first, others = play.leader_and_others()
+        before = assignments(others[0])
+        first.signal(signal.SIGSTOP)
+        wait_until(lambda: play.leader(others[0]) in others, ENOUGH_S, play._seen)
+        second = others[0] if play.leader(others[0]) is others[0] else others[1]
+        play.wait_moved([first], second)
+        after = assignments(second)
+        stopped = play.id_of(first)
+        for job, (owner, epoch) in before.items():  # each of its jobs moved once, the others did not
+            assert after[job] == (owner, epoch) if owner != stopped else after[job][1] == epoch + 1
+        first.signal(signal.SIGCONT)  # it believes that it leads, until it has read otherwise
+        wait_until(lambda: play.leader(first) is second, ENOUGH_S, first.tail)
+        play.wait_flow()
+        decided = play.decided()
+        terms = [event.term for counted, event in decided if counted and isinstance(event, Claim)]
+        assert terms == sorted(set(terms))
+        owners: dict[tuple[str, int], str] = {}
+        term = 0
+        for counted, event in decided:
+            if counted and isinstance(event, Claim):
+                term = event.term
+            if counted and isinstance(event, Assignment) and event.worker:
+                assert event.term == term, "what a deposed leader writes does not count"
+                assert owners.setdefault((event.job, event.epoch), event.worker) == event.worker
+    play.end(deaths=1)
+    assert first.running
