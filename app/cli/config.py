@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -68,14 +69,18 @@ def validate(files: tuple[str, ...]) -> None:
 
 
 @config.command()
+@click.option("--openapi", "of_api", is_flag=True, help="The OpenAPI document of the REST API instead.")
 @guarded
-def schema() -> None:
-    """The JSON Schema of definitions, for editors.
+def schema(of_api: bool) -> None:
+    """The JSON Schema of definitions, for editors; or what clients of the REST API are made from.
 
     \b
     switchyard config schema > switchyard.schema.json
+    switchyard config schema --openapi > switchyard.openapi.json
     """
-    emit([], [], "json", whole=json_schema())
+    # By name: commands and console do not need each other, except for this page of documentation.
+    whole = import_module("app.console.server").document() if of_api else json_schema()
+    emit([], [], "json", whole=whole)
 
 
 def _current(client: Client) -> dict[str, Workload]:

@@ -55,7 +55,7 @@ RESET_BODY = Annotated[
 class EndBody(Body, kw_only=True, frozen=True):
     """Which offsets, as [from, before)."""
 
-    ranges: Annotated[list[tuple[Offset, Offset]], Meta(min_length=1)]
+    ranges: Annotated[list[Annotated[list[Offset], Meta(min_length=2, max_length=2)]], Meta(min_length=1)]
     reason: Reason = ""
     execute: Execute = False
 

@@ -179,9 +179,12 @@ class DlqTools:
         return self._begin(request, operation, "merge", workload, work)
 
     @described(
-        (shapes_dlq.ForeseenPurge, shapes_dlq.Foreseen), answers=STARTED, headers=ACTOR, body=bodies.PurgeBody,
+        (shapes_dlq.ForeseenPurge, shapes_dlq.Foreseen),
+        answers=STARTED,
+        headers=ACTOR,
+        body=bodies.PurgeBody,
         problems=(404, 409, 502),
-    )  # fmt: skip
+    )
     async def purge(self, request: web.Request) -> web.Response:
         """Deletes letters before a bound, or purges those of a `query`; without `execute` says how many."""
         workload, client = await self._queue(request)

@@ -21,6 +21,8 @@ from app.console.describe import TEXT, Answer, Described, Param, described_of, w
 
 API = "/api/v1/"
 REFERENCE = "#/components/schemas/{}"
+ABOUT = """Errors are problems (RFC 9457). Any worker of a region may be asked.
+A request line has at most 8190 bytes, a body 65536."""
 NO_RUNTIME = {"get_schema", "get_openapi"}  # answer while the worker starts, too
 READING = {"GET", "HEAD"}
 WORDS = {
@@ -69,7 +71,7 @@ def openapi(routes: Iterable[web.RouteDef]) -> dict[str, Any]:
         "info": {
             "title": "Switchyard",
             "version": version("switchyard"),
-            "description": "Errors are problems (RFC 9457). Any worker of a region may be asked.",
+            "description": ABOUT,
         },
         "paths": paths,
         "components": {"schemas": _tidy(components)},
@@ -178,10 +180,8 @@ def _answer(answer: Answer, schemas: _Schemas) -> dict[str, Any]:
 
 
 def _tidy(schema: Any) -> Any:
-    """Docstrings without the indentation of their lines, and tuples as JSON Schema 2020-12 has them."""
+    """Docstrings without the indentation of their lines."""
     if isinstance(schema, dict):
-        if isinstance(schema.get("items"), list):
-            schema = {**schema, "prefixItems": schema["items"], "items": False}
         return {
             name: inspect.cleandoc(value)
             if name == "description" and isinstance(value, str)

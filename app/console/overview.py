@@ -21,7 +21,7 @@ from app.config.definitions import Workload
 from app.console.flow import Told, WorkloadFlow, slowest, workload_flow
 from app.core.control import Assignment, ControlState, WorkloadPut
 from app.core.job import JobId
-from app.core.pace import Bound, Pace
+from app.core.pace import Pace, hibernated
 from app.core.plan import HIBERNATED
 from app.wire import Heartbeat, Incident, JobStatus, WorkloadStatus
 
@@ -179,9 +179,9 @@ class Jobs:
         """What each worker says of the workload's receivers."""
         return self._receivers.get(key, [])
 
-    def hibernated(self, put: WorkloadPut) -> str | None:
-        """Why the workload sleeps; None when it does not."""
-        sleeps = self._sleeps(put, self.statuses(put.key))
+    def hibernated(self, put: WorkloadPut, jobs: Sequence[JobStatus]) -> str | None:
+        """Why the workload, whose `statuses` are `jobs`, sleeps; None when it does not."""
+        sleeps = self._sleeps(put, jobs)
         return None if sleeps is None else sleeps.why
 
     def _sleeps(self, put: WorkloadPut, jobs: Sequence[JobStatus]) -> Pace | None:
@@ -189,10 +189,10 @@ class Jobs:
             return None
         if jobs:
             why = self.state.assignments[jobs[0].job].reason.removeprefix(HIBERNATED)
-            return Pace(Bound.HIBERNATED, why)
+            return hibernated(why)
         spec = put.definition.get("spec")
         if isinstance(spec, dict) and spec.get("hibernate") and self.state.term:
-            return Pace(Bound.HIBERNATED, "nothing has come for it yet; it wakes with the first message")
+            return hibernated("nothing has come for it yet; it wakes with the first message")
         return None
 
     def workload(self, put: WorkloadPut) -> dict[str, Any]:

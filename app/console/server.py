@@ -7,6 +7,7 @@ from typing import Any
 
 from app.console.answers import MAX_BODY_BYTES, add_security_headers, guard
 from app.console.api import Api
+from app.console.openapi import openapi
 from app.console.pages import Pages
 from app.control.runtime import Runtime
 
@@ -23,3 +24,8 @@ def install(web_app: Any, runtime: Callable[[], Runtime | None], region: str) ->
     web_app.on_shutdown.append(api.dlq_tools.operations.stop)
     web_app.add_routes(api.routes())
     web_app.add_routes(Pages().routes())
+
+
+def document() -> dict[str, Any]:
+    """The OpenAPI document, without a worker."""
+    return openapi(Api(lambda: None, "").routes())

@@ -5,13 +5,15 @@ Answers may gain fields; a client ignores those it does not know. Null is unknow
 
 from __future__ import annotations
 
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
+
+from msgspec import Meta
 
 from app.console.flow import WorkloadFlow
 from app.core.load import Load
 from app.core.plan import Notice
 
-Spans = list[tuple[int, int]]  # offsets [from, before)
+Spans = list[Annotated[list[int], Meta(min_length=2, max_length=2)]]  # offsets [from, before)
 
 
 class ProblemError(TypedDict):

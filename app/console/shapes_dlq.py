@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
+
+from msgspec import Meta
 
 from app.console.shapes import Spans
 
@@ -34,6 +36,9 @@ class Origin(TypedDict):
     timestamp_ms: str | None
 
 
+Header = Annotated[list[Any], Meta(min_length=2, max_length=2)]  # its name and its value
+
+
 class Piece(TypedDict):
     """Bytes, as text when they are UTF-8; cut, `bytes` is the whole size."""
 
@@ -55,7 +60,7 @@ class Found(TypedDict):
     origin: Origin
     key: Piece | None
     value: Piece | None
-    headers: list[tuple[str, Piece | None]]
+    headers: list[Header]
 
 
 class FoundPage(TypedDict):
@@ -89,7 +94,7 @@ class Letter(TypedDict):
     origin: Origin
     key: Preview | None
     value: Preview | None
-    headers: list[tuple[str, Preview | None]]
+    headers: list[Header]
     more_headers: int
 
 

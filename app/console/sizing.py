@@ -108,6 +108,7 @@ class Sizing:
         for member in members_of(jobs.state, jobs.live):
             if not member.draining:
                 self._able.setdefault(member.group, []).append(member)
+        self._capacities = {group: _median(members) for group, members in self._able.items()}
 
     @property
     def keys(self) -> list[str]:
@@ -116,15 +117,16 @@ class Sizing:
 
     def workload(self, put: WorkloadPut) -> WorkloadSize:
         """One workload's size."""
-        defined, hibernated = self._workload(put.key), self._jobs.hibernated(put)
-        jobs = self._jobs.statuses(put.key)
+        defined, jobs = self._workload(put.key), self._jobs.statuses(put.key)
+        hibernated = self._jobs.hibernated(put, jobs)
         topic = put.key.rpartition("/")[2]
         main, rest = list[JobStatus](), list[JobStatus]()
         for job in jobs:
             (main if job.job.split(":")[2] == topic else rest).append(job)
         measured = self._rates(put.key, defined, main, rest)
         group = _group_of(defined)
-        made = _recommend(measured, len(main), len(jobs), _is_ordered(defined), self._capacity(group))
+        capacity = self._capacities.get(group, DEFAULT_WORKER)
+        made = _recommend(measured, len(main), len(jobs), _is_ordered(defined), capacity)
         if hibernated is not None:
             sleeps = Figure(0, f"{ASLEEP}: {hibernated}")
             made = Recommendation(Figure(len(main) or None, sleeps.why), sleeps, sleeps)
@@ -152,7 +154,7 @@ class Sizing:
     def _fleet(self, group: str, jobs: Sequence[JobStatus]) -> FleetSize:
         known = {job.job: job.load for job in jobs if job.load is not None}
         loads = with_estimates([job.job for job in jobs], known).values()
-        members, capacity = self._able.get(group, []), self._capacity(group)
+        members, capacity = self._able.get(group, []), self._capacities.get(group, DEFAULT_WORKER)
         figure, estimated = recommend_fleet(loads, capacity), len(jobs) - len(known)
         if estimated:
             figure = Figure(figure.value, f"{figure.why}; {estimated} of {len(jobs)} jobs are estimated")
@@ -175,16 +177,6 @@ class Sizing:
             capacity=capacity,
             jobs=len(jobs),
             estimated=estimated,
-        )
-
-    def _capacity(self, group: str) -> Load:
-        have = [member.capacity for member in self._able.get(group, ())]
-        if not have:
-            return DEFAULT_WORKER
-        return Load(
-            median(one.cpu_cores for one in have),
-            median(one.memory_bytes for one in have),
-            median(one.network_bytes_per_s for one in have),
         )
 
     def _rates(
@@ -242,7 +234,7 @@ class SizingRoutes:
         page["items"] = [msgspec.to_builtins(sizing.workload(puts[key])) for key in page["items"]]
         return json_response({"fleets": msgspec.to_builtins(sizing.fleets()), **page})
 
-    @described(WorkloadSize)
+    @described(WorkloadSize, problems=(404,))
     async def one(self, request: web.Request) -> web.Response:
         """One workload's recommended partitions, messages in flight and workers, each with its reason."""
         key, jobs = self._api.workload_of(request).key, self._seen()
@@ -278,6 +270,15 @@ def _recommend(
     )
     whole = recommend(worked_on, capacity)
     return Recommendation(recommend_partitions(arriving), whole.in_flight, whole.workers)
+
+
+def _median(members: Sequence[Member]) -> Load:
+    have = [member.capacity for member in members]
+    return Load(
+        median(one.cpu_cores for one in have),
+        median(one.memory_bytes for one in have),
+        median(one.network_bytes_per_s for one in have),
+    )
 
 
 def _group_of(defined: Workload | None) -> str:

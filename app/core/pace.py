@@ -163,6 +163,11 @@ def without_worker(waiting: int, jobs: int) -> Pace:
     return Pace(Bound.WORKER, f"{waiting} of {jobs} partitions wait for a worker")
 
 
+def hibernated(why: str) -> Pace:
+    """It sleeps, so that nothing is held back."""
+    return Pace(Bound.HIBERNATED, why)
+
+
 def _stopped(flow: Flow, targets: Sequence[TargetStatus]) -> Pace | None:
     """What stops all of it, a receiver, or a partition."""
     if flow.blocked == "snapshots":

@@ -48,27 +48,35 @@ class Apart:
             delivery.started_s = now_s
             link.hold(delivery)
             runtime.send_held(link, now_s)
-        if now_s >= self._look_at_s:
-            self._look_at_s = now_s + LOOK_S
-            for link in runtime.links.values():
-                if link is not runtime.link and (link.held or link.suspects):
-                    self._relieve(link, now_s)
+        waited_for = [link for link in runtime.links.values() if link.held or link.suspects]
+        if waited_for == [runtime.link] or not waited_for:
+            return
+        if now_s < self._look_at_s:
+            runtime.call_at(self._look_at_s)
+            return
+        self._look_at_s = now_s + LOOK_S
+        for link in waited_for:
+            if link is not runtime.link:
+                self._relieve(link, now_s)
 
     def _relieve(self, link: ReceiverLink, now_s: float) -> None:
         """Moves away what waits for it too long."""
         runtime, is_away = self._runtime, not (link.breaker.closed and link.health.serving)
-        for delivery in [*link.held, *link.suspects]:
-            tracker = delivery.pump.tracker
-            if tracker.end - delivery.record.offset <= tracker.capacity // 2 or delivery.pump.paused:
-                continue
-            if not is_away and now_s < delivery.started_s + PATIENCE_S:
-                runtime.call_at(now_s + LOOK_S)
-                continue
-            if runtime.head_decision(None) is None:
-                return  # the definition lets nothing be moved away
-            (link.held if delivery in link.held else link.suspects).remove(delivery)
-            state = "is away" if is_away else "does not keep up"
-            self._move_away(delivery, f"{link.address} {state}, and half a tracker has been read behind it")
+        if runtime.head_decision(None) is None:
+            return  # the definition lets nothing be moved away
+        for queue in (link.held, link.suspects):
+            for delivery in list(queue):
+                tracker = delivery.pump.tracker
+                if tracker.end - delivery.record.offset <= tracker.capacity // 2 or delivery.pump.paused:
+                    continue
+                if not is_away and now_s < delivery.started_s + PATIENCE_S:
+                    runtime.call_at(now_s + LOOK_S)
+                    continue
+                queue.remove(delivery)
+                state = "is away" if is_away else "does not keep up"
+                self._move_away(
+                    delivery, f"{link.address} {state}, and half a tracker has been read behind it"
+                )
 
     def _move_away(self, delivery: Delivery, why: str) -> None:
         runtime, policy = self._runtime, self._runtime.policy

@@ -1,4 +1,4 @@
-"""size recommend asks a worker, size what-if nobody: figures with their reasons, and an exit code to act on."""
+"""size recommend asks a worker, size what-if nobody: figures with reasons, and an exit code to act on."""
 
 from __future__ import annotations
 

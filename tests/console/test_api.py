@@ -101,6 +101,17 @@ def test_if_match_of_any_needs_a_workload_and_if_none_match_needs_none(console: 
     assert console.ask("PUT", PATH, definition(dlq={"enabled": False}), If_Match="*").status == 200
 
 
+def test_a_condition_names_one_of_several_etags_or_none_of_them(console: Console) -> None:
+    etag = console.ask("PUT", PATH, definition()).headers["ETag"]
+    changed = definition(dlq={"enabled": False})
+    assert console.ask("PUT", PATH, changed, If_None_Match=f'"another", {etag}').status == 412
+    assert console.ask("PUT", PATH, changed, If_Match='"another"').status == 412
+    assert console.ask("PUT", PATH, changed, If_Match=f'"another", {etag}').status == 200
+    assert console.ask("PUT", PATH, definition(), If_None_Match=etag).status == 200
+    assert console.ask("DELETE", PATH, If_Match=f"W/{etag}").status == 200
+    assert console.ask("DELETE", PATH, If_Match=etag).status == 404
+
+
 def test_yaml_is_taken_as_well_as_json(console: Console) -> None:
     yaml = (
         "# a comment\napiVersion: switchyard/v1\nkind: Workload\n"

@@ -216,8 +216,8 @@ def test_the_placement_page_says_where_every_job_is_and_why(
     chromium: Any, fed: HandFed, width: int, dark: bool, tmp_path: Path
 ) -> None:
     load, capacity = Load(0.25, 64 << 20, 2e6), Load(1.0, 2 << 30, 125e6)
-    told = {"arriving": 500.0, "ceiling": 100.0, "load": load}
-    receiver = {"targets": [TargetStatus(address="billing:443", latency_ms=20.0, calls=40)]}
+    told: dict[str, Any] = {"arriving": 500.0, "ceiling": 100.0, "load": load}
+    receiver: dict[str, Any] = {"targets": [TargetStatus(address="billing:443", latency_ms=20.0, calls=40)]}
     fed.apply(
         assigned(job(1), "w2", reason="worker-a is at 95 % of its cpu, above 90 %"),
         Drain(at_ms=1, worker="w2", draining=True, actor="ann"),

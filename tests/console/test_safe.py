@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import gzip
 import socket
+from http import HTTPStatus
+from urllib.parse import urlsplit
 
 import pytest
 
-from tests.console.client import Console
-from tests.console.hand_fed import HandFed, definition, put, serving
+from app.console.answers import MAX_BODY_BYTES
+from app.core.control import Paused
+from tests.console.client import Answer, Console
+from tests.console.hand_fed import HandFed, assigned, definition, job, put, serving
 
 PATH = "/api/v1/workloads/billing/orders"
 
@@ -60,8 +65,87 @@ def test_the_consoles_own_page_may_change_things(console: Console) -> None:
     assert console.ask("PUT", PATH, definition(), Origin=console.url).status == 201
 
 
-def test_an_unknown_address_is_a_problem_too(console: Console) -> None:
-    answer = console.ask("GET", "/api/v1/nonsense")
-    assert answer.status == 404
-    assert answer.json["status"] == 404
-    assert console.ask("POST", PATH).status == 405
+def problem(answer: Answer, status: int) -> None:
+    """The answer is a problem with every member that RFC 9457 has, and tells nothing of the inside."""
+    assert answer.status == status, answer.text
+    assert answer.headers["Content-Type"].startswith("application/problem+json")
+    told = answer.json
+    assert set(told) - {"errors"} == {"type", "title", "status", "detail", "instance"}
+    assert (told["status"], told["instance"][:1]) == (status, "/")
+    assert (told["type"] == "about:blank") == (told["title"] == HTTPStatus(status).phrase)
+    assert told["detail"]
+    assert not any(word in answer.text for word in ("Traceback", "site-packages", ".py"))
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("OPTIONS", PATH, 405),
+        ("POST", PATH, 405),
+        ("TRACE", PATH, 405),
+        ("DELETE", "/api/v1/overview", 405),
+        ("HEAD", "/api/v1/events", 405),
+        ("GET", "/api/v1/nonsense", 404),
+        ("GET", "/api/v1//workloads", 404),
+        ("GET", "/api/v1/workloads/", 404),
+        ("GET", "/api/v1/workloads/%FF/%00", 404),
+        ("GET", "/api/v1/workloads/%ED%A0%80/x", 404),
+        ("GET", "/api/v1/operations/%3Fx%FF", 404),
+        ("GET", f"{PATH}/partitions/0/tracker?topic=%ED%A0%80", 400),
+        ("GET", "/api/v1/workers?limit=%FF", 400),
+        ("GET", "/api/v1/workers?limit=3&limit=4", 400),
+        ("GET", "/api/v1/workers?limits=3", 400),
+        ("PUT", f"{PATH}?dry-run=true", 400),
+        ("PUT", f"{PATH}?dry_run=yes", 400),
+    ],
+)
+def test_what_is_asked_wrongly_is_a_problem_and_changes_nothing(
+    console: Console, method: str, path: str, status: int
+) -> None:
+    console.fed.apply(put(definition()), assigned(job(0)))
+    answer = console.ask(method, path, definition(tracker={"capacity": 5}) if method == "PUT" else None)
+    if method == "HEAD":
+        assert answer.status == status
+    else:
+        problem(answer, status)
+    assert ("Allow" in answer.headers) == (status == 405)
+    assert not console.fed.control.appended
+
+
+@pytest.mark.parametrize(
+    ("body", "told", "status"),
+    [
+        ("{}", {"Content_Type": "application/xml"}, 415),
+        ("a=b", {"Content_Type": "application/x-www-form-urlencoded"}, 415),
+        ("{}", {"Content_Type": "text/plain"}, 415),
+        ("{}", {"Content_Encoding": "gzip"}, 400),
+        (gzip.compress(b" " * 10_000_000), {"Content_Encoding": "gzip"}, 413),
+        (" " * (MAX_BODY_BYTES + 1), {}, 413),
+        (b"\xff\xfe", {}, 400),
+        ("[" * 2000, {}, 400),
+        ('{"partitions": ' + "[" * 900 + "]" * 900 + "}", {}, 400),
+        ('{"partitions": [0], "partitions": []}', {}, 400),
+        ('{"partitions": [' + "9" * 5000 + "]}", {}, 400),
+        ('{"partitions": [NaN]}', {}, 400),
+        ('{"\\ud83d": 1}', {}, 400),
+        ("null", {}, 400),
+    ],
+)
+def test_a_body_that_cannot_be_read_is_a_problem_and_changes_nothing(
+    console: Console, body: str | bytes, told: dict[str, str], status: int
+) -> None:
+    console.fed.apply(put(definition()), assigned(job(0)))
+    problem(console.ask("POST", f"{PATH}/pause", body, **told), status)
+    assert not console.fed.control.appended
+
+
+def test_a_name_of_strange_bytes_is_written_down_as_text(console: Console) -> None:
+    console.fed.apply(put(definition()))
+    place = urlsplit(console.url)
+    request = f"POST {PATH}/pause HTTP/1.1\r\nHost: localhost\r\nX-Switchyard-Actor: \xff\r\n\r\n"
+    with socket.create_connection((place.hostname, place.port), timeout=10) as stream:
+        stream.sendall(request.encode("latin-1"))
+        assert stream.recv(100).startswith(b"HTTP/1.1 200")
+    (event,) = console.fed.control.appended
+    assert isinstance(event, Paused)
+    assert event.actor.isprintable()

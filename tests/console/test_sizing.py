@@ -24,7 +24,8 @@ RETRY = "orders__billing__retry_1"
 
 def busy(name: str, **told: Any) -> JobStatus:
     """A job that takes a tenth of a worker, at 500 messages a second, and was seen to carry 1,000."""
-    known: dict[str, Any] = {"arriving": 500.0, "ceiling": 1000.0, "load": Load(0.1, 32 << 20, 1e6), "committed": 40}
+    load = Load(0.1, 32 << 20, 1e6)
+    known: dict[str, Any] = {"arriving": 500.0, "ceiling": 1000.0, "load": load, "committed": 40}
     return flowing(name, **known | told)
 
 

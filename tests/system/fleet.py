@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -21,6 +23,8 @@ from app import wire
 from app.core.control import AnyControlEvent, Assignment, ControlState
 from app.demo.stage import Process, Stage, http, wait_until
 from app.demo.traffic import read_all
+from app.kafka.clusters import ClusterClient, ClusterSpec
+from app.kafka.commit import OffsetCommitter
 
 TICK_S = 0.05
 
@@ -73,19 +77,34 @@ def placed(stage: Stage) -> list[Assignment]:
     return [event for counted, event in control_log(stage) if counted and isinstance(event, Assignment)]
 
 
+def committed(bootstrap: str, group: str, at: list[Part]) -> dict[Part, tuple[int | None, int]]:
+    """Where the group is, and the log's end, as any Kafka tool sees it."""
+
+    async def read() -> dict[Part, tuple[int | None, int]]:
+        client = ClusterClient(ClusterSpec("test", (bootstrap,)))
+        await client.start()
+        try:
+            done, ends = await OffsetCommitter(client).committed(group, at), await client.end_offsets(at)
+            return {part: (done[part], ends[part]) for part in at}
+        finally:
+            await client.stop()
+
+    return asyncio.run(read())
+
+
 @dataclass
 class Flow:
     """Produces `per_partition` messages a second into each partition while it is entered.
 
-    An id is `topic/partition/key/number`, the numbers rise within a partition. `sent` holds those that the
-    broker has acknowledged.
+    An id is `topic/partition/key/number`, the numbers rise within a partition. `sent`: those that the broker
+    has acknowledged, and when (ms).
     """
 
     bootstrap: str
     partitions: dict[str, int]  # topic -> how many; may grow meanwhile
     per_partition: float
     keys: int = 4  # of a partition
-    sent: set[str] = field(default_factory=set)
+    sent: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._ended = threading.Event()
@@ -136,7 +155,7 @@ class Flow:
         except Exception as error:  # noqa: BLE001 - told to who waits for the flow
             self._failed.append(error)
         else:
-            self.sent.add(name)
+            self.sent[name] = time.time_ns() / 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +170,9 @@ class Taken:
 
 @dataclass
 class Journal:
-    """What receivers noted of a stage, by partition and in order; `read` it again for what is new."""
+    """What was noted in a journal, by partition and in order; `read` it again for what is new."""
 
-    stage: Stage
+    path: Path
     taken: Mapping[Part, list[Taken]] = field(default_factory=lambda: defaultdict(list))
 
     def __post_init__(self) -> None:
@@ -161,8 +180,8 @@ class Journal:
 
     def read(self) -> Journal:
         """Reads what is new."""
-        if self.stage.journal.exists():
-            with self.stage.journal.open("rb") as file:
+        if self.path.exists():
+            with self.path.open("rb") as file:
                 file.seek(self._at)
                 whole = file.read().rpartition(b"\n")[0]
             self._at += len(whole) + bool(whole)
@@ -186,10 +205,13 @@ def doubled(taken: list[Taken]) -> list[Taken]:
     return [one for one in taken if one.id in seen or seen.add(one.id)]  # type: ignore[func-returns-value]
 
 
-def pauses(taken: list[Taken]) -> list[tuple[float, float]]:
-    """Per delivery: how long nothing had come although a message was there, and when that ended (ms)."""
+def pauses(taken: list[Taken], there: Mapping[str, float]) -> list[tuple[float, float]]:
+    """Per delivery: how long nothing had come although a message was there, and when that ended (ms).
+
+    `there`: since when, by id.
+    """
     found, before_ms = [], taken[0].at_ms
     for one in taken[1:]:
-        found.append((one.at_ms - max(before_ms, one.timestamp_ms), one.at_ms))
+        found.append((one.at_ms - max(before_ms, there[one.id]), one.at_ms))
         before_ms = max(before_ms, one.at_ms)
     return found

@@ -40,7 +40,7 @@ class Yardmaster:
     def __init__(self, stage: Stage, topic: str) -> None:
         self.stage, self.topic = stage, topic
         self.bootstrap = stage.yard.bootstrap(CLUSTER)
-        self.journal = Journal(stage)
+        self.journal = Journal(stage.journal)
 
     def worker(self, *, wait: bool = True, **settings: Any) -> Process:
         self.stage.settings["worker"] = {"grace": "10s", **settings}
@@ -86,9 +86,9 @@ class Yardmaster:
     def wait_all(self, flow: Flow) -> None:
         """Until every message was taken; none twice."""
         wait_until(
-            lambda: flow.sent <= self.journal.read().ids(),
+            lambda: flow.sent.keys() <= self.journal.read().ids(),
             ENOUGH_S,
-            lambda: f"{len(flow.sent - self.journal.ids())} are missing",
+            lambda: f"{len(flow.sent.keys() - self.journal.ids())} are missing",
         )
         time.sleep(1.0)  # what is delivered twice comes now
         self.journal.read()

@@ -1,0 +1,328 @@
+"""Workers come, go, die and freeze at random under load, definitions change: every message is counted.
+
+SWITCHYARD_CHAOS_S: seconds of chaos (30; make it 600 for the long run). SWITCHYARD_CHAOS_SEED: what to draw
+it from; printed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import pytest
+
+from app.demo.stage import Process, Stage, http, wait_until, workload
+from app.demo.traffic import create_topic
+from tests.system.fleet import Flow, Journal, Taken, committed, doubled, placed
+
+pytestmark = pytest.mark.system
+
+FOR_S = float(os.environ.get("SWITCHYARD_CHAOS_S") or 30)
+SEED = int(os.environ.get("SWITCHYARD_CHAOS_SEED") or random.SystemRandom().randrange(1_000_000))
+
+CLUSTER, GROUP = "east-aggregate", "chaos"
+PARTITIONS, PER_PARTITION = 3, 20.0
+MAX_IN_FLIGHT = 64
+LOTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "keyed": {"ordering": "key"},
+    "stream": {"target": {"contract": "stream"}},
+    "visitor": {"ordering": "key", "target": {"contract": "stream"}},  # deleted and deployed again
+}
+FEWEST, MOST = 2, 4  # workers
+STEP_S, TICK_S, SETTLE_S, ENDS_S = 2.5, 0.1, 120.0, 60.0
+UNSAVED_MS = 600.0  # a snapshot is due every 0.1 s; while none is taken, pushing stops at 0.5 s
+LATE_MS = 1_000.0  # what was written is read by a receiver whose machine has much to do
+DEADLY_S = 2.0  # a lease: who was frozen for less has lost nothing
+UNHEARD_MS = 4_000.0  # a worker that nobody touched is taken for dead after so long, and a round
+
+
+class Kind(StrEnum):
+    """What happens."""
+
+    ADD = "a worker is added"
+    KILL = "kill -9"
+    TERM = "SIGTERM"
+    FREEZE = "SIGSTOP"
+    CHANGE = "a definition is changed"
+    VISIT = "a workload is deleted, or deployed again"
+    STALL = "a worker that nobody touched was taken for dead"  # not planned: the machine has too much to do
+
+
+WEIGHTS = {Kind.ADD: 4, Kind.KILL: 3, Kind.TERM: 2, Kind.FREEZE: 2, Kind.CHANGE: 2, Kind.VISIT: 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """At `at_s` of the chaos: `which` (0 to 1) of those it may hit; a freeze lasts `for_s`."""
+
+    kind: Kind
+    at_s: float
+    which: float
+    for_s: float
+
+
+def steps(seed: int, for_s: float) -> Iterator[Step]:
+    """Drawn from the seed; every kind comes before one comes again and again."""
+    chance = random.Random(f"{seed}/chaos")
+    kinds, weights = list(WEIGHTS), list(WEIGHTS.values())
+    deck = [Kind.KILL, Kind.FREEZE, Kind.TERM, Kind.CHANGE, Kind.VISIT]
+    chance.shuffle(deck)
+    at_s = 1.0
+    while at_s < for_s:
+        kind = deck.pop() if deck else chance.choices(kinds, weights)[0]
+        yield Step(kind, at_s, chance.random(), chance.choice((1.0, 4.0, 8.0)))
+        at_s += STEP_S * chance.uniform(0.5, 1.5)
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """What lets messages come twice that were taken within this time (ms)."""
+
+    kind: Kind
+    from_ms: float
+    to_ms: float
+
+
+@dataclass
+class Chaos:
+    """All in one thread: processes die with the thread that started them."""
+
+    stage: Stage
+    prefix: str
+    ready: list[Process] = field(default_factory=list)
+    starting: list[Process] = field(default_factory=list)
+    frozen: dict[float, tuple[Process, float]] = field(default_factory=dict)  # until when (monotonic)
+    ending: list[Process] = field(default_factory=list)
+    deaths: list[Death] = field(default_factory=list)
+    touched: set[int] = field(default_factory=set)  # pids
+
+    def __post_init__(self) -> None:
+        self.bootstrap = self.stage.yard.bootstrap(CLUSTER)
+        self.topics = {lot: f"{self.prefix}-{lot}" for lot in LOTS}
+        for topic in self.topics.values():
+            asyncio.run(create_topic(self.bootstrap, topic, PARTITIONS))
+        self.receiver = self.stage.receiver(GROUP, *self.topics.values())
+        self.starting = [self.stage.worker(wait=False) for _ in range(FEWEST + 1)]
+        for worker in list(self.starting):
+            self.stage.wait_ready(worker)
+        self.settle_starting()
+        for lot in LOTS:
+            self.deploy(lot)
+        self.visiting = True
+
+    def deploy(self, lot: str, max_in_flight: int = MAX_IN_FLIGHT) -> None:
+        spec = {**LOTS[lot], "flow": {"max_inflight": max_in_flight}}
+        self.stage.deploy(
+            self.ready[0], workload(GROUP, self.topics[lot], CLUSTER, self.receiver.address, **spec)
+        )
+
+    # -- what happens ----------------------------------------------------------------------------
+
+    def play(self, seed: int, for_s: float) -> None:
+        """Everything, in time."""
+        began_s = time.monotonic()
+        for step in steps(seed, for_s):
+            while time.monotonic() < began_s + step.at_s:
+                self.tick()
+                time.sleep(TICK_S)
+            self.tick()
+            told = self.do(step)
+            tell(f"{time.monotonic() - began_s:5.1f} s  {step.kind}: {told}")
+        self.settle()
+
+    def tick(self) -> None:
+        """Who is ready by now, who wakes, who has ended."""
+        self.settle_starting()
+        for until_s, (worker, from_ms) in list(self.frozen.items()):
+            if time.monotonic() >= until_s:
+                worker.signal(signal.SIGCONT)
+                del self.frozen[until_s]
+                if now_ms() - from_ms >= DEADLY_S * 1_000:
+                    self.deaths.append(Death(Kind.FREEZE, from_ms, now_ms()))
+                self.ready.append(worker)
+        for worker in list(self.ending):
+            if not worker.running:
+                self.ending.remove(worker)
+                assert worker.popen.returncode == 0, worker.tail(40)
+        for worker in [*self.ready, *self.starting]:
+            assert worker.running, f"{worker.name} ended by itself:\n{worker.tail(40)}"
+
+    def settle_starting(self) -> None:
+        """Those that are ready join the others."""
+        for worker in list(self.starting):
+            try:
+                status, _ = http("GET", f"{worker.url}/health/ready", timeout_s=2.0)
+            except OSError:
+                continue
+            if status == 200:
+                self.starting.remove(worker)
+                self.ready.append(worker)
+
+    def do(self, step: Step) -> str:
+        """One step; says what became of it."""
+        match step.kind:
+            case Kind.ADD:
+                return self.add()
+            case Kind.CHANGE:
+                lot = list(LOTS)[int(step.which * 3)]  # the visitor comes and goes by itself
+                self.deploy(lot, MAX_IN_FLIGHT // 2 + int(step.which * MAX_IN_FLIGHT / 2))
+                return lot
+            case Kind.VISIT:
+                return self.visit()
+        if len(self.ready) <= 1:
+            return "nobody: one must be left"
+        worker = self.ready.pop(int(step.which * len(self.ready)))
+        if step.kind is not Kind.FREEZE or step.for_s >= DEADLY_S:
+            self.touched.add(worker.popen.pid)
+        at_ms = now_ms()
+        if step.kind is Kind.KILL:
+            worker.kill()
+            self.deaths.append(Death(Kind.KILL, at_ms, now_ms()))
+        elif step.kind is Kind.TERM:
+            worker.signal(signal.SIGTERM)
+            self.ending.append(worker)
+        else:
+            worker.signal(signal.SIGSTOP)
+            self.frozen[time.monotonic() + step.for_s] = (worker, at_ms)
+        if len(self.ready) + len(self.starting) + len(self.frozen) < FEWEST + 1:
+            self.add()
+        return f"{worker.name}, {step.for_s:.0f} s" if step.kind is Kind.FREEZE else worker.name
+
+    def add(self) -> str:
+        if len(self.ready) + len(self.starting) + len(self.frozen) >= MOST:
+            return "nobody: enough are there"
+        self.starting.append(self.stage.worker(wait=False))
+        return self.starting[-1].name
+
+    def visit(self) -> str:
+        if self.visiting:
+            url = f"{self.ready[0].url}/api/v1/workloads/{GROUP}/{self.topics['visitor']}"
+            status, told = http("DELETE", url)
+            assert status == 200, told
+        else:
+            self.deploy("visitor")
+        self.visiting = not self.visiting
+        return "deployed" if self.visiting else "deleted"
+
+    def settle(self) -> None:
+        """Whoever sleeps wakes, whoever ends has ended."""
+
+        def quiet() -> bool:
+            self.tick()
+            return not (self.frozen or self.ending or self.starting)
+
+        wait_until(
+            quiet, ENDS_S, lambda: "\n".join(f"{p.name}\n{p.tail()}" for p in [*self.ending, *self.starting])
+        )
+        if not self.visiting:
+            self.visit()
+
+    # -- the balance -----------------------------------------------------------------------------
+
+    def stalls(self) -> list[Death]:
+        """Workers that were taken for dead although nobody had touched them."""
+        found: dict[str, Death] = {}
+        for event in placed(self.stage):
+            name, _, rest = event.reason.partition(" is dead")
+            pid = name.rpartition("-")[0].rpartition("-")[2]
+            if rest and pid.isdigit() and int(pid) not in self.touched:
+                found[name] = Death(Kind.STALL, event.at_ms - UNHEARD_MS, event.at_ms)
+        return list(found.values())
+
+
+def unexplained(taken: list[Taken], deaths: list[Death]) -> list[str]:
+    """Of messages that came twice: those whose earlier deliveries were not at the time of any death."""
+    first: dict[str, Taken] = {}
+    found = []
+    for one in taken:
+        before = first.setdefault(one.id, one)
+        if before is not one and not any(
+            death.from_ms - UNSAVED_MS <= before.at_ms <= death.to_ms + LATE_MS for death in deaths
+        ):
+            found.append(f"{one.id} at {before.at_ms:.0f} and {one.at_ms:.0f}")
+    return found
+
+
+def disordered(taken: list[Taken]) -> list[str]:
+    """Messages that were first delivered after a later one of their key."""
+    latest: dict[str, int] = defaultdict(int)
+    seen: set[str] = set()
+    found = []
+    for one in taken:
+        lane, _, number = one.id.rpartition("/")
+        if one.id not in seen and int(number) < latest[lane]:
+            found.append(one.id)
+        seen.add(one.id)
+        latest[lane] = max(latest[lane], int(number))
+    return found
+
+
+def test_the_rules_of_the_balance_find_what_is_wrong() -> None:
+    taken = [
+        Taken(f"t/0/k0/{number}", 0, at_ms, 0) for number, at_ms in ((1, 10), (3, 20), (2, 30), (3, 5000))
+    ]
+    assert disordered(taken) == ["t/0/k0/2"]
+    assert [one.id for one in doubled(taken)] == ["t/0/k0/3"]
+    assert len(unexplained(taken, [])) == 1
+    assert unexplained(taken, [Death(Kind.KILL, 600, 600)]) == []
+    assert list(steps(7, 60.0)) == list(steps(7, 60.0)) != list(steps(8, 60.0))
+    assert {step.kind for step in steps(7, 15.0)} >= {Kind.KILL, Kind.FREEZE, Kind.TERM}
+
+
+@pytest.mark.timeout(FOR_S + 300)
+def test_whoever_comes_goes_or_dies_every_message_is_delivered_in_order_and_few_of_them_twice(
+    stage: Stage, topic_name: str
+) -> None:
+    tell(f"SWITCHYARD_CHAOS_SEED={SEED} SWITCHYARD_CHAOS_S={FOR_S:.0f}")
+    chaos, journal = Chaos(stage, topic_name), Journal(stage.journal)
+    with Flow(chaos.bootstrap, dict.fromkeys(chaos.topics.values(), PARTITIONS), PER_PARTITION) as flow:
+        chaos.play(SEED, FOR_S)
+    wait_until(
+        lambda: flow.sent.keys() <= journal.read().ids(), SETTLE_S,
+        lambda: f"{len(flow.sent.keys() - journal.ids())} are missing, such as "
+        f"{sorted(flow.sent.keys() - journal.ids())[:5]}\n{chaos.ready[0].tail(40)}",
+    )  # fmt: skip
+    at = [(topic, partition) for topic in flow.partitions for partition in range(PARTITIONS)]
+    wait_until(
+        lambda: all(done == end for done, end in committed(chaos.bootstrap, GROUP, at).values()), ENDS_S,
+        lambda: str(committed(chaos.bootstrap, GROUP, at)), 0.5,
+    )  # fmt: skip
+    time.sleep(2.0)  # what is delivered twice comes now
+    journal.read()
+    stalls = chaos.stalls()
+    deaths = chaos.deaths + stalls
+    twice = [one for topic in flow.partitions for one in doubled(journal.of(topic))]
+    rate = PER_PARTITION * len(at)
+    bound = len(deaths) * (len(LOTS) * MAX_IN_FLIGHT + rate * UNSAVED_MS / 1_000)
+    tell(
+        f"{len(flow.sent):,} messages, lost 0, {len(twice)} twice (bound {bound:.0f}: {len(chaos.deaths)} "
+        f"workers killed or frozen, {len(stalls)} taken for dead for no such reason)"
+    )
+    assert len(flow.sent) > FOR_S * rate / 2, "too few were produced to show anything"
+    for part in at:
+        assert unexplained(journal.taken[part], deaths) == []
+    assert len(twice) <= bound
+    for lot in ("keyed", "visitor"):
+        for partition in range(PARTITIONS):
+            assert disordered(journal.taken[chaos.topics[lot], partition]) == []
+    assert all(worker.running for worker in chaos.ready)
+
+
+def now_ms() -> float:
+    return time.time_ns() / 1e6
+
+
+def tell(text: str) -> None:
+    """Shown when the test fails, or with -s."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
