@@ -35,7 +35,7 @@ bench: $(STAMP) ## one benchmark: make bench NAME=tracker
 	@$(BIN)/python -m tests.bench $(NAME)
 
 docs: $(STAMP) ## the JSON Schema of definitions and the OpenAPI document, to stdout
-	@$(BIN)/switchyard config schema
+	@$(BIN)/switchyard config schema && $(BIN)/switchyard config schema --openapi
 
 lock: ## requirements.lock anew from pyproject.toml (all versions and hashes)
 	$(BIN)/python -m pip install --quiet "uv>=0.5"

@@ -65,7 +65,8 @@ def plan(current: Mapping[str, Workload], wanted: Sequence[Workload], *, prune: 
         if before.metadata.cluster != workload.metadata.cluster:
             conflicts.append(
                 f"{workload.key}: its cluster cannot change from {before.metadata.cluster} to "
-                f"{workload.metadata.cluster}, whose offsets mean something else; use workload move, or delete it first"
+                f"{workload.metadata.cluster}, whose offsets mean something else; use workload move, "
+                "or delete it first"
             )
         warnings += _stranded(before, workload)
         changes.append(Change("update" if fields else "unchanged", workload.key, fields, workload))

@@ -18,6 +18,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -81,6 +82,13 @@ class Process:
         self.popen.terminate()
         return self.popen.wait(timeout_s)
 
+    def jobs(self) -> Counter[str]:
+        """How many jobs each worker has by its console's address, as this worker knows it; "" = nobody."""
+        workers = http("GET", f"{self.url}/api/v1/workers?limit=1000")[1]["items"]
+        urls = {item["worker"]: item["url"] for item in workers}
+        items = http("GET", f"{self.url}/api/v1/assignments?limit=1000")[1]["items"]
+        return Counter(urls.get(item["worker"], "") for item in items)
+
     @property
     def running(self) -> bool:
         """Whether it has not ended."""
@@ -121,7 +129,7 @@ class Stage:
     # -- processes -------------------------------------------------------------------------------
 
     def config(self, name: str = "") -> Path:
-        """Writes this region's switchyard.yaml, or the one of this worker: settings may be changed in between."""
+        """Writes this region's switchyard.yaml, or that of a worker: settings may change in between."""
         path = self.home / f"switchyard-{self.region}{name and '-'}{name}.yaml"
         home = self.yard.clusters[0].region
         clusters = [

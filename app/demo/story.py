@@ -17,14 +17,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from app.demo.report import Report, count
-from app.demo.stage import Process, Stage, StageError, workload
+from app.demo.stage import Process, Stage, StageError, wait_until, workload
 from app.demo.traffic import Sent, create_topic, messages, produce, read_all
 from app.yard import Yard, YardError
 
 GROUP, TOPIC, PARTITIONS = "billing", "orders", 4
 MESSAGES = 30_000
 MAX_IN_FLIGHT = 200
-SETTLE_S = 120.0
+SETTLE_S, SHARED_S = 120.0, 30.0
 # What kill -9 may deliver again: what was in flight, and what was acknowledged since the last snapshot that
 # was taken. A snapshot is due every 0.1 s; while the control cluster is slow to take one, pushing stops at
 # 0.5 s.
@@ -73,12 +73,17 @@ def _play(options: argparse.Namespace) -> int:
                 flow={"max_inflight": MAX_IN_FLIGHT},
             ),
         )  # fmt: skip
+        wait_until(lambda: set(first.jobs()) == {first.url, second.url}, SHARED_S, lambda: str(first.jobs()))
+        shares = first.jobs()
+        err.print(
+            f"   they share: {shares[first.url]} jobs on {first.name}, {shares[second.url]} on {second.name}"
+        )
         err.print(f"[bold]3.[/bold] {options.messages:,} messages: 1 % poison, 2 % retryable, some slow; "
                   "a third of the way, one worker is killed with -9")  # fmt: skip
         sent = list(messages(options.messages))
         asyncio.run(produce(bootstrap, TOPIC, sent))
         started_s = time.monotonic()
-        rate, third = _until_settled(stage, sent, second)
+        rate, third = _until_settled(stage, sent, first, second)
         took_s = time.monotonic() - started_s
         dead = [
             orjson.loads(record.value)["id"]
@@ -96,7 +101,9 @@ def _play(options: argparse.Namespace) -> int:
         return _stay(stage, bootstrap, receiver)
 
 
-def _until_settled(stage: Stage, sent: list[Sent], victim: Process) -> tuple[float, Process]:
+def _until_settled(
+    stage: Stage, sent: list[Sent], witness: Process, victim: Process
+) -> tuple[float, Process]:
     """Waits until every id has been delivered or stashed; kills `victim` on the way, starts another.
 
     Returns: deliveries a second just before the kill, and the worker started in its place.
@@ -104,7 +111,8 @@ def _until_settled(stage: Stage, sent: list[Sent], victim: Process) -> tuple[flo
     wanted = {message.id for message in sent}
     deadline_s = time.monotonic() + SETTLE_S
     replacement: Process | None = None
-    rate, began_s = 0.0, 0.0
+    moving = 0
+    rate, began_s, killed_s = 0.0, 0.0, 0.0
     columns = (TextColumn("   delivered"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=err, disable=not err.is_terminal) as progress:
         task = progress.add_task("", total=len(wanted))
@@ -116,9 +124,15 @@ def _until_settled(stage: Stage, sent: list[Sent], victim: Process) -> tuple[flo
             began_s = began_s or (now_s if deliveries else 0.0)
             if replacement is None and len(final) >= len(wanted) / 3:
                 rate = len(deliveries) / max(0.1, now_s - began_s)
+                moving = witness.jobs()[victim.url]
                 victim.kill()
+                killed_s = time.monotonic()
                 err.print(f"   killed {victim.name} with -9 after {len(deliveries):,} deliveries")
                 replacement = stage.worker(wait=False)
+            if moving and not {"", victim.url} & set(witness.jobs()):
+                took_s = time.monotonic() - killed_s
+                err.print(f"   {took_s:.1f} s later other workers have its {moving} jobs")
+                moving = 0
             if wanted <= final and replacement is not None:
                 time.sleep(1.0)  # what was given out twice arrives now, and belongs into the count
                 return rate, replacement

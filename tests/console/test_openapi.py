@@ -5,6 +5,7 @@ nothing is left to chance: a run asks what the last one asked.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -12,9 +13,11 @@ from urllib.parse import urlencode
 
 import pytest
 import schemathesis
+from click.testing import CliRunner
 from hypothesis import HealthCheck, settings
 from schemathesis.config import SchemathesisConfig
 
+from app.cli.main import switchyard
 from app.console.api import Api
 from app.console.describe import described_of
 from app.console.openapi import openapi
@@ -118,6 +121,12 @@ def test_the_document_is_openapi_is_served_and_every_route_says_what_it_answers(
     assert console.ask("GET", "/api/v1/openapi.json").json == DOCUMENT
     silent = [route for route in ROUTES if not (said := described_of(route.handler)) or not said.answers]
     assert not silent
+
+
+def test_the_document_is_printed_without_a_worker() -> None:
+    printed = CliRunner().invoke(switchyard, ["config", "schema", "--openapi"])
+    assert printed.exit_code == 0
+    assert json.loads(printed.stdout) == DOCUMENT
 
 
 WORKLOAD = "/api/v1/workloads/{group}/{topic}"

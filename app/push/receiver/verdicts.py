@@ -15,7 +15,7 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Not now: to the retry topic, for the tier's delay, or for `after` (seconds, at most an hour) if longer."""
+    """Not now: to the retry topic, for the tier's delay or, if longer, `after` (seconds, at most an hour)."""
 
     after: float | None = None
 

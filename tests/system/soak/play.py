@@ -144,7 +144,7 @@ class Play:
             process.address = addresses[-1] if addresses else ""
             return bool(addresses)
 
-        wait_until(listening, 30.0, lambda: f"{process.name} does not listen:\n{process.tail()}")
+        wait_until(listening, 120.0, lambda: f"{process.name} does not listen:\n{process.tail()}")
 
     # -- traffic ---------------------------------------------------------------------------------
 

@@ -1,0 +1,50 @@
+"""How long processes were ready to run and had no core: what a busy machine, not they, are to blame for."""
+
+from __future__ import annotations
+
+import threading
+import time
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+
+SAMPLE_S = 0.05
+
+
+class Waits:
+    """Samples the main threads of processes while it is entered; where the kernel tells nothing, 0."""
+
+    def __init__(self, pids: Iterable[int]) -> None:
+        self._files = {pid: Path(f"/proc/{pid}/task/{pid}/schedstat") for pid in pids}
+        self._at_ms: list[float] = []
+        self._waited_ms: dict[int, list[float]] = {pid: [] for pid in self._files}
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._sample)
+
+    def __enter__(self) -> Waits:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _sample(self) -> None:
+        while not self._ended.wait(SAMPLE_S):
+            for pid, file in self._files.items():
+                before = self._waited_ms[pid]
+                try:  # time on a core, time without one, how often
+                    before.append(int(file.read_text().split()[1]) / 1e6)
+                except OSError:
+                    before.append(before[-1] if before else 0.0)
+            self._at_ms.append(time.time_ns() / 1e6)
+
+    def waited(self, pid: int, from_ms: float, to_ms: float) -> float:
+        """Milliseconds without a core between the samples around these times."""
+        known = self._waited_ms[pid]
+        first = max(0, bisect_right(self._at_ms, from_ms) - 1)
+        last = min(len(self._at_ms) - 1, bisect_left(self._at_ms, to_ms))
+        return known[last] - known[first] if last > first else 0.0
