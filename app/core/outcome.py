@@ -7,6 +7,7 @@
 | FAILED_PRECONDITION 9, ABORTED 10,               |                                                       |
 | OUT_OF_RANGE 11, DATA_LOSS 15                    |                                                       |
 | UNAVAILABLE 14                                   | HOLD: nobody took it, the attempt is not burnt        |
+|                                                  | (one that is to blame: `app.core.suspicion`)          |
 | DEADLINE_EXCEEDED 4, RESOURCE_EXHAUSTED 8        | breaker open: HOLD; else the next retry topic         |
 | UNIMPLEMENTED 12, UNAUTHENTICATED 16,            | breaker open: HOLD; else as below. They may be said   |
 | PERMISSION_DENIED 7                              | of one message; said of every message they tell of a  |

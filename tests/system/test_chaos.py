@@ -79,8 +79,9 @@ def steps(seed: int, for_s: float) -> Iterator[Step]:
     chance.shuffle(deck)
     at_s = 1.0
     while at_s < for_s:
+        frozen_s = DEADLY_S + 3.0 if deck else chance.choice((1.0, 5.0, 8.0))
         kind = deck.pop() if deck else chance.choices(kinds, weights)[0]
-        yield Step(kind, at_s, chance.random(), chance.choice((1.0, 4.0, 8.0)))
+        yield Step(kind, at_s, chance.random(), frozen_s)
         at_s += STEP_S * chance.uniform(0.5, 1.5)
 
 
