@@ -10,7 +10,8 @@ Rules
 1. Up fast, down slow (seed uForwarder, "Fast scale up, slow scale down"): a load is the higher of its mean of
    the last `fast_s` (exponentially weighted, so that samples may come at any interval) and of the highest
    such mean in this slow window and the one before. Scaled up too late, messages wait; scaled down too early,
-   jobs move for nothing.
+   jobs move for nothing. Until `fast_s` was seen of a job, its load is the plain mean, and no peak is kept:
+   whoever takes a job over catches up first.
 2. A job that was never measured is taken for the median of what is known of its topic in its workload, else
    of its workload, else for a configured default.
 3. A process is measured as a whole (its cpu and memory are), and its jobs get shares by the work that they
@@ -97,7 +98,7 @@ class Smoothed:
     """One job's load over time (rule 1).
 
     Args:
-        initial: the load until the first sample; None: the first sample is taken as it is.
+        initial: the load until the first sample, and as good as seen for `fast_s`; None: not known.
         fast_s: time constant of the mean, in seconds.
         slow_s: a peak is remembered for this long at least, for twice as long at most.
 
@@ -105,7 +106,7 @@ class Smoothed:
         ValueError: a window is not above 0, or the slow one is shorter than the fast one.
     """
 
-    __slots__ = ("_at_s", "_fast", "_peak", "_peak_before", "_window_s", "fast_s", "slow_s")
+    __slots__ = ("_at_s", "_fast", "_peak", "_peak_before", "_seen_s", "_window_s", "fast_s", "slow_s")
 
     def __init__(
         self, initial: Load | None = None, *, fast_s: float = FAST_S, slow_s: float = SLOW_S
@@ -116,6 +117,7 @@ class Smoothed:
         self._fast = None if initial is None else true_or(initial, DEFAULT_JOB)
         self._peak = self._peak_before = Load()
         self._at_s = self._window_s = -math.inf
+        self._seen_s = 0.0 if initial is None else fast_s
 
     @property
     def fast(self) -> Load:
@@ -137,7 +139,10 @@ class Smoothed:
             self._fast = sound
         else:
             passed_s = self.fast_s if self._at_s == -math.inf else max(0.0, now_s - self._at_s)
+            self._seen_s = min(self.fast_s, self._seen_s + passed_s)
             new = -math.expm1(-passed_s / self.fast_s)
+            if self._seen_s < self.fast_s and passed_s:
+                new = max(new, passed_s / self._seen_s)
             self._fast = Load(
                 before.cpu_cores + new * (sound.cpu_cores - before.cpu_cores),
                 before.memory_bytes + new * (sound.memory_bytes - before.memory_bytes),
@@ -148,7 +153,7 @@ class Smoothed:
             stale = self._at_s - self._window_s >= 2 * self.slow_s
             self._peak_before = Load() if stale else self._peak
             self._peak, self._window_s = Load(), self._at_s
-        self._peak = _highest(self._peak, self._fast)
+        self._peak = _highest(self._peak, self._fast) if self._seen_s >= self.fast_s else self._fast
         return self.load
 
 

@@ -172,3 +172,13 @@ def test_no_count_however_absurd_breaks_the_shares(work: dict[str, Work], proces
 def test_jobs_that_did_nothing_share_alike() -> None:
     assert apportion(Load(0.2, 2e6, 0), {"a": Work(), "b": Work()})["a"] == Load(0.1, 1e6, 0)
     assert apportion(Load(0.2), {}) == {}
+
+
+def test_catching_up_after_a_takeover_is_no_peak() -> None:
+    smoothed = Smoothed(fast_s=120.0, slow_s=3600.0)
+    for second in range(0, 12, 2):
+        smoothed.sample(Load(1.0, 1 << 20, 1000.0), second)
+    for second in range(12, 242, 2):
+        load = smoothed.sample(Load(0.1, 1 << 20, 1000.0), second)
+    assert load.cpu_cores < 0.2
+    assert smoothed.sample(Load(0.1, 1 << 20, 1000.0), 700.0).cpu_cores < 0.2  # nor is it remembered as one

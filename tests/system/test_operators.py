@@ -35,7 +35,7 @@ class Desk:
 
         def answered() -> bool:
             answers.append(http("POST", f"{self.path}/{act}", body or {}, timeout_s=30))
-            return answers[-1][0] != 503
+            return bool(answers[-1][0] != 503)
 
         wait_until(answered, 30, lambda: str(answers[-1]), 0.5)
         status, told = answers[-1]

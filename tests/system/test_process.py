@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import orjson
@@ -95,7 +96,7 @@ def test_definitions_that_are_wrong_change_nothing_and_say_why(stage: Stage) -> 
     wrong = workload("g", "t", "east-agregate", "127.0.0.1:1", orderin="key")
     status, body = ask("PUT", url, wrong)
     assert status == 422
-    assert {p["field"] for p in body["problems"]} == {"metadata.cluster", "spec.orderin"}
+    assert {p["field"] for p in body["errors"]} == {"metadata.cluster", "spec.orderin"}
     assert ask("GET", url)[0] == 404
     assert ask("PUT", url, workload("g", "other", "east-aggregate", "127.0.0.1:1"))[0] == 422
     assert ask("PUT", url, good)[0] == 201
@@ -104,6 +105,10 @@ def test_definitions_that_are_wrong_change_nothing_and_say_why(stage: Stage) -> 
     assert ask("PUT", url, moved)[0] == 409
     activity = ask("GET", f"{worker.url}/api/v1/activity")[1]["items"]
     assert sum(item["event"] == "workload-put" for item in activity) == 1
+
+
+def delivered(stage: Stage, wanted: int) -> bool:
+    return len({d["id"] for d in stage.deliveries()}) >= wanted
 
 
 def test_a_worker_comes_back_with_a_wiped_or_a_foreign_data_directory(stage: Stage, topic_name: str) -> None:
@@ -118,7 +123,7 @@ def test_a_worker_comes_back_with_a_wiped_or_a_foreign_data_directory(stage: Sta
     for number, hurt in enumerate(("wipe", "foreign", "kill")):
         asyncio.run(produce(bootstrap, topic_name, messages(100, prefix=hurt)))
         total += 100
-        wait_until(lambda wanted=total: len({d["id"] for d in stage.deliveries()}) >= wanted, 30, worker.tail)
+        wait_until(partial(delivered, stage, total), 30, worker.tail)
         if hurt == "kill":
             worker.kill()
         else:

@@ -8,14 +8,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 
-from app import wire
-from app.core.control import AnyControlEvent, Assignment, Claim, ControlState
-from app.demo.stage import Process, Stage, http, wait_until
-from app.demo.traffic import Sent, messages, produce, read_all
+from app.core.control import Assignment, Claim
+from app.demo.stage import Process, Stage, wait_until
+from app.demo.traffic import Sent, messages, produce
+from tests.system.fleet import assignments, control_log, known_workers
 from tests.system.test_delivery import MAX_IN_FLIGHT, Scene
 
 pytestmark = pytest.mark.system
@@ -23,17 +22,6 @@ pytestmark = pytest.mark.system
 ENOUGH_S = 60.0
 WARM, PER_SECOND = 500, 400
 UNSAVED_S = 0.6  # a snapshot interval, and what the lease allows it to be late
-
-
-def known_workers(worker: Process) -> list[dict[str, Any]]:
-    """All workers as this one knows them."""
-    return list(http("GET", f"{worker.url}/api/v1/workers?limit=1000")[1]["items"])
-
-
-def assignments(worker: Process) -> dict[str, tuple[str, int]]:
-    """Job -> owner and epoch, as this worker knows them."""
-    items = http("GET", f"{worker.url}/api/v1/assignments?limit=1000")[1]["items"]
-    return {item["job"]: (item["worker"], item["epoch"]) for item in items if item["worker"]}
 
 
 class Cast:
@@ -120,17 +108,6 @@ class Cast:
             self._seen,
         )
 
-    def decided(self) -> list[tuple[bool, AnyControlEvent]]:
-        """The control log: each event, and whether it counted."""
-        region = self.play.stage.region
-        control = self.play.stage.yard.bootstrap(f"{self.play.stage.yard.clusters[0].region}-regional")
-        state, found = ControlState(), []
-        for record in asyncio.run(read_all(control, f"switchyard-{region}-control")):
-            if record.value is not None:
-                event = wire.control_event(record.value)
-                found.append((state.apply(event), event))
-        return found
-
     def end(self, deaths: int) -> None:
         """Every message has an end; what came twice was in flight or unsaved when a worker was lost."""
         report = self.play.settle()
@@ -186,7 +163,7 @@ def test_two_leaders_at_once_do_no_harm_and_nothing_stops_while_there_is_none(
         first.signal(signal.SIGCONT)  # it believes that it leads, until it has read otherwise
         wait_until(lambda: play.leader(first) is second, ENOUGH_S, first.tail)
         play.wait_flow()
-        decided = play.decided()
+        decided = control_log(play.play.stage)
         terms = [event.term for counted, event in decided if counted and isinstance(event, Claim)]
         assert terms == sorted(set(terms))
         owners: dict[tuple[str, int], str] = {}
