@@ -139,7 +139,7 @@ def test_a_workload_deployed_again_on_another_cluster_begins_at_the_start_there(
     case.deploy(REGIONAL)  # at once: its jobs may not even have been released
     case.wait_delivered(there)
     wait_until(
-        lambda: any("moved to another cluster" in m for m in case.incidents()),
+        lambda: any("went to another cluster" in m for m in case.incidents()),
         20,
         lambda: str(case.incidents()),
     )
@@ -155,7 +155,7 @@ def test_messages_of_a_removed_retry_tier_are_delivered_and_its_jobs_end(case: C
     case.deploy(retry=[])
     case.wait_delivered(sent)
     tier = f"{case.topic}__{GROUP}__retry_1"
-    assert any(tier in message for message in case.incidents())
+    wait_until(lambda: any(tier in told for told in case.incidents()), 20, lambda: str(case.incidents()))
 
     def jobs() -> list[str]:
         return [partition["topic"] for partition in http("GET", case.url)[1]["partitions"]]
