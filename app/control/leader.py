@@ -118,7 +118,7 @@ class Leader(Service):
             return
         # A leader never heard since this worker started may live: give it the whole time.
         silent_s = min(self._members.silent_s(state.leader, now_s), now_s - self._acting_since_s)
-        said_goodbye = state.leader in self._members.heard and state.leader not in live
+        said_goodbye = self._members.ended(state.leader)
         patience_s = 0.0 if not state.leader or said_goodbye else self._members.dead_after_s
         if silent_s < patience_s + 0.2 * live.index(self.worker):
             return
@@ -145,7 +145,7 @@ class Leader(Service):
     async def _place(self, now_s: float) -> None:
         state = self._control.view
         live = self._members.live(now_s)
-        await self._bury(live)
+        await self._bury(live, now_s)
         jobs = await self._jobs()
         if not state.assignments and not self._settled(now_s):
             return  # a region that just begins: who starts with this worker is to have a share
@@ -193,13 +193,20 @@ class Leader(Service):
         self._placing.hear(state, (beat for _, beat in heard.values()))
         able = members_of(state, live)
         if not self._settled(now_s):
-            # A new leader has heard nobody for a moment: owners it has not heard yet are not dead yet.
+            # Nobody was heard for a moment, by a new leader or while the control cluster was away: whose
+            # silence is all that is known of it is not dead yet.
             owners = {held.worker for held in state.assignments.values() if held.worker}
-            able += [Member(owner, draining=True) for owner in owners if owner not in heard]
+            silent = [owner for owner in owners if owner not in live and not self._members.ended(owner)]
+            able += [Member(owner, draining=True) for owner in silent]
         return able
 
-    async def _bury(self, live: Mapping[str, Heartbeat]) -> None:
-        gone = [worker for worker in self._members.heard if worker not in live]
+    async def _bury(self, live: Mapping[str, Heartbeat], now_s: float) -> None:
+        settled = self._settled(now_s)
+        gone = [
+            worker
+            for worker in self._members.heard
+            if worker not in live and (settled or self._members.ended(worker))
+        ]
         for worker in gone:
             if worker not in self._buried:
                 self._buried.add(worker)

@@ -90,6 +90,11 @@ class Members:
             if now_s - heard_s < self.dead_after_s and beat.state != STOPPED and worker not in self._refused
         }
 
+    def ended(self, worker: str) -> bool:
+        """Whether it said goodbye, or its process was seen to have ended: more than mere silence."""
+        found = self.heard.get(worker)
+        return worker in self._refused or (found is not None and found[1].state == STOPPED)
+
     def silent_s(self, worker: str, now_s: float) -> float:
         """For how long `worker` has not been heard; infinite when never or after its goodbye."""
         found = self.heard.get(worker)

@@ -80,7 +80,7 @@ class Round:
     def _read(self) -> None:
         wanted, live, slots, loads, grouped = self.wanted, self.live, self.slots, self.loads, self.grouped
         hot_cpu, hot_memory, hot_network = self.hot_from
-        housed = 0
+        housed, stranded = 0, dict[str, list[str]]()
         for job in sorted(self.assignments):
             held = self.assignments[job]
             owner = held.worker
@@ -95,6 +95,9 @@ class Round:
             elif held.release:
                 housed += 1
                 self.arriving.append(job)  # it counts for whoever gets it, not for whom it leaves
+            elif slot is None and self._group(job) not in self.bins:
+                housed += 1
+                stranded.setdefault(owner, []).append(job)
             elif slot is None:
                 housed += 1
                 self.left -= 1
@@ -113,6 +116,14 @@ class Round:
                 self.left -= 1
                 if slot is not None:
                     slot.leaving += 1
+        for owner, jobs in stranded.items():
+            self._tell(
+                "no-worker",
+                owner,
+                f"{owner} is draining and keeps {len(jobs)} jobs, {jobs[0]} among them: nobody else may run "
+                "them",
+                "start a worker of their isolation group",
+            )
         if housed < len(wanted):
             assignments = self.assignments
             self.homeless += [
@@ -292,7 +303,8 @@ class Round:
         over = [(d, -room) for d, room in enumerate(slot.room(high)) if room < 0]
         weighed = []
         for job in self.settled[slot.name]:
-            if job not in self.wishes:
+            wish = self.wishes.get(job)
+            if wish is None or self._able(job, wish) is None:
                 size = self._size(job)
                 weighed.append((sum(size[d] / need for d, need in over), job, size))
         weighed.sort()

@@ -113,8 +113,9 @@ class Outcomes:
         if suspicion.has_failed(stuck=stuck, age_s=age_s, patience_s=runtime.head_after_s) and link.credit:
             failed = self._decide(delivery, INTERNAL, None, False, runtime.policy.in_memory_attempts)
             if failed.action is not Action.RETRY_IN_MEMORY and not tokens.wait_s(now_s):
-                tokens.take(now_s)
-                link.credit -= 1
+                if failed.action is Action.DLQ or not runtime.ordered:  # else it stays where it is
+                    tokens.take(now_s)
+                    link.credit -= 1
                 return replace(failed, reason=suspicion.reason)
         return replace(held, delay_s=runtime.policy.backoff.delay_s(suspicion.blamed, random.random()))  # noqa: S311
 
@@ -129,7 +130,8 @@ class Outcomes:
             case Action.HOLD:
                 delivery.attempts = max(0, delivery.attempts - 1)
                 link = runtime.link_of(delivery)
-                if link.breaker.closed:
+                if link.breaker.closed or (delivery.link is not None and delivery.link is not link):
+                    delivery.link = None  # its target is no more: it is routed anew
                     pump.later(delivery, decision.delay_s)  # it alone is not taken: it must not spin
                 else:
                     link.hold(delivery)

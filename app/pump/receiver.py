@@ -67,7 +67,7 @@ class ReceiverLink:
         self.suspects: deque[Delivery] = deque()
         self.suspect: Delivery | None = None  # the one that is out
         self.taken = 0  # messages that it took, whatever it said of them
-        self.credit = 0  # for giving up what may be to blame, earned by what it takes
+        self.credit = 1  # for giving up what may be to blame, earned by what it takes
         self.share = 1.0
         self.probe_held = False  # the next probe is of what is held; they take turns (rule 3)
         self.adaptive: AdaptiveLimit | None = None

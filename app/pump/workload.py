@@ -100,8 +100,10 @@ class WorkloadRuntime:
             self.links = {}
         self._set(workload)
         for link in list(self._old_links):  # what they held goes to their successors
-            for delivery in [*link.held, *link.suspects]:
-                self.link.hold(delivery)
+            for delivery in [*link.held, *link.suspects]:  # routed anew: it may be for another target now
+                delivery.link = None
+                delivery.pump.put_back(delivery)
+                self.offer(delivery.pump)
             link.held.clear()
             link.suspects.clear()
             self._close_when_idle(link)
