@@ -12,5 +12,8 @@ def now_ms() -> int:
 
 
 def iso(at_ms: int) -> str:
-    """A time for people and for `fromisoformat`: UTC, to the millisecond."""
-    return datetime.fromtimestamp(max(0, at_ms) / 1000, UTC).isoformat(timespec="milliseconds")
+    """A time for people and for `fromisoformat`: UTC, to the millisecond; beyond all clocks, the number."""
+    try:
+        return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    except (ValueError, OverflowError, OSError):
+        return str(at_ms)

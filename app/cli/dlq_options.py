@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
-from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlencode
 
 import click
 
 from app.cli.client import EXIT_PRECONDITION, EXIT_USAGE, Failure, workload_path
+from app.clock import iso
 from app.dlq.query import BadQuery, Query, parse_when
 from app.dlq.rules import parse_range
 
@@ -66,17 +66,8 @@ def dlq_path(name: str) -> str:
 
 
 def when(at_ms: int | None) -> str | None:
-    """A time for people, in UTC; what no clock has ever shown stays a number."""
-    if at_ms is None:
-        return None
-    try:
-        return (
-            datetime.fromtimestamp(at_ms / 1000, UTC)
-            .isoformat(timespec="milliseconds")
-            .replace("+00:00", "Z")
-        )
-    except (ValueError, OverflowError, OSError):
-        return str(at_ms)
+    """A time for people (`app.clock.iso`), with the short sign of UTC."""
+    return None if at_ms is None else iso(at_ms).replace("+00:00", "Z")
 
 
 def change_options(command: Any) -> Any:

@@ -17,7 +17,7 @@ from app.config.definitions import Workload, json_schema
 from app.console import dlq, overview, shapes, shapes_dlq
 from app.console.answers import ApiError, is_number, json_response, number, paged
 from app.console.describe import JSON, PAGE, TEXT, TIER, Answer, Page, Param, described, whole
-from app.console.dlq_tools import LETTERS, DlqTools, query_of, told
+from app.console.dlq_tools import HOP, LETTERS, DlqTools, query_of, told
 from app.console.metrics import exposition
 from app.console.move import MoveRoutes
 from app.console.openapi import openapi
@@ -250,7 +250,7 @@ class Api:
                 "finished_ranges": finished[:MAX_RANGES], "more_ranges": max(0, len(finished) - MAX_RANGES),
                 "in_flight_offsets": sorted(pump.calls)[:MAX_RANGES], "trouble": pump.trouble,
             })  # fmt: skip
-        if request.headers.get("X-Switchyard-Hop"):
+        if request.headers.get(HOP):
             raise ApiError(503, "Moving", f"{job} is on its way to {held.worker}; ask again in a moment")
         return await self._ask_owner(request, held.worker)
 
@@ -264,7 +264,7 @@ class Api:
         try:
             async with (
                 aiohttp.ClientSession(timeout=timeout) as session,
-                session.get(beat.url + request.path_qs, headers={"X-Switchyard-Hop": "1"}) as answer,
+                session.get(beat.url + request.path_qs, headers={HOP: "1"}) as answer,
             ):
                 body = await answer.read()
                 return web.Response(body=body, status=answer.status, content_type=answer.content_type,

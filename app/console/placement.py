@@ -87,7 +87,7 @@ class PlacementRoutes:
         """Lets a worker give its jobs away and get no more (`draining: false`: have some again)."""
         worker = request.match_info["worker"]
         body = await read_body(request, bodies.DrainBody)
-        draining = flag_of({"draining": body.get("draining", True)}, "draining")
+        draining = flag_of({"draining": True} | dict(body), "draining")
         runtime = self._api.runtime
         live = self._api.beats()
         if worker not in live:

@@ -14,11 +14,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 import structlog
 from mode import Service
 
+from app.control.beginning import Trouble
 from app.control.data_clusters import DataClusters
 from app.control.takeover import TrackerClient
 from app.core.fencing import LogId, SnapshotItem
@@ -34,8 +35,6 @@ MAX_SNAPSHOT_BYTES = 512 * 1024  # in base64 it fits an event, an answer and a c
 COMMIT_S = 0.5
 COMMIT_PATIENCE_S = 5.0
 RECOMMIT_S = 30.0
-
-Trouble = Callable[[str, str, str, str], None]
 
 
 class Checkpoints(Service):

@@ -14,7 +14,7 @@ Rules
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,7 @@ import structlog
 from mode import Service
 
 from app.clock import now_ms
-from app.control.beginning import Anew, find_beginning
+from app.control.beginning import Anew, Trouble, find_beginning
 from app.control.catalog import Catalog
 from app.control.catching_up import BACKLOG, CatchingUp
 from app.control.changes import Changes
@@ -52,8 +52,6 @@ log = structlog.get_logger(__name__)
 
 START_RETRY_S = 1.0
 STOPPED = "its worker stopped"
-
-Trouble = Callable[[str, str, str, str], None]
 
 
 class Jobs(Service):

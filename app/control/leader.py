@@ -22,8 +22,8 @@ from mode import Service
 
 from app.clock import now_ms
 from app.control.log import ControlLog
-from app.control.membership import Members
-from app.control.placing import DRAINING, Placing, members_of
+from app.control.membership import DRAINING, Members
+from app.control.placing import Placing, members_of
 from app.core.control import AnyControlEvent, Assignment, Claim, Drain, WorkloadDeleted
 from app.core.lease import Lease
 from app.core.placement import Member, Plan, Rules

@@ -30,6 +30,7 @@ FORGET_S = 3600.0
 SWEEP_S = 10.0
 MAX_SILENT = 1_000
 STRAY_S = 1.0  # a heartbeat that was under way when its sender died is heard by then
+DRAINING = "draining"  # the state of a worker that was asked to stop
 STOPPED = "stopped"  # the state in a worker's last heartbeat: dead at once, without waiting
 
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
+from app.clock import iso
 from app.config.definitions import Workload
 from app.config.plan import plan as plan_changes
 from app.control.data_clusters import DataCluster, DataClusters
@@ -274,6 +274,4 @@ def _sum(spans: dict[int, Span]) -> int:
 
 
 def _told(time_ms: int | None, margin_ms: int) -> str | None:
-    if time_ms is None:
-        return None
-    return datetime.fromtimestamp(max(0, time_ms - margin_ms) / 1000, UTC).isoformat(timespec="milliseconds")
+    return None if time_ms is None else iso(max(0, time_ms - margin_ms))

@@ -9,18 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-import structlog
-
 from app.config.definitions import Workload
+from app.control.beginning import Trouble
+from app.control.membership import DRAINING
 from app.core.control import ControlState
 from app.core.load import Load, with_estimates
-from app.core.placement import Decision, Member, Notice, Plan, Rules, plan
+from app.core.placement import Decision, Member, Plan, Rules, plan
 from app.wire import Heartbeat
-
-log = structlog.get_logger(__name__)
-
-Trouble = Callable[[str, str, str, str], None]
-DRAINING = "draining"  # the state of a worker that was asked to stop
 
 
 class Placing:
@@ -28,7 +23,6 @@ class Placing:
 
     def __init__(self, workload: Callable[[str], Workload | None], tell: Trouble) -> None:
         self.loads: dict[str, Load] = {}
-        self.last = Plan([], [], {})
         self.took_s = 0.0  # the last look
         self._workload = workload
         self._tell = tell
@@ -85,7 +79,6 @@ class Placing:
 
     def decided(self, state: ControlState, made: Plan) -> None:
         """`made` is being carried out: keeps where its moves lead, and tells what could not be done."""
-        self.last = made
         for decision in made.decisions:
             if decision.release:
                 self._planned[decision.job] = (state.assignments[decision.job].epoch, decision)
@@ -101,6 +94,3 @@ def members_of(state: ControlState, live: Mapping[str, Heartbeat]) -> list[Membe
         Member(worker, beat.state == DRAINING or worker in state.draining, beat.capacity, beat.group)
         for worker, beat in sorted(live.items())
     ]
-
-
-__all__ = ["DRAINING", "Notice", "Placing", "members_of"]

@@ -26,9 +26,9 @@ from app.control.data_clusters import DataClusters
 from app.control.jobs import Jobs
 from app.control.leader import Leader
 from app.control.log import ControlLog
-from app.control.membership import STOPPED, Heartbeats, Members
+from app.control.membership import DRAINING, STOPPED, Heartbeats, Members
 from app.control.meter import Meter
-from app.control.placing import DRAINING, Placing
+from app.control.placing import Placing
 from app.control.sentinel import Sentinel
 from app.control.tail import STOP_S, TopicTail, bounded
 from app.control.takeover import TrackerClient

@@ -43,22 +43,9 @@ from app.core.placement_round import Round
 from app.core.plan import MOVES_PER_ROUND, Decision, Member, Notice, Plan, Rules, name_of
 
 __all__ = [
-    "COUNTED", "MOVES_PER_ROUND", "Decision", "Member", "Notice", "Plan", "Rules",
-    "name_of", "place", "plan", "shares",
+    "MOVES_PER_ROUND", "Decision", "Member", "Notice", "Plan", "Rules",
+    "name_of", "plan", "shares",
 ]  # fmt: skip
-
-COUNTED = Rules(even=2)
-
-
-def place(
-    jobs: Iterable[str],
-    members: Iterable[Member],
-    assignments: Mapping[str, Assignment],
-    loads: Mapping[str, Load] | None = None,
-    rules: Rules = COUNTED,
-) -> list[Decision]:
-    """The decisions of `plan`. Without loads a job counts like any other, and workers are kept even."""
-    return plan(jobs, members, assignments, loads, rules=rules).decisions
 
 
 def plan(

@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 
 from app.core.control import Assignment
 from app.core.load import Load
-from app.core.placement import COUNTED, MOVES_PER_ROUND, Member, Plan, Rules, place, plan, shares
+from app.core.placement import MOVES_PER_ROUND, Member, Plan, Rules, plan, shares
 from tests.core.fleets import WORKER, carry_out, cpu, held, job, owned, releases
 
 jobs = st.sets(st.integers(0, 20).map(lambda n: f"job-{n:02}"), max_size=16)
 members = st.dictionaries(st.sampled_from("abcd"), st.booleans(), max_size=4)
+
+COUNTED = Rules(even=2)
 
 
 def fleet(names: str, group: str = "") -> list[Member]:
@@ -33,7 +35,7 @@ def test_every_job_ends_with_one_live_owner_and_by_count_evenly(
     live = [Member(worker, draining) for worker, draining in workers.items()]
     assignments = owned(owners)
     for _ in range(60):
-        decisions = place(wanted, live, assignments)
+        decisions = plan(wanted, live, assignments, rules=COUNTED).decisions
         if not decisions:
             break
         assignments = carry_out(assignments, decisions)
@@ -224,7 +226,7 @@ def test_a_hibernated_workload_is_let_go_with_its_reason_and_not_placed() -> Non
 
 
 def test_without_a_live_worker_nothing_is_decided_and_it_is_told() -> None:
-    assert place(["j"], [], {}) == []
+    assert plan(["j"], [], {}, rules=COUNTED).decisions == []
     decided = plan(["j"], [Member("a", draining=True)], {})
     assert decided.decisions == []
     assert decided.notices[0].kind == "no-worker"
