@@ -141,6 +141,12 @@ class SwitchyardApp(faust.App):
         await self.add_runtime_dependency(self.runtime)
         await super().on_started()
 
+    async def started_runtime(self) -> Runtime:
+        """The runtime; agents may get their first events before it is there."""
+        while not hasattr(self, "runtime"):  # noqa: ASYNC110 - made once, where there is no event to wait for
+            await asyncio.sleep(0.05)
+        return self.runtime
+
     async def _deliver(self, item: Any) -> None:
         await self.dispatch_channel.put(item)
 

@@ -1,13 +1,15 @@
 """Answers takeovers: follows some partitions of the tracker topic and folds them in memory.
 
 Each partition is followed by a few workers (`followers`, of those that live), each of which answers. So a
-takeover waits for nobody's rebalance, table or backlog: Faust's agent writes the table for those who begin to
-follow, for Spark and for people, and may be seconds behind. `app.core.tracker_fold` says why it is safe.
+takeover waits for nobody's rebalance, table or backlog: Faust's agent writes down what is folded here, for
+those who begin to follow, for Spark and for people, and may be seconds behind. `app.core.tracker_fold` says
+why it is safe.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import Any
 
@@ -17,6 +19,7 @@ from aiokafka.errors import KafkaError
 from mode import Service
 
 from app import wire
+from app.clock import now_ms
 from app.control.membership import Members
 from app.control.tail import RETRY_S, STOP_S, bounded
 from app.core.tracker_fold import TrackerFold, followers
@@ -26,6 +29,10 @@ from app.topics import ControlTopics
 log = structlog.get_logger(__name__)
 
 LOOK_S = 0.5  # how often it looks what it should follow
+MARGIN_S = 60.0  # what the table's writer has committed had arrived in the changelog by then, or never will
+WRITTEN_S = (
+    600.0  # a partition of which the table is written here is followed for so long after the last time
+)
 GATHER_S = 0.02  # what comes within this time is folded together: events come from every worker
 
 
@@ -51,6 +58,8 @@ class TrackerFollower(Service):
         self._members = members
         self._groups = groups
         self._beginning: dict[int, asyncio.Task[TrackerFold]] = {}
+        self._written_s: dict[int, float] = {}
+        self._progress = asyncio.Event()
         self._producer: AIOKafkaProducer | None = None
 
     async def on_start(self) -> None:
@@ -62,6 +71,16 @@ class TrackerFollower(Service):
             task.cancel()
         if self._producer is not None:
             await bounded(self._producer.stop(), STOP_S, "producer of answers")
+
+    async def folded(self, partition: int, offset: int) -> TrackerFold:
+        """The fold of a partition, once the event at `offset` is in it; followed from now on."""
+        while True:
+            self._written_s[partition] = time.monotonic()
+            fold = self.folds.get(partition)
+            if fold is not None and fold.next_offset > offset:
+                return fold
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._progress.wait(), LOOK_S)
 
     @Service.task
     async def _follow_for_ever(self) -> None:
@@ -119,8 +138,9 @@ class TrackerFollower(Service):
         live = self._members.live(time.monotonic())
         if self.worker not in live:
             return  # just started, or paused: what it knows of the others is worth nothing
+        written = {p for p, at_s in self._written_s.items() if time.monotonic() - at_s < WRITTEN_S}
         for partition in range(self._topics.trackers.partitions):
-            mine = self.worker in followers(partition, live)
+            mine = partition in written or self.worker in followers(partition, live)
             if not mine:
                 self.folds.pop(partition, None)
                 if (begun := self._beginning.pop(partition, None)) is not None:
@@ -140,7 +160,9 @@ class TrackerFollower(Service):
         try:
             consumer.assign([changelog])
             start = (await consumer.beginning_offsets([at]))[at]
-            fold = TrackerFold(max(start, committed or 0))
+            lately = (await consumer.offsets_for_times({at: now_ms() - int(MARGIN_S * 1000)}))[at]
+            base = committed or 0
+            fold = TrackerFold(max(start, min(base, lately.offset) if lately else base))
             end = (await consumer.end_offsets([changelog]))[changelog]
             await consumer.seek_to_beginning(changelog)
             while await consumer.position(changelog) < end:
@@ -172,11 +194,14 @@ class TrackerFollower(Service):
             del self.folds[partition]
             return
         for record in records:
-            fold.next_offset = record.offset + 1
             try:
-                answer = fold.apply(wire.tracker_event(record.value))
-            except wire.BadEvent:
-                continue  # the table's writer tells it
+                answer = fold.apply(wire.tracker_event(record.value), record.offset)
+            except wire.BadEvent as error:
+                fold.next_offset = record.offset + 1
+                log.error("a tracker event is passed over", offset=record.offset, error=str(error))
+                continue
             if answer is not None:
                 assert self._producer is not None, "the follower has not been started"
                 await self._producer.send(self._topics.answers.name, wire.encode(answer), partition=0)
+        self._progress.set()
+        self._progress = asyncio.Event()

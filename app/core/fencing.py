@@ -62,6 +62,7 @@ class TrackerRecord(msgspec.Struct, frozen=True, kw_only=True):
         lineage: how often the offsets have begun to mean something else.
         cluster_id, topic_id: of the log that the offsets are of; "" is not known.
         at_ms: when it last changed, by the event's own time.
+        offset: of the last event of the tracker topic that is in it (`app.core.tracker_fold`).
     """
 
     epoch: int = 0
@@ -72,6 +73,7 @@ class TrackerRecord(msgspec.Struct, frozen=True, kw_only=True):
     at_ms: int = 0
     cluster_id: str = ""
     topic_id: str = ""
+    offset: int = -1
 
     @property
     def log(self) -> LogId:

@@ -4,13 +4,17 @@ Rules
 1. The records are a fold over the partition's events in their order (`app.core.fencing`). An answer depends
    on what stands before the question: anybody may answer it, several readers do, and any of their answers
    is good.
-2. A reader begins with the table's changelog (`restore`), read to its end *after* the offset was read that
-   the table's writer has committed, and goes on from that offset. The writer commits an event only after what
-   it made of it is in the changelog, so no event is missed; what is in the changelog already is folded in
-   again, which changes nothing.
-3. Of several changelog records of a job the furthest counts, not the last: a writer that was paused, and
-   deposed meanwhile, may have written an old one behind a newer. Two that are as far are joined.
-4. What an owner has finished under an epoch only grows, so the last of its snapshots says it all, and only
+2. A record says with which event it ends (`offset`). What a reader takes over from the table's changelog is
+   thus a fold over all events up to there, and those are not folded in again. Of several records of a job
+   the one with the furthest event counts, not the last: a writer that was paused, and deposed meanwhile, may
+   have written an old one behind a newer.
+3. A reader begins with the changelog, read to its end *after* the offset was read that the table's writer has
+   committed, and goes on from a margin before that offset. The writer commits an event after it has sent
+   what it made of it to the changelog; the margin is for what was sent and had not arrived.
+4. The table's writer writes down what a reader has folded (`agents.trackers`), first of all what changed
+   since the beginning of that reader. So every record in the changelog is right at its offset, whoever wrote
+   it and however late, and what a former writer sent in vain is written again.
+5. What an owner has finished under an epoch only grows, so the last of its snapshots says it all, and only
    that one is joined with the record, once somebody asks.
 
 Why the order of the topic is the fence, whoever answers: let the question of an epoch stand at offset T. A
@@ -20,6 +24,9 @@ nobody's clock, liveness or lag has a part in it: a slow reader answers later, n
 changelog already holds events above T knows more than it was asked for: facts of the same owner, which do no
 harm, or a later epoch, and then it refuses. One that began above T does not know the question; it is asked
 again, above its beginning, and again the same holds.
+
+It ends where compaction has removed the furthest record in favour of an old one that was written behind it:
+`min.compaction.lag` is longer than a deposed writer's last writes take.
 """
 
 from __future__ import annotations
@@ -27,6 +34,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Iterable
+
+import msgspec
 
 from app.core.fencing import (
     SnapshotItem,
@@ -45,38 +54,45 @@ FOLLOWERS = 3  # readers of each partition: two may be lost at once, and takeove
 class TrackerFold:
     """What is known of one partition's jobs. See the module.
 
-    Attributes: `next_offset` (of the topic: everything below is folded in).
+    Attributes: `next_offset` (of the topic: everything below is folded in), `changed` (the jobs whose records
+    the table's writer has not written down; it takes them out).
     """
 
-    __slots__ = ("_last", "_records", "next_offset")
+    __slots__ = ("_last", "_records", "changed", "next_offset")
 
     def __init__(self, next_offset: int = 0) -> None:
         self.next_offset = next_offset
+        self.changed: set[str] = set()
         self._records: dict[str, TrackerRecord] = {}
-        self._last: dict[str, tuple[SnapshotItem, int]] = {}  # with its `at_ms`: counts, not joined yet
+        self._last: dict[str, tuple[SnapshotItem, int, int]] = {}  # with `at_ms`, offset: not joined yet
 
     def restore(self, job: str, record: TrackerRecord) -> None:
         """Takes in what the table's changelog says of a job, before any event."""
         known = self._records.get(job)
-        if known is None or _furthest(record) > _furthest(known):
+        if known is None or record.offset > known.offset:
             self._records[job] = record
-        elif _furthest(record) == _furthest(known):
-            item = SnapshotItem(job, record.epoch, record.snapshot, record.lineage, record.log)
-            self._records[job] = _joined(known, item, record.at_ms)
 
-    def apply(self, event: TrackerEvent) -> TakeoverAnswer | None:
-        """Folds one event in; the answer, when it is a question."""
+    def apply(self, event: TrackerEvent, offset: int) -> TakeoverAnswer | None:
+        """Folds the event at `offset` in; the answer, when it is a question."""
+        self.next_offset = offset + 1
         if isinstance(event, Takeover):
-            self._records[event.job], answer = on_takeover(self.record(event.job), event)
+            before = self.record(event.job)
+            record, answer = on_takeover(before, event)
+            if before is None or before.offset < offset:
+                self._records[event.job] = msgspec.structs.replace(record, offset=offset)
+                self.changed.add(event.job)
             return answer
         for item in event.items:
-            record = self._records.get(item.job)
-            if record is None or (item.epoch, event.worker) != (record.epoch, record.worker):
+            known = self._records.get(item.job)
+            if known is None or (item.epoch, event.worker) != (known.epoch, known.worker):
                 continue  # fenced
+            if offset <= known.offset:
+                continue  # in the record already
             last = self._last.get(item.job)
             if last is not None and (last[0].lineage, last[0].log) != (item.lineage, item.log):
                 self.record(item.job)
-            self._last[item.job] = item, event.at_ms
+            self._last[item.job] = item, event.at_ms, offset
+            self.changed.add(item.job)
         return None
 
     def record(self, job: str) -> TrackerRecord | None:
@@ -87,15 +103,11 @@ class TrackerFold:
         return record
 
 
-def _joined(record: TrackerRecord, item: SnapshotItem, at_ms: int) -> TrackerRecord:
-    """The record with what its owner saved; a corrupt snapshot, which the writer tells, changes nothing."""
+def _joined(record: TrackerRecord, item: SnapshotItem, at_ms: int, offset: int) -> TrackerRecord:
+    """The record with what its owner saved; a corrupt one changes nothing, and the next says more."""
     with contextlib.suppress(CorruptSnapshot):
         record = on_snapshot(record, item, worker=record.worker, at_ms=at_ms) or record
-    return record
-
-
-def _furthest(record: TrackerRecord) -> tuple[int, int, int]:
-    return record.epoch, record.lineage, record.base
+    return msgspec.structs.replace(record, offset=offset)
 
 
 def followers(partition: int, workers: Iterable[str], count: int = FOLLOWERS) -> list[str]:
