@@ -12,7 +12,8 @@ from typing import Any
 import structlog
 
 from app import app, wire
-from app.core.control import Assignment, Begun, WorkloadDeleted, WorkloadPut, names_a_job
+from app.core.control_events import Assignment, Begun, WorkloadDeleted, WorkloadPut
+from app.core.job import names_a_job
 from tables.activity import activity
 from tables.assignments import assignments
 from tables.workloads import workloads

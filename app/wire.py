@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from app.core.control import AnyControlEvent, for_people
+from app.core.control_events import AnyControlEvent, for_people
 from app.core.fencing import SnapshotItem, Snapshots, TakeoverAnswer, TrackerEvent, TrackerRecord
 from app.core.load import DEFAULT_WORKER, Load
 from app.core.pace import TargetStatus
@@ -67,16 +67,16 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class HeadStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The message that holds a partition's offset back, and why it was not moved away yet.
 
-    `use` is the tracker's in use, `unfinished` the share of that which is unfinished (both 0 to 1): what the
-    thresholds are for. `age_ms` -1: the receiver does not have it.
+    `tracker_used` is the share of the tracker in use, `unfinished_share` that of it which is unfinished (both
+    0 to 1): what the thresholds are for. `age_s` None: the receiver does not have it.
     """
 
     topic: str
     partition: int
     offset: int
-    age_ms: int = -1
-    use: float = 0.0
-    unfinished: float = 0.0
+    age_s: float | None = None
+    tracker_used: float = 0.0
+    unfinished_share: float = 0.0
     why_not: str = ""
 
 
@@ -89,7 +89,7 @@ class HeadDecision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     offset: int
     rule: str
     reason: str
-    age_ms: int = 0
+    age_s: float = 0.0
 
 
 class WorkloadStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -46,7 +46,7 @@ def show(why: bool, worker: str | None, workload: str | None, url: str | None, o
         and (workload is None or row["job"].split(":")[1] == workload)
     ]
     columns = ["job", "worker", "epoch", "cpu_cores", "network_bytes_per_s"]
-    emit(rows, columns + ["since", "reason"] * why, output)
+    emit(rows, columns + ["since", "reason", "wish"] * why, output)
 
 
 @placement.command("plan")
@@ -68,17 +68,38 @@ def plan(even: bool, execute: bool, yes: bool, url: str | None, output: str) -> 
 
 @placement.command("move")
 @click.argument("job")
-@click.option("--to", required=True, metavar="WORKER", help="A live worker's name (worker list).")
+@click.option("--to", metavar="WORKER", help="A live worker's name (worker list).")
+@click.option("--release", is_flag=True, help="Take the wish back: it stays, and may move as others do.")
 @click.option("--reason", default="", help="Why, for the activity log.")
 @act_options
 @guarded
-def move(job: str, to: str, reason: str, execute: bool, yes: bool, url: str | None, output: str) -> None:
+def move(
+    job: str, to: str | None, release: bool, reason: str, execute: bool, yes: bool, url: str | None,
+    output: str,
+) -> None:  # fmt: skip
     """Moves one job to a worker; it hands over what it has acknowledged, so nothing is delivered twice.
+
+    A wish that cannot be fulfilled (its worker ended) stands until it can, or until it is released.
 
     \b
     switchyard placement move dispatch:billing/orders:orders:3 --to east-2-4711-6920af3b --execute
+    switchyard placement move dispatch:billing/orders:orders:3 --release --execute
     """
-    _plan({"moves": [{"job": job, "to": to}]}, execute, yes, url, output, reason=reason, only=job)
+    if release == (to is not None):
+        raise Failure("name a worker with --to, or take the wish back with --release", EXIT_USAGE)
+    if to is not None:
+        _plan({"moves": [{"job": job, "to": to}]}, execute, yes, url, output, reason=reason, only=job)
+        return
+    client, body = Client(url), {"job": job, "reason": reason}
+    told = client.ask("POST", "/placement/release", body)
+    if not told["changed"]:
+        raise Failure(f"nobody wants {job} anywhere", EXIT_PRECONDITION)
+    if execute:
+        confirm(f"Take back that {job} is wanted on {told['wish']}?", yes)
+        told = client.ask("POST", "/placement/release", {**body, "execute": True})
+    emit([told], ["job", "wish", "changed"], output)
+    if not execute:
+        click.echo(DRY, err=True)
 
 
 def _plan(

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import aiohttp
 import orjson
 from aiohttp import web
 
@@ -17,7 +16,8 @@ from app.config.definitions import Workload, json_schema
 from app.console import dlq, overview, shapes, shapes_dlq
 from app.console.answers import ApiError, is_number, json_response, number, paged
 from app.console.describe import JSON, PAGE, TEXT, TIER, Answer, Page, Param, described, whole
-from app.console.dlq_tools import HOP, LETTERS, DlqTools, query_of, told
+from app.console.dlq_tools import LETTERS, DlqTools, query_of, told
+from app.console.hop import HOP, LOOK_S, hand_over
 from app.console.metrics import exposition
 from app.console.move import MoveRoutes
 from app.console.openapi import openapi
@@ -26,12 +26,11 @@ from app.console.placement import PlacementRoutes
 from app.console.sizing import SizingRoutes
 from app.console.workloads import WorkloadRoutes
 from app.control.runtime import Runtime
-from app.core.control import WorkloadPut
+from app.core.control_events import WorkloadPut
 from app.core.job import JobId, Kind
 from app.wire import Heartbeat
 
 MAX_RANGES = 2_000
-PROXY_S = 5.0
 EVENTS_S = 1.0
 PATIENCE_S = 10.0
 MAX_STREAMS = 64
@@ -252,27 +251,7 @@ class Api:
             })  # fmt: skip
         if request.headers.get(HOP):
             raise ApiError(503, "Moving", f"{job} is on its way to {held.worker}; ask again in a moment")
-        return await self._ask_owner(request, held.worker)
-
-    async def _ask_owner(self, request: web.Request, worker: str) -> web.Response:
-        beat = self.runtime.members.live(time.monotonic()).get(worker)
-        if beat is None:
-            raise ApiError(
-                503, "Owner away", f"{worker} owns the partition but is not heard; it moves within seconds"
-            )
-        timeout = aiohttp.ClientTimeout(total=PROXY_S)
-        try:
-            async with (
-                aiohttp.ClientSession(timeout=timeout) as session,
-                session.get(beat.url + request.path_qs, headers={HOP: "1"}) as answer,
-            ):
-                body = await answer.read()
-                return web.Response(body=body, status=answer.status, content_type=answer.content_type,
-                                    headers={"Cache-Control": "no-store"})  # fmt: skip
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise ApiError(
-                502, "Owner unreachable", f"{worker} at {beat.url} does not answer: {error}"
-            ) from error
+        return await hand_over(self, request, held.worker, patience_s=LOOK_S)
 
     # -- dead letters ----------------------------------------------------------------------------
 
@@ -301,7 +280,12 @@ class Api:
 
     def workload_of(self, request: web.Request) -> Workload:
         """The workload that the request's address names. Raises ApiError."""
-        return Workload.from_wire(self.put_of(request).definition)
+        put = self.put_of(request)
+        workload = self.runtime.catalog.workload(put.key)
+        if workload is None:
+            detail = f"this worker cannot read the definition of {put.key}; deploy it again, or ask another"
+            raise ApiError(503, "Unreadable definition", detail)
+        return workload
 
     async def cluster_of(self, workload: Workload) -> Any:
         """The workload's cluster. Raises ApiError."""

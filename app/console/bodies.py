@@ -145,6 +145,14 @@ class ApplyBody(PlanBody, kw_only=True, frozen=True):
     reason: Reason = ""
 
 
+class ReleaseBody(Body, kw_only=True, frozen=True):
+    """The job of which the wish is taken back."""
+
+    job: str
+    reason: Reason = ""
+    execute: Execute = False
+
+
 class DrainBody(Body, kw_only=True, frozen=True):
     """`draining` false: it may have jobs again."""
 

@@ -7,12 +7,10 @@ act on are the bounds that the look told, so that nothing that came later is tou
 from __future__ import annotations
 
 import functools
-import time
 import uuid
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import aiohttp
 import orjson
 import structlog
 from aiohttp import web
@@ -23,6 +21,8 @@ from app.console import bodies, shapes, shapes_dlq
 from app.console.acts import actor_of, check_fields, flag_of, read_body, when_of
 from app.console.answers import ApiError, is_number, json_response
 from app.console.describe import ACTOR, TEXT, Answer, Page, Param, described, repeated, whole
+from app.console.hop import HOP, ask_worker
+from app.console.hop import LOOK_S as HOP_LOOK_S
 from app.console.operations import STARTED, Operation, Operations
 from app.dlq.letter import described as letter_described
 from app.dlq.memory import choose, merges_of
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 LOOK_S = 8.0  # figures take no longer; they say whether they are of everything
-PROXY_S = 5.0
-HOP = "X-Switchyard-Hop"
 WHEN = '"2h" (so long ago), an ISO 8601 time (UTC where it names no zone), or milliseconds'
 BOUNDED = {"type": "string", "maxLength": MAX_TEXT_CHARS}
 LETTERS = (  # as `query_of` reads them
@@ -281,21 +279,15 @@ class DlqTools:
         return json_response(op.to_json())
 
     async def _elsewhere(self, request: web.Request) -> web.Response:
-        runtime, silent = self._api.runtime, 0
-        name = request.match_info["id"][:80]
-        if not request.headers.get(HOP):
-            live = runtime.members.live(time.monotonic())
-            async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PROXY_S)) as session:
-                for worker, beat in sorted(live.items()):
-                    if worker == runtime.worker:
-                        continue
-                    try:
-                        url = beat.url + request.path_qs
-                        async with session.request(request.method, url, headers={HOP: "1"}) as answer:
-                            if answer.status == 200:
-                                return json_response(orjson.loads(await answer.read()))
-                    except (aiohttp.ClientError, TimeoutError, orjson.JSONDecodeError):
-                        silent += 1
+        silent, name, here = 0, request.match_info["id"][:80], self._api.runtime.worker
+        others = [] if request.headers.get(HOP) else sorted(self._api.beats().keys() - {here})
+        for worker in others:
+            try:
+                status, content = await ask_worker(self._api, request, worker, patience_s=HOP_LOOK_S)
+                if status == 200:
+                    return json_response(orjson.loads(content))
+            except (ApiError, orjson.JSONDecodeError):
+                silent += 1
         away = f" ({silent} workers did not answer)" if silent else ""
         raise ApiError(
             404, "No such operation",

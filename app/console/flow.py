@@ -15,7 +15,7 @@ from app.config.definitions import Workload
 from app.config.workload import HeadOfLine as HeadOfLineSpec
 from app.core.head_of_line import UNFINISHED_THRESHOLD, UTILISATION_THRESHOLD
 from app.core.pace import Flow, Pace, Rate, TargetStatus, gravest, pace, without_worker
-from app.wire import JobStatus, WorkloadStatus
+from app.wire import HeadDecision, HeadStatus, JobStatus, WorkloadStatus
 
 STUCK_SHARE = 0.5  # of a full tracker: with fewer unfinished, few messages hold up many
 MAX_DECISIONS = 20  # of all workers together
@@ -79,31 +79,17 @@ class WorkerFlow(msgspec.Struct, frozen=True, kw_only=True):
     stashed: int
 
 
-class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+class Candidate(HeadStatus, frozen=True, kw_only=True, omit_defaults=False):
     """The message that holds a partition's offset back, and why it was not moved away yet. `age_s` null: the
     receiver does not have it. `tracker_used` and `unfinished_share` are what the thresholds are for."""
 
     worker: str
-    topic: str
-    partition: int
-    offset: int
-    age_s: float | None
-    tracker_used: float
-    unfinished_share: float
-    why_not: str
 
 
-class Decision(msgspec.Struct, frozen=True, kw_only=True):
+class Decision(HeadDecision, frozen=True, kw_only=True, omit_defaults=False):
     """A message that blocked its partition and was moved away."""
 
     worker: str
-    at_ms: int
-    topic: str
-    partition: int
-    offset: int
-    rule: str
-    reason: str
-    age_s: float
 
 
 class HeadOfLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -265,20 +251,15 @@ def _seconds(ms: int) -> float | None:
 
 def _head_of_line(definition: dict[str, Any], told: Sequence[Told]) -> HeadOfLine:
     candidates = [
-        Candidate(
-            worker=worker, topic=head.topic, partition=head.partition, offset=head.offset,
-            age_s=_seconds(head.age_ms), tracker_used=head.use, unfinished_share=head.unfinished,
-            why_not=head.why_not,
-        )
-        for worker, of, _ in told for head in of.heads
-    ]  # fmt: skip
+        Candidate(worker=worker, **msgspec.structs.asdict(head))
+        for worker, of, _ in told
+        for head in of.heads
+    ]
     decisions = [
-        Decision(
-            worker=worker, at_ms=one.at_ms, topic=one.topic, partition=one.partition, offset=one.offset,
-            rule=one.rule, reason=one.reason, age_s=one.age_ms / 1000,
-        )
-        for worker, of, _ in told for one in of.decisions
-    ]  # fmt: skip
+        Decision(worker=worker, **msgspec.structs.asdict(one))
+        for worker, of, _ in told
+        for one in of.decisions
+    ]
     candidates.sort(key=lambda head: -1.0 if head.age_s is None else head.age_s, reverse=True)
     decisions.sort(key=lambda one: one.at_ms, reverse=True)
     return HeadOfLine(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -11,24 +10,35 @@ from aiohttp import web
 
 from app.console.acts import actor_of
 from app.console.answers import ApiError
-from app.console.dlq_tools import HOP
 
 if TYPE_CHECKING:
     from app.console.api import Api
 
+HOP = "X-Switchyard-Hop"
 HOP_S = 12.0  # an owner's reset, the longest, takes no longer than its drain and what follows it
+LOOK_S = 5.0  # what changes nothing
 
 
-async def ask_worker(api: Api, request: web.Request, worker: str, body: Any) -> tuple[int, bytes]:
-    """Status and content of `worker`'s answer to the same request with `body`. Raises ApiError."""
-    beat = api.runtime.members.live(time.monotonic()).get(worker)
+async def ask_worker(
+    api: Api, request: web.Request, worker: str, body: Any = None, patience_s: float = HOP_S
+) -> tuple[int, bytes]:
+    """Status and content of `worker`'s answer to the same request, with `body` if there is one.
+
+    Raises:
+        ApiError: it is not heard, or does not answer within `patience_s`.
+    """
+    beat = api.beats().get(worker)
     if beat is None:
         raise ApiError(503, "Worker away", f"{worker} is asked for it but is not heard; ask again in seconds")
-    headers = {HOP: "1", "X-Switchyard-Actor": actor_of(request), "Content-Type": "application/json"}
+    headers = {HOP: "1", "X-Switchyard-Actor": actor_of(request)}
+    if body is not None:
+        headers["Content-Type"] = "application/json"
+    data = None if body is None else orjson.dumps(body)
+    url, timeout = beat.url + request.path_qs, aiohttp.ClientTimeout(total=patience_s)
     try:
         async with (
-            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=HOP_S)) as session,
-            session.post(beat.url + request.path_qs, data=orjson.dumps(body), headers=headers) as answer,
+            aiohttp.ClientSession(timeout=timeout) as session,
+            session.request(request.method, url, data=data, headers=headers) as answer,
         ):
             return answer.status, await answer.read()
     except (aiohttp.ClientError, TimeoutError) as error:
@@ -36,8 +46,10 @@ async def ask_worker(api: Api, request: web.Request, worker: str, body: Any) -> 
         raise ApiError(502, "Worker unreachable", why) from error
 
 
-async def hand_over(api: Api, request: web.Request, worker: str, body: Any) -> web.Response:
+async def hand_over(
+    api: Api, request: web.Request, worker: str, body: Any = None, patience_s: float = HOP_S
+) -> web.Response:
     """`worker`'s answer as ours. Raises ApiError."""
-    status, content = await ask_worker(api, request, worker, body)
+    status, content = await ask_worker(api, request, worker, body, patience_s)
     kind = "application/json" if status < 400 else "application/problem+json"
     return web.Response(body=content, status=status, content_type=kind, headers={"Cache-Control": "no-store"})

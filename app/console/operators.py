@@ -28,11 +28,10 @@ from app.console.acts import (
 )
 from app.console.answers import ApiError, is_number, json_response
 from app.console.describe import ACTOR, TIER, described
-from app.console.dlq_tools import HOP
-from app.console.hop import ask_worker, hand_over
+from app.console.hop import HOP, ask_worker, hand_over
 from app.control.acts import Move
 from app.control.operators import NotHere, Operators, Refused
-from app.core.control import ALL
+from app.core.control_events import ALL
 from app.core.job import JobId, Kind
 from app.dlq.query import BadQuery
 from app.kafka.clusters import EARLIEST, LATEST

@@ -19,7 +19,8 @@ from pydantic import ValidationError
 
 from app.config.definitions import Workload
 from app.console.flow import Told, WorkloadFlow, slowest, workload_flow
-from app.core.control import Assignment, ControlState, WorkloadPut
+from app.core.control import ControlState
+from app.core.control_events import Assignment, WorkloadPut
 from app.core.job import JobId
 from app.core.pace import Pace, hibernated
 from app.core.plan import HIBERNATED

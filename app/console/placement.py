@@ -6,8 +6,9 @@ Plans are the leader's, whoever is asked. A plan has an id; it is applied as it 
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import msgspec
 import orjson
@@ -19,17 +20,27 @@ from app.console.acts import actor_of, flag_of, read_body, reason_of
 from app.console.answers import ApiError, json_response
 from app.console.bodies import MAX_MOVES
 from app.console.describe import ACTOR, described
-from app.console.dlq_tools import HOP
-from app.console.hop import hand_over
+from app.console.hop import HOP, hand_over
 from app.console.operators import acting
-from app.core.control import ControlState, Drain, MoveWish
-from app.core.placement import Decision, Plan, Rules
+from app.control.placing import group_of, members_of
+from app.core.control import ControlState
+from app.core.control_events import Drain, MoveWish
+from app.core.placement import Decision, Plan, Rules, name_of
 from app.dlq.query import BadQuery
 
 if TYPE_CHECKING:
     from app.console.api import Api
 
 EVEN = Rules(even=2, moves=MAX_MOVES, worker_share=1.0, region_share=1.0)
+
+
+class WishReleased(TypedDict):
+    """The wish that was taken back: the worker on which somebody wanted the job; null: there was none."""
+
+    job: str
+    wish: str | None
+    changed: bool
+    execute: bool
 
 
 class PlacementRoutes:
@@ -43,6 +54,7 @@ class PlacementRoutes:
         return [
             web.post("/api/v1/placement/plan", acting(self.plan)),
             web.post("/api/v1/placement/apply", acting(self.apply)),
+            web.post("/api/v1/placement/release", acting(self.release)),
             web.post("/api/v1/workers/{worker}/drain", acting(self.drain)),
         ]
 
@@ -82,6 +94,25 @@ class PlacementRoutes:
             await self._api.runtime.control.append(*wishes)
         return json_response({**self._told(made, plan_id), "wished": len(wishes)})
 
+    @described(WishReleased, headers=ACTOR, body=bodies.ReleaseBody, problems=(404,))
+    async def release(self, request: web.Request) -> web.Response:
+        """Takes back the wish that a job be on a worker, as long as the move has not been made."""
+        body = await read_body(request, bodies.ReleaseBody)
+        job, execute, reason = body.get("job"), flag_of(body, "execute"), reason_of(body)
+        if not isinstance(job, str):
+            raise BadQuery("job: missing; GET /api/v1/assignments lists the jobs and what is wished of them")
+        control = self._api.runtime.control
+        wish = control.view.wishes.get(job)
+        if wish is None and job not in control.view.assignments:
+            raise ApiError(404, "No such job", f"there is no job {job[:200]!r}; GET /api/v1/assignments")
+        if wish is not None and execute:
+            back = MoveWish(
+                at_ms=now_ms(), job=job, worker="", epoch=wish.epoch, actor=actor_of(request), why=reason
+            )
+            await control.append(back)
+        told = None if wish is None else wish.worker
+        return json_response({"job": job, "wish": told, "changed": wish is not None, "execute": execute})
+
     @described(shapes.Drained, headers=ACTOR, body=bodies.DrainBody, problems=(404, 409))
     async def drain(self, request: web.Request) -> web.Response:
         """Lets a worker give its jobs away and get no more (`draining: false`: have some again)."""
@@ -93,18 +124,37 @@ class PlacementRoutes:
         if worker not in live:
             raise ApiError(404, "No such worker", f"no worker {worker[:100]!r} lives; GET /api/v1/workers")
         view = runtime.control.view
-        jobs = len(view.owned_by(worker))
-        others = [one for one in live if one != worker and one not in view.draining]
-        if draining and jobs and not others:
-            raise ApiError(409, "Refused", f"nobody could take its {jobs} jobs; start another worker first")
+        owned = view.owned_by(worker)
+        able = {one.group for one in members_of(view, live) if one.worker != worker and not one.draining}
+        keys = Counter(map(name_of, owned))
+        stuck = Counter[str]()
+        for key, count in keys.items():
+            if (group := self._group(key)) not in able:
+                stuck[group] += count
+        if draining and stuck:
+            group, count = stuck.most_common(1)[0]
+            whose = f" of the isolation group {group!r}" if group else ""
+            raise ApiError(
+                409, "Refused", f"nobody could take {count} of its jobs; start another worker{whose} first"
+            )
         changed = draining != (worker in view.draining)
         execute = flag_of(body, "execute")
         if changed and execute:
             await runtime.control.append(
                 Drain(at_ms=now_ms(), worker=worker, draining=draining, actor=actor_of(request))
             )
-        told = {"worker": worker, "draining": draining, "changed": changed, "jobs": jobs, "execute": execute}
+        told = {
+            "worker": worker,
+            "draining": draining,
+            "changed": changed,
+            "jobs": len(owned),
+            "execute": execute,
+        }
         return json_response(told)
+
+    def _group(self, key: str) -> str:
+        put = self._api.runtime.control.view.workloads.get(key)
+        return "" if put is None else group_of(put, self._api.runtime.catalog.workload(key))
 
     def _elsewhere(self, request: web.Request) -> str | None:
         """The leader, when it is another worker. Raises ApiError."""

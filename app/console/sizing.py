@@ -27,7 +27,7 @@ from app.console.answers import json_response, paged
 from app.console.describe import PAGE, described
 from app.console.overview import ASLEEP, Jobs, lag_messages
 from app.control.placing import members_of
-from app.core.control import WorkloadPut
+from app.core.control_events import WorkloadPut
 from app.core.fleet import DIMENSIONS
 from app.core.load import DEFAULT_WORKER, Load, vector, with_estimates
 from app.core.placement import Member

@@ -21,7 +21,7 @@ from app.console import overview, shapes
 from app.console.acts import actor_of
 from app.console.answers import ApiError, json_response
 from app.console.describe import ACTOR, JSON, TEXT, Answer, Param, described
-from app.core.control import ALL, AnyControlEvent, Paused, WorkloadDeleted, WorkloadPut
+from app.core.control_events import ALL, AnyControlEvent, Paused, WorkloadDeleted, WorkloadPut
 from app.pump.chains import payload_codec
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from app.config.definitions import Workload
 from app.control.data_clusters import DataCluster
-from app.core.control import Begun
+from app.core.control_events import Begun
 from app.core.fencing import LogId, TakeoverAnswer
 from app.core.job import JobId
 from app.core.tracker import CorruptSnapshot, Snapshot

@@ -3,37 +3,42 @@
 Read from the data clusters' metadata every `REFRESH_S` by the leader, which also creates the retry
 topics and the DLQ of a workload when they are missing (`app.control.topic_settings`), records where `start:
 latest` begins (and again, behind every change, where a move did), and looks for what waits in topics that are
-pumped only then (`app.control.leftovers`). What cannot be read now keeps its last known size: not knowing is
-never a reason to stop a job.
+pumped only then (`app.control.leftovers`).
+
+Rules
+1. What cannot be read now keeps its last known size: not knowing is never a reason to stop a job, nor to wake
+   one that the log says was hibernated.
+2. A cluster that did not answer in time is not waited for until it has: nobody else's jobs wait for it.
+3. What is wrong with a definition costs its own workload only, is told, and its jobs stay.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 import structlog
 from aiokafka.errors import KafkaError, for_code
-from pydantic import ValidationError
 
 from app.clock import now_ms
 from app.config.definitions import Workload
+from app.control.backlog import read_backlog
 from app.control.data_clusters import DataClusters
 from app.control.hibernation import Sleepers
-from app.control.leftovers import Leftovers, candidates, is_left
+from app.control.leftovers import Leftovers, candidates, is_left, partitions_of
 from app.control.log import ControlLog
 from app.control.topic_settings import create_topics, raise_settings, retry_retention_ms
-from app.core.control import Begun
+from app.core.control_events import Begun
 from app.core.job import JobId, Kind
-from app.core.placement import name_of
+from app.core.plan import HIBERNATED, name_of
 from app.kafka.clusters import LATEST, READ_COMMITTED, TOPIC_UNKNOWN, ClusterClient, ClusterUnreachable
 
 log = structlog.get_logger(__name__)
 
 REFRESH_S = 2.0
-PATIENCE_S = 1.0
+PATIENCE_S = 0.25  # a round's, with clusters that answered in time before
 LEADER_TRIES, LEADER_RETRY_S = 20, 0.25
 
 
@@ -52,8 +57,9 @@ class Catalog:
         self._partitions: dict[tuple[str, str], int] = {}
         self._read_at_s: dict[str, float] = {}
         self._prepared: dict[str, str] = {}
-        self._workloads: dict[str, tuple[str, Workload]] = {}
+        self._workloads: dict[str, tuple[str, Workload | None]] = {}
         self._reading: dict[str, asyncio.Task[None]] = {}
+        self._late: set[str] = set()  # clusters that did not answer in time
         self._told: set[tuple[str, str]] = set()
         self._leftovers = Leftovers()
         self.sleepers = Sleepers()
@@ -65,16 +71,15 @@ class Catalog:
         if put is None:
             self._workloads.pop(key, None)
             return None
-        cached = self._workloads.get(key)
-        if cached is None or cached[0] != put.etag:
+        etag, found = self._workloads.get(key, ("", None))
+        if etag != put.etag or key not in self._workloads:
             try:
-                cached = (put.etag, Workload.from_wire(put.definition))
-            except ValidationError as error:
+                found = _checked(key, Workload.from_wire(put.definition))
+            except ValueError as error:
                 # Written past the API, or by a version that means something else: it stays as it was.
                 self._tell(key, f"its definition cannot be read: {error}", "deploy it again")
-                return cached[1] if cached is not None else None
-            self._workloads[key] = cached
-        return cached[1]
+            self._workloads[key] = put.etag, found
+        return found
 
     def partitions(self, cluster: str, topic: str) -> int | None:
         """Last known number of partitions."""
@@ -82,57 +87,82 @@ class Catalog:
 
     async def jobs(self) -> set[str]:
         """Every job there should be now."""
+        view = self._control.view
+        held: dict[str, list[str]] = {}  # by all of their name but the partition
+        slept: dict[str, list[str]] = {}
+        owned: set[str] = set()
+        for job, assigned in view.assignments.items():
+            prefix = job.rpartition(":")[0]
+            if assigned.worker:
+                owned.add(prefix)
+            elif assigned.reason.startswith(HIBERNATED):
+                slept.setdefault(name_of(job), []).append(job)
+                continue
+            held.setdefault(prefix, []).append(job)
+        await self._refresh_all({name_of(prefix) for prefix in owned})
+        self._leftovers.keep(view.workloads)
+        self.sleepers.keep(view.workloads)
         wanted: set[str] = set()
-        held: dict[str, list[str]] = {}
-        for job in self._control.view.assignments:
-            held.setdefault(job.rsplit(":", 1)[0], []).append(job)
-        await self._refresh_all()
-        self._leftovers.keep(self._control.view.workloads)
-        self.sleepers.keep(self._control.view.workloads)
-        for key in list(self._control.view.workloads):
+        for key in list(view.workloads):
             workload = self.workload(key)
             if workload is None:
-                wanted.update(job for job in self._control.view.assignments if JobId.parse(job).name == key)
+                wanted.update(*(jobs for prefix, jobs in held.items() if name_of(prefix) == key))
                 continue
-            cluster, topics = workload.metadata.cluster, [*workload.retry_topics()]
-            if workload.spec.start == "earliest" or key in self._control.view.begun:
-                topics.insert(0, workload.metadata.topic)
-            else:
-                wanted.update(held.get(_prefix(key, workload.metadata.topic), []))  # until it is recorded
-            for topic in topics:
-                count = self._partitions.get((cluster, topic))
-                if count is None:
-                    # Never seen (the cluster is away): what is assigned stays so.
-                    wanted.update(held.get(_prefix(key, topic), []))
-                    continue
-                wanted.update(str(JobId(Kind.DISPATCH, key, topic, p)) for p in range(count))
-            left = self._leftovers.of(key)
-            if left is not None:
-                wanted.update(str(JobId(Kind.DISPATCH, key, *at)) for at in left)
-            else:
-                for topic in candidates(workload):
-                    wanted.update(held.get(_prefix(key, topic), []))
+            wanted.update(self._jobs_of(workload, held))
+            if workload.spec.hibernate is not None and not self.sleepers.knows(key):
+                wanted.difference_update(slept.get(key, ()))
         return wanted
 
-    async def _refresh_all(self) -> None:
-        """Reads what is old, side by side and not for long: a cluster that is away holds up nobody else."""
-        claimed = self._claimed()
-        for key in list(self._control.view.workloads):
-            workload = self.workload(key)
-            if workload is not None and key not in self._reading:
-                self._reading[key] = asyncio.create_task(self._refresh(key, workload, claimed))
-        if self._reading:
-            await asyncio.wait(self._reading.values(), timeout=PATIENCE_S)
-        self._reading = {key: task for key, task in self._reading.items() if not task.done()}
+    def _jobs_of(self, workload: Workload, held: dict[str, list[str]]) -> Iterable[str]:
+        """Every job of one workload; `held`: those that are assigned."""
+        key, cluster, topics = workload.key, workload.metadata.cluster, [*workload.retry_topics()]
+        if workload.spec.start == "earliest" or key in self._control.view.begun:
+            topics.insert(0, workload.metadata.topic)
+        else:
+            yield from held.get(_prefix(key, workload.metadata.topic), ())  # until it is recorded
+        for topic in topics:
+            prefix, count = _prefix(key, topic), self._partitions.get((cluster, topic))
+            if count is None:
+                yield from held.get(prefix, ())  # never seen (the cluster is away): what is assigned stays so
+            else:
+                yield from (f"{prefix}:{partition}" for partition in range(count))
+        for topic, partition in self._leftovers.of(key):
+            yield f"{_prefix(key, topic)}:{partition}"
+        if not self._leftovers.knows(key, self._control.view.workloads[key].etag):
+            for topic in candidates(workload):
+                yield from held.get(_prefix(key, topic), ())
 
-    async def _refresh(self, key: str, workload: Workload, claimed: set[tuple[str, str]]) -> None:
+    async def _refresh_all(self, owned: set[str]) -> None:
+        """Reads what is old, side by side (rule 2). `owned`: workloads of which somebody has a job."""
         now_s = time.monotonic()
-        etag = workload.etag()
+        self._reading = {key: task for key, task in self._reading.items() if not task.done()}
+        old = []
+        for key, put in list(self._control.view.workloads.items()):
+            workload = self.workload(key)
+            if workload is not None and key not in self._reading and self._is_old(workload, put.etag, now_s):
+                old.append((workload, put.etag))
+        claimed = self._claimed() if old else set()
+        awaited: dict[asyncio.Task[None], str] = {}
+        for workload, etag in old:
+            name = workload.metadata.cluster
+            task = asyncio.create_task(self._refresh(workload, etag, claimed, workload.key in owned))
+            self._reading[workload.key] = task
+            if name not in self._late:
+                awaited[task] = name
+        if awaited:
+            _, late = await asyncio.wait(awaited, timeout=PATIENCE_S)
+            self._late.update(awaited[task] for task in late)
+
+    def _is_old(self, workload: Workload, etag: str, now_s: float) -> bool:
+        key = workload.key
         fresh = now_s - self._read_at_s.get(key, float("-inf")) < REFRESH_S
-        if fresh and self._prepared.get(key) == etag and not self._lacks_beginning(key, workload):
-            return
-        self._read_at_s[key] = now_s
-        name = workload.metadata.cluster
+        return not fresh or self._prepared.get(key) != etag or self._lacks_beginning(key, workload)
+
+    async def _refresh(
+        self, workload: Workload, etag: str, claimed: set[tuple[str, str]], is_owned: bool
+    ) -> None:
+        key, name, began_s = workload.key, workload.metadata.cluster, time.monotonic()
+        self._read_at_s[key] = began_s
         if name not in self._clusters.specs:
             self._tell(
                 key,
@@ -141,38 +171,52 @@ class Catalog:
             )
             return
         try:
-            cluster = await self._clusters.get(name)
-            topic = workload.metadata.topic
-            own = [topic, *workload.retry_topics()]
-            passing = [other for other in candidates(workload) if (name, other) not in claimed]
-            sizes = await _sizes(cluster.client, own, passing)
-            count = sizes.get(topic)
-            if count is None:
-                self._tell(
-                    key,
-                    f"topic {topic} does not exist in {name}",
-                    "create it; the workload starts by itself then",
-                )
-                return
-            if self._lacks_beginning(key, workload):
-                await self._record_beginning(key, cluster.client, topic, count)
-            if self._prepared.get(key) != etag:
-                await self._prepare(cluster.client, workload, count)
-                sizes |= await _sizes(cluster.client, own)
-                self._prepared[key] = etag
+            await self._read(workload, etag, claimed, is_owned)
+        except Exception as error:  # noqa: BLE001 - one cluster's trouble must not stop the others' jobs
+            self._tell(key, f"cluster {name} cannot be read: {error}", "its jobs go on with what is known")
+        else:
+            if time.monotonic() - began_s < PATIENCE_S:
+                self._late.discard(name)
+
+    async def _read(
+        self, workload: Workload, etag: str, claimed: set[tuple[str, str]], is_owned: bool
+    ) -> None:
+        key, name, topic = workload.key, workload.metadata.cluster, workload.metadata.topic
+        cluster = await self._clusters.get(name)
+        own = [topic, *workload.retry_topics()]
+        passing = [other for other in candidates(workload) if (name, other) not in claimed]
+        sizes = await _sizes(cluster.client, own, passing)
+        count = sizes.get(topic)
+        if count is None:
+            self._tell(
+                key,
+                f"topic {topic} does not exist in {name}",
+                "create it; the workload starts by itself then",
+            )
+            return
+        if self._lacks_beginning(key, workload):
+            await self._record_beginning(key, cluster.client, topic, count)
+        if self._prepared.get(key) != etag:
+            await self._prepare(cluster.client, workload, count)
+            sizes |= await _sizes(cluster.client, own)
+            self._prepared[key] = etag
+        left = {other: sizes[other] for other in passing if other in sizes}
+        sleeps = {one: sizes[one] for one in own if one in sizes} if workload.spec.hibernate else {}
+        wanted = partitions_of(sleeps | left)
+        try:
+            backlog = await read_backlog(cluster, workload.metadata.group, wanted)
+        finally:
+            # No round sees a part of this only: it wakes nobody who is found asleep in the next line.
             for one in own:
                 if one in sizes:
                     self._partitions[name, one] = max(sizes[one], self._partitions.get((name, one), 0))
-            await self._leftovers.read(
-                cluster, workload, {other: sizes[other] for other in passing if other in sizes}, now_s
-            )
-            self._tell_leftovers(key, workload)
-            delayed = [*own, workload.delayed_topic()]
-            waiting = [(one, partition) for one in delayed for partition in range(sizes.get(one, 0))]
-            await self.sleepers.read(cluster, workload, waiting, now_s, lambda: self._is_owned(key))
-            self._told = {told for told in self._told if told[0] != key}
-        except Exception as error:  # noqa: BLE001 - one cluster's trouble must not stop the others' jobs
-            self._tell(key, f"cluster {name} cannot be read: {error}", "its jobs go on with what is known")
+        if self.workload(key) is not workload:
+            return  # it was changed meanwhile: another look is due
+        now_s = time.monotonic()
+        self._leftovers.look(workload, etag, left, backlog, now_s)
+        self._tell_leftovers(key, workload)
+        self.sleepers.look(workload, wanted, backlog, now_s, is_owned)
+        self._told = {told for told in self._told if told[0] != key}
 
     async def _prepare(self, client: ClusterClient, workload: Workload, partitions: int) -> None:
         created = await create_topics(client, workload, partitions)
@@ -188,11 +232,6 @@ class Catalog:
                 f"see that each has retention.ms of at least {retry_retention_ms(workload)}, or allow "
                 "Switchyard's principal to describe and alter configs of its own topics",
             )
-
-    def _is_owned(self, key: str) -> bool:
-        """Whether anybody owns a job of this workload."""
-        assignments = self._control.view.assignments
-        return any(held.worker and name_of(job) == key for job, held in assignments.items())
 
     def _claimed(self) -> set[tuple[str, str]]:
         """(cluster, topic) of all that workloads are defined to read: nobody's leftovers."""
@@ -230,7 +269,7 @@ class Catalog:
         await self._control.append(msgspec.structs.replace(begun, etag=put.etag))
 
     def _tell_leftovers(self, key: str, workload: Workload) -> None:
-        left = {topic for topic, _ in self._leftovers.of(key) or () if is_left(workload, topic)}
+        left = {topic for topic, _ in self._leftovers.of(key) if is_left(workload, topic)}
         self._told_left = {told for told in self._told_left if told[0] != key or told[1] in left}
         for topic in sorted(left):
             if (key, topic) not in self._told_left:
@@ -248,8 +287,18 @@ class Catalog:
             self._on_trouble("workload-trouble", key, message, remedy)
 
 
+def _checked(key: str, workload: Workload) -> Workload:
+    """Raises ValueError: it is another workload's, or its jobs have no names (`app.core.job`)."""
+    if workload.key != key:
+        raise ValueError(f"it is of {workload.key!r}, and stands under {key!r}")
+    for topic in (workload.metadata.topic, *workload.retry_topics(), *candidates(workload)):
+        JobId(Kind.DISPATCH, key, topic, 0)
+    return workload
+
+
 def _prefix(key: str, topic: str) -> str:
-    return str(JobId(Kind.DISPATCH, key, topic, 0)).rsplit(":", 1)[0]
+    """All of a job's name but the partition; both were checked."""
+    return f"{Kind.DISPATCH.value}:{key}:{topic}"
 
 
 async def _sizes(client: ClusterClient, own: Sequence[str], others: Sequence[str] = ()) -> dict[str, int]:

@@ -4,6 +4,7 @@ Rules
 1. Both are made only while the lease holds.
 2. A snapshot is sent at most every `SNAPSHOT_S` a job, when something changed; none is larger than
    `MAX_SNAPSHOT_BYTES`: the newest of what was finished is left out, and may come twice after a crash.
+   They stand in the topic in the order in which they were taken: the last one of a job says it all.
 3. A commit is made when the base moved, and every `RECOMMIT_S` anyway: it heals what a zombie set back.
 4. Clusters are committed to side by side: one that is away holds up its own groups only. `unanswered` says
    since when one has answered no commit; a refusal is an answer.
@@ -64,6 +65,7 @@ class Checkpoints(Service):
         self._logs: dict[str, LogId] = {}
         self._committed: dict[str, tuple[int, float]] = {}
         self._cut: set[str] = set()
+        self._in_order = asyncio.Lock()
 
     def begin(self, pump: DispatchPump, log_id: LogId, *, known: bool) -> None:
         """A pump starts, on the log with this id; unless `known`, the table learns of it at once."""
@@ -104,18 +106,19 @@ class Checkpoints(Service):
     async def _snapshot(self, pumps: Iterable[DispatchPump]) -> None:
         items: list[SnapshotItem] = []
         sent: list[tuple[DispatchPump, int]] = []
-        for pump in pumps:
-            version, job = pump.version, str(pump.job)
-            if version != pump.snapshot_version and not pump.closed:
-                packed = self._packed(job, pump.snapshot())
-                items.append(
-                    SnapshotItem(job, pump.epoch, packed, pump.lineage, self._logs.get(job, LogId()))
-                )
-                sent.append((pump, version))
-        if items:
-            await self._trackers.send_snapshots(items)
-            for pump, version in sent:
-                pump.snapshot_version = version
+        async with self._in_order:
+            for pump in pumps:
+                version, job = pump.version, str(pump.job)
+                if version != pump.snapshot_version and not pump.closed:
+                    packed = self._packed(job, pump.snapshot())
+                    items.append(
+                        SnapshotItem(job, pump.epoch, packed, pump.lineage, self._logs.get(job, LogId()))
+                    )
+                    sent.append((pump, version))
+            taken = await self._trackers.send_snapshots(items) if items else []
+        await asyncio.gather(*taken)
+        for pump, version in sent:
+            pump.snapshot_version = max(version, pump.snapshot_version)
 
     def _packed(self, job: str, snapshot: Snapshot) -> bytes:
         packed, cut = limited(snapshot)

@@ -33,7 +33,11 @@ class Heads(Service):
             await self.sleep(HEADS_S)
             now_s = time.monotonic()
             for job, pump in list(self._pumps.items()):
-                verdict = free_head(pump, now_s)
+                try:
+                    verdict = free_head(pump, now_s)
+                except Exception:  # of this job only
+                    log.exception("the head of a line could not be looked at", job=job)
+                    continue
                 if verdict is not None:
                     message = f"offset {verdict.offset}: {verdict.reason}"
                     log.warning("a message blocked its partition and was moved away", job=job, why=message)

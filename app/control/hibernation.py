@@ -1,20 +1,18 @@
 """Idle workloads sleep: they have no jobs until something waits for them again.
 
-The leader looks at the ends of their topics and at the group's commits, and `app.core.sizing.Hibernation`
-decides. What cannot be read now is not known, and never a reason to change anything. A workload whose jobs
-have no owner already was asleep under the former leader, and stays so.
+The leader looks at the ends of all topics that can bring them work (their own, retry tiers, what was merged
+back, what was delayed) and at the group's commits, and `app.core.sizing.Hibernation` decides. What cannot be
+read now is not known, and never a reason to change anything. A workload whose jobs have no owner already was
+asleep under the former leader, and stays so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Sequence
 
 from app.config.definitions import Workload
-from app.control.data_clusters import DataCluster
+from app.control.backlog import At, Backlog
 from app.core.sizing import Activity, Hibernation
-from app.kafka.clusters import EARLIEST, LATEST
-
-At = tuple[str, int]  # topic, partition
 
 
 class Sleepers:
@@ -30,41 +28,33 @@ class Sleepers:
         for key in [key for key in self._rules if key not in keys]:
             self._forget(key)
 
-    async def read(
-        self,
-        cluster: DataCluster,
-        workload: Workload,
-        wanted: Iterable[At],
-        now_s: float,
-        is_owned: Callable[[], bool],
-    ) -> None:
-        """Looks at one workload; `is_owned`: whether any of its jobs has an owner.
+    def knows(self, key: str) -> bool:
+        """Whether it has been looked at, by this leader."""
+        return key in self._rules
 
-        Raises:
-            ClusterUnreachable: the group's commits cannot be read.
-        """
+    def look(
+        self,
+        workload: Workload,
+        wanted: Sequence[At],
+        backlog: Backlog,
+        now_s: float,
+        is_owned: bool,
+    ) -> None:
+        """Looks at all partitions that can bring one workload work; `is_owned`: whether any of its jobs has
+        an owner."""
         key, hibernate = workload.key, workload.spec.hibernate
         if hibernate is None:
             self._forget(key)
             return
         rule = self._rules.get(key)
         if rule is None or rule.after_s != hibernate.after:
-            asleep = key in self.asleep or not is_owned()
+            asleep = key in self.asleep or not is_owned
             rule = self._rules[key] = Hibernation(hibernate.after, asleep=asleep)
-        at = list(wanted)
-        starts = await cluster.client.offsets(at, EARLIEST)
-        ends = await cluster.client.offsets(at, LATEST)
-        committed = await cluster.committer.committed(workload.metadata.group, at)
-        before = self._ends.get(key, {})
-        known = all(one in starts and one in ends for one in at)
-        moved = sum(ends[one] - before.get(one, ends[one]) for one in at if one in ends)
-        waiting = [
-            ends[one] - max((committed.get(one) or 0), starts[one])
-            for one in at
-            if one in ends and one in starts
-        ]
-        lag = sum(max(0, lag) for lag in waiting)
-        unknown = None if not known else 0
+        before, ends = self._ends.get(key, {}), backlog.ends
+        moved = sum(abs(ends[at] - before.get(at, ends[at])) for at in wanted if at in ends)
+        waiting = [backlog.waiting(at) for at in wanted]
+        lag = sum(abs(one) for one in waiting if one is not None)
+        unknown = None if None in waiting else 0
         why = rule.observe(Activity(moved or unknown, lag or unknown, 0), now_s)
         self._ends[key] = before | ends
         if why:

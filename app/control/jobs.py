@@ -7,50 +7,46 @@
 Rules
 1. A pump exists only under the epoch that the control log names for this worker.
 2. Where it begins says `app.control.beginning`; what it has finished lasts by `app.control.checkpoints`.
-3. A job that cannot start is tried again every `START_RETRY_S`; asked for, it is let go all the same.
+3. How it comes to flow says `app.control.starting`; asked for, it is let go although it cannot.
 4. A job's failure is that job's: the others flow on.
+5. A job that went elsewhere is closed at the moment that is read, before the lease can be renewed.
+6. What a worker that stops is given all the same, it gives back.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import structlog
 from mode import Service
 
 from app.clock import now_ms
-from app.control.beginning import Anew, Trouble, find_beginning
+from app.control.beginning import Anew, Trouble
 from app.control.catalog import Catalog
 from app.control.catching_up import BACKLOG, CatchingUp
 from app.control.changes import Changes
 from app.control.checkpoints import Checkpoints
 from app.control.data_clusters import DataClusters
 from app.control.heads import Heads
-from app.control.leftovers import tier_of
 from app.control.log import ControlLog
+from app.control.starting import START_RETRY_S, Starter
 from app.control.status import job_statuses, workload_statuses
 from app.control.takeover import TrackerClient
-from app.control.topic_settings import create_delayed
-from app.core.control import Assignment, Released
-from app.core.job import JobId
+from app.core.control_events import Assignment, Released
 from app.core.lease import Lease
 from app.core.load import Load
 from app.core.placement import shares
 from app.core.rates import JobRates
 from app.kafka.fetched import Fetched, FetchTrouble, Gap
 from app.payload.interceptors import Interceptor
-from app.pump.chains import make_chain
 from app.pump.dispatch import DispatchPump
-from app.pump.targets import GrpcTargets
 from app.pump.workload import WorkloadRuntime
 from app.wire import JobStatus, WorkloadStatus
 
 log = structlog.get_logger(__name__)
 
-START_RETRY_S = 1.0
 STOPPED = "its worker stopped"
 
 
@@ -79,23 +75,23 @@ class Jobs(Service):
         self._control = control
         self._catalog = catalog
         self._clusters = clusters
-        self._trackers = trackers
         self._lease = lease
         self._on_trouble = on_trouble
         self._grace_s = grace_s
         self._changed = asyncio.Event()
         self._work: dict[str, asyncio.Task[None]] = {}
         self._starting: set[str] = set()  # those of `_work` that start a job
-        self._troubles: dict[str, str] = {}
-        self._interceptors = interceptors
-        self._anew: dict[str, Anew] = {}
+        self._leaving: set[str] = set()  # their release is on its way into the log
+        self._starter = Starter(
+            worker, control, catalog, clusters, trackers, lease, self.runtimes, on_trouble, interceptors
+        )
         self._changes = Changes(
             catalog, self.runtimes, interceptors, on_trouble,
             changed=self._on_definition, moved=self._restart_all, ended=self._changed.set,
         )  # fmt: skip
 
     async def on_start(self) -> None:
-        self._control.on_change(self._changed.set)
+        self._control.on_change(self._on_log)
         await self.add_runtime_dependency(self.checkpoints)
         await self.add_runtime_dependency(Heads(self.pumps, self._on_trouble))
         await self.add_runtime_dependency(CatchingUp(self.pumps, self._clusters, self._on_trouble))
@@ -121,9 +117,7 @@ class Jobs(Service):
                         pump.trouble = ""
                 case Gap() if item.begun_anew:
                     # Offsets mean something else now: the job starts over in a new lineage.
-                    self._anew[job] = Anew(pump.epoch, pump.lineage + 1, item.end, item.reason)
-                    self._close(job)
-                    self._changed.set()
+                    self.begin_anew(pump, pump.lineage + 1, item.end, item.reason)
                 case Gap():
                     pump.skip(item)
                     self._on_trouble(
@@ -143,7 +137,29 @@ class Jobs(Service):
                 item.release()
             self._changed.set()
 
+    def begin_anew(self, pump: DispatchPump, lineage: int, next_offset: int, reason: str = "") -> None:
+        """Ends this pump; the job begins again, in another lineage (`app.control.beginning`)."""
+        job = str(pump.job)
+        self._starter.anew[job] = Anew(pump.epoch, lineage, next_offset, reason)
+        self._close(job)
+        self._changed.set()
+
     # -- reconciling -----------------------------------------------------------------------------
+
+    def _on_log(self) -> None:
+        try:
+            self._close_moved()
+        except Exception:
+            log.exception("a job that was moved away could not be closed and is closed again")
+        self._changed.set()
+
+    def _close_moved(self) -> None:
+        for job, pump in list(self.pumps.items()):
+            held = self._control.view.assignments.get(job)
+            if held is None or held.worker != self.worker or held.epoch != pump.epoch:
+                log.warning("job was moved away; it is closed here", job=job, epoch=pump.epoch)
+                self._end_task(job)
+                self._close(job)
 
     @Service.task
     async def _reconcile_for_ever(self) -> None:
@@ -161,18 +177,13 @@ class Jobs(Service):
                 await self.sleep(START_RETRY_S)
 
     def _reconcile(self) -> None:
+        self._close_moved()
         mine = self._control.view.owned_by(self.worker)
-        for job, pump in list(self.pumps.items()):
-            held = mine.get(job)
-            if held is None or held.epoch != pump.epoch:
-                log.warning("job was moved away; it is closed here", job=job, epoch=pump.epoch)
-                self._end_task(job)
-                self._close(job)
         for job in [job for job in self._work if job not in mine]:
             self._end_task(job)
-        self._anew = {job: anew for job, anew in self._anew.items() if job in mine}
-        self._troubles = {job: trouble for job, trouble in self._troubles.items() if job in mine}
+        self._starter.keep(mine)
         if self.draining:
+            self._give_back()
             return
         for job, held in mine.items():
             if held.release and job in self._starting:
@@ -180,7 +191,7 @@ class Jobs(Service):
             if job in self._work:
                 continue
             if held.release:
-                self._spawn(job, self._release(job, held))
+                self._spawn(job, self._release(job, held, held.reason))
             elif job not in self.pumps:
                 self._spawn(job, self._start_job(job, held))
                 self._starting.add(job)
@@ -272,85 +283,23 @@ class Jobs(Service):
     # -- one job ---------------------------------------------------------------------------------
 
     async def _start_job(self, job: str, held: Assignment) -> None:
-        identity = JobId.parse(job)
-        while True:
-            try:
-                await self._take_over(identity, held)
-                self._troubles.pop(job, None)
-                return
-            except Exception as error:  # noqa: BLE001 - whatever stands in the way, try again and say so
-                message = str(error) or repr(error)
-                if self._troubles.get(job) != message:
-                    self._troubles[job] = message
-                    log.warning("a job cannot start yet and is tried again", job=job, error=message)
-                    self._on_trouble("job-cannot-start", job, message, "it is tried again every second")
-                await asyncio.sleep(START_RETRY_S)
-
-    async def _take_over(self, identity: JobId, held: Assignment) -> None:
-        job = str(identity)
-        workload = self._catalog.workload(identity.name)
-        if workload is None:
-            raise LookupError(f"this worker has no definition of {identity.name} that it can read")
-        name = workload.metadata.cluster
-        if name not in self._clusters.specs:
-            raise LookupError(f"cluster {name!r} is not in this worker's configuration")
-        cluster = await self._clusters.get(name)
-        answer = await self._trackers.takeover(job, held.epoch)
-        if not answer.granted:
-            await self._refused(job, held, answer.known_epoch)
+        started = await self._starter.start(job, held)
+        if started is None:
             return
-        anew = self._anew.get(job)
-        beginning = await find_beginning(
-            identity, workload, cluster, answer, begun=self._control.view.begun.get(identity.name),
-            anew=anew if anew is not None and anew.epoch == held.epoch else None, tell=self._on_trouble,
-        )  # fmt: skip
-        chain = await make_chain(workload, self._interceptors)
-        current = self._control.view.assignments.get(job)
-        if current is None or current.epoch != held.epoch or current.worker != self.worker:
-            return
-        runtime = self.runtimes.get(identity.name)
-        if runtime is None:
-            targets = GrpcTargets(self.worker)
-            runtime = WorkloadRuntime(workload, targets, cluster.producer, self._lease, chain)
-            runtime.copier.make_delayed = partial(create_delayed, cluster.client, workload)
-            self.runtimes[identity.name] = runtime
-        elif runtime.workload.metadata.cluster != name:
-            raise LookupError(f"jobs of {identity.name} still leave its former cluster here")
-        snapshot = beginning.snapshot
-        pump = DispatchPump(
-            identity,
-            held.epoch,
-            runtime,
-            tier=tier_of(workload, identity.topic),
-            merged=identity.topic in (workload.merge_topic(), workload.delayed_topic()),
-            next_offset=snapshot.base,
-            snapshot=snapshot,
-            capacity=workload.spec.tracker.capacity,
-            group=workload.metadata.group,
-            lineage=beginning.lineage,
-        )
+        pump, beginning = started.pump, started.beginning
         self.checkpoints.begin(pump, beginning.log, known=beginning.known)
-        self._anew.pop(job, None)
         self.pumps[job] = pump
         self._pause(pump)
         self._share_limits()
+        snapshot = beginning.snapshot
         log.info("job flows", job=job, epoch=held.epoch, next_offset=snapshot.base,
                  already_finished_above=sum(end - start for start, end in snapshot.finished))  # fmt: skip
-        cluster.fetch.add(
-            (job, held.epoch), identity.topic, identity.partition, pump.tracker.end,
+        started.cluster.fetch.add(
+            (job, held.epoch), pump.job.topic, pump.job.partition, pump.tracker.end,
             topic_id=beginning.log.topic_id,
         )  # fmt: skip
 
-    async def _refused(self, job: str, held: Assignment, known_epoch: int) -> None:
-        """The tracker table outlived the control log: the leader must give a higher epoch."""
-        reason = "the tracker table knows a later epoch"
-        log.warning("takeover refused", job=job, epoch=held.epoch, known_epoch=known_epoch, why=reason)
-        await self._control.append(
-            Released(at_ms=now_ms(), job=job, worker=self.worker, epoch=held.epoch,
-                     known_epoch=known_epoch, reason=reason)
-        )  # fmt: skip
-
-    async def _release(self, job: str, held: Assignment) -> None:
+    async def _release(self, job: str, held: Assignment, reason: str) -> None:
         pump = self.pumps.get(job)
         if pump is not None:
             ended = await pump.drain(self._grace_s)
@@ -362,7 +311,7 @@ class Jobs(Service):
             pump.close()
             self._drop(job)
         await self._control.append(
-            Released(at_ms=now_ms(), job=job, worker=self.worker, epoch=held.epoch, reason=held.reason)
+            Released(at_ms=now_ms(), job=job, worker=self.worker, epoch=held.epoch, reason=reason)
         )
         log.info("job released", job=job, epoch=held.epoch)
 
@@ -372,13 +321,13 @@ class Jobs(Service):
         for job in list(self._work):
             if job not in self.pumps:
                 self._end_task(job)
-        mine = self._control.view.owned_by(self.worker)
         pumps = [pump for job, pump in self.pumps.items() if job not in self._work]
+        self._give_back()
         releases = [*self._work.values()]
         for pump in pumps:
             pump.stop_intake()
-        idle = [job for job in mine if job not in self._work and not self._is_busy(job)]
-        await self._let_go(idle)  # one job that hangs holds up no other
+        # One job that hangs holds up no other.
+        await self._let_go([str(pump.job) for pump in pumps if not pump.is_busy])
 
         async def finish(pump: DispatchPump) -> None:
             await pump.drain(self._grace_s)
@@ -388,9 +337,11 @@ class Jobs(Service):
         if releases:
             await asyncio.wait(releases, timeout=self._grace_s)
 
-    def _is_busy(self, job: str) -> bool:
-        pump = self.pumps.get(job)
-        return pump is not None and pump.is_busy
+    def _give_back(self) -> None:
+        """What was given to this worker and will not start here any more."""
+        mine = self._control.view.owned_by(self.worker)
+        for job in mine.keys() - self.pumps.keys() - self._work.keys() - self._leaving:
+            self._spawn(job, self._release(job, mine[job], STOPPED))
 
     async def _let_go(self, jobs: Iterable[str]) -> None:
         """Saves what these jobs have finished and gives them back."""
@@ -404,8 +355,13 @@ class Jobs(Service):
             for job in jobs
             if job in mine
         ]
-        if events:
-            await self._control.append(*events)
+        leaving = {event.job for event in events}
+        self._leaving |= leaving
+        try:
+            if events:
+                await self._control.append(*events)
+        finally:
+            self._leaving -= leaving
 
     # -- state -----------------------------------------------------------------------------------
 
@@ -418,7 +374,7 @@ class Jobs(Service):
                 seen = cluster.fetch.high_watermark((str(pump.job), pump.epoch))
                 pump.high_watermark = max(pump.high_watermark, seen)
         mine = self._control.view.owned_by(self.worker)
-        return job_statuses(self.pumps.values(), mine, self._troubles, loads, rates)
+        return job_statuses(self.pumps.values(), mine, self._starter.troubles, loads, rates)
 
     def workload_statuses(self) -> list[WorkloadStatus]:
         """What the heartbeat says of the receivers as seen from here."""

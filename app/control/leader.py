@@ -2,8 +2,11 @@
 
 Every worker runs this service; only the one whose claim stands in the control log acts. A worker
 claims when the leader has been silent for `dead_after_s` (plus a share by its rank among the living, so
-that claims rarely race; when they do, the log decides). All that the leader writes carries its term:
-a deposed one can write what it likes, nobody counts it.
+that claims rarely race; when they do, the log decides). All that a round of the leader writes carries the
+term it began with: a deposed one can write what it likes, nobody counts it.
+
+A leader whose rounds come to no good end, while its heartbeats go on, says in these after `SICK_S` that it
+does not lead (`term`). To the others that is the same silence, and the next in line claims.
 
 It acts only while its own lease holds *and* it has heard its own heartbeat lately: after a pause it
 would otherwise take everybody for dead before it has read what they said meanwhile.
@@ -24,7 +27,7 @@ from app.clock import now_ms
 from app.control.log import ControlLog
 from app.control.membership import DRAINING, Members
 from app.control.placing import Placing, members_of
-from app.core.control import AnyControlEvent, Assignment, Claim, Drain, WorkloadDeleted
+from app.core.control_events import AnyControlEvent, Assignment, Claim, Drain, WorkloadDeleted
 from app.core.lease import Lease
 from app.core.placement import Member, Plan, Rules
 from app.wire import Heartbeat
@@ -32,6 +35,9 @@ from app.wire import Heartbeat
 log = structlog.get_logger(__name__)
 
 ROUND_S = 0.25
+SICK_S = 5.0  # a good round takes two seconds at the most, where a data cluster is slow
+HANGING_S = 60.0  # what waits for longer will not come: the round begins afresh
+AT_ONCE = 5_000  # events: a region's first assignments are told to be progress before they are all written
 
 JobsOf = Callable[[], Awaitable[Collection[str]]]
 
@@ -60,6 +66,13 @@ class Leader(Service):
         self._buried: set[str] = set()
         self._wake = asyncio.Event()
         self._acting_since_s = float("inf")
+        self._well_until_s = float("-inf")  # by then another round has to come to a good end
+        self._led = (0, float("-inf"))  # the term seen last, and when its leader was last heard to lead
+
+    @property
+    def term(self) -> int:
+        """The term that this worker leads, for its heartbeat; 0 when it does not, or does it badly."""
+        return self._control.view.term if self.leads and time.monotonic() < self._well_until_s else 0
 
     @property
     def leads(self) -> bool:
@@ -77,22 +90,44 @@ class Leader(Service):
     async def _rounds(self) -> None:
         while not self.should_stop:
             try:
-                await self._round()
+                async with asyncio.timeout(HANGING_S):
+                    await self._round()
             except (KafkaError, TimeoutError, OSError) as error:
                 log.warning("the leader's round failed and is tried again", error=repr(error))
             except Exception:
                 # A mistake in one round must not end leadership silently.
                 log.exception("the leader's round failed; the next one starts afresh")
                 await self.sleep(1.0)
-            # Nine tenths of the time of a very large region's leader are left to its messages.
-            pause_s = 9 * self._placing.took_s
             try:
-                async with asyncio.timeout(max(ROUND_S, pause_s)):
+                async with asyncio.timeout(max(ROUND_S, self._pause_s)):
                     await self._wake.wait()
-                await self.sleep(max(0.01, pause_s))  # gather what comes together
+                await self.sleep(max(0.01, self._pause_s))  # gather what comes together
             except TimeoutError:
                 pass
             self._wake.clear()
+
+    @property
+    def _pause_s(self) -> float:
+        """Nine tenths of the time of a very large region's leader are left to its messages."""
+        return 9 * self._placing.took_s
+
+    def _is_well(self) -> None:
+        self._well_until_s = time.monotonic() + SICK_S + 2 * self._pause_s
+
+    @Service.task
+    async def _tell_when_sick(self) -> None:
+        seen = told = False
+        while not self.should_stop:
+            await self.sleep(1.0)
+            sick = self.leads and not self.term
+            if sick and seen and not told:  # once is what a worker sees that lay still
+                told = True
+                log.error(
+                    "this worker's rounds as the leader come to no good end; another one may lead now",
+                    remedy="the lines before this say why; restart this worker if it happens again",
+                    term=self._control.view.term,
+                )
+            seen, told = sick, told and sick
 
     async def _round(self) -> None:
         now_s = time.monotonic()
@@ -104,20 +139,27 @@ class Leader(Service):
             return
         self._acting_since_s = min(self._acting_since_s, now_s)
         if not self.leads:
+            self._is_well()
             await self._maybe_claim(now_s)
             return
-        await self._repair()
-        await self._place(now_s)
+        term = self._control.view.term
+        await self._repair(term)
+        await self._place(term, now_s)
+        self._is_well()
 
     async def _maybe_claim(self, now_s: float) -> None:
         state = self._control.view
         live = sorted(self._members.live(now_s))
         if self.worker not in live or self._members.heard[self.worker][1].state == DRAINING:
             return
-        if state.leader in live:
-            return
+        term, led_at_s = self._led if self._led[0] == state.term else (state.term, now_s)
+        heard = self._members.heard.get(state.leader)
+        if heard is not None and heard[1].term == term:
+            led_at_s = max(led_at_s, heard[0])
+        self._led = term, led_at_s
+        silent_s = max(self._members.silent_s(state.leader, now_s), now_s - led_at_s)
         # A leader never heard since this worker started may live: give it the whole time.
-        silent_s = min(self._members.silent_s(state.leader, now_s), now_s - self._acting_since_s)
+        silent_s = min(silent_s, now_s - self._acting_since_s)
         said_goodbye = self._members.ended(state.leader)
         patience_s = 0.0 if not state.leader or said_goodbye else self._members.dead_after_s
         if silent_s < patience_s + 0.2 * live.index(self.worker):
@@ -125,30 +167,36 @@ class Leader(Service):
         log.info("claiming leadership", term=state.term + 1, silent_leader=state.leader or None)
         await self._control.append(Claim(at_ms=now_ms(), term=state.term + 1, worker=self.worker))
 
-    async def _repair(self) -> None:
-        """Writes the valid record again where a refused one may outlive it in compaction."""
+    async def _repair(self, term: int) -> None:
+        """Writes the valid record again where a refused one may outlive it in compaction.
+
+        A definition is written for what stands, and for nothing that came after: that outlives the refused
+        one by itself.
+        """
         state = self._control.view
         repairs: list[AnyControlEvent] = []
         for refused in self._control.take_refused():
             if isinstance(refused, Assignment):
                 valid = state.assignments.get(refused.job)
-                if valid is not None and valid.term <= state.term:
-                    repairs.append(msgspec.structs.replace(valid, term=state.term))
+                if valid is not None:
+                    repairs.append(msgspec.structs.replace(valid, term=term))
             elif (put := state.workloads.get(refused.key)) is not None:
-                repairs.append(msgspec.structs.replace(put, expected=None))
+                repairs.append(msgspec.structs.replace(put, expected=put.etag))
             else:
-                repairs.append(WorkloadDeleted(at_ms=now_ms(), key=refused.key, actor="repair"))
+                repairs.append(WorkloadDeleted(at_ms=now_ms(), key=refused.key, actor="repair", expected=""))
         if repairs:
             log.warning("events that were refused are overwritten with what counts", count=len(repairs))
             await self._control.append(*repairs)
 
-    async def _place(self, now_s: float) -> None:
+    async def _place(self, term: int, now_s: float) -> None:
         state = self._control.view
         live = self._members.live(now_s)
         await self._bury(live, now_s)
         jobs = await self._jobs()
         if not state.assignments and not self._settled(now_s):
             return  # a region that just begins: who starts with this worker is to have a share
+        if state.term != term:
+            return  # deposed meanwhile
         made = self._placing.look(state, jobs, self._able(now_s), asleep=self._asleep())
         events: list[AnyControlEvent] = []
         for decision in made.decisions:
@@ -158,7 +206,7 @@ class Leader(Service):
                     continue  # nobody to ask (an owner not heard yet): the next round knows more
                 events.append(
                     msgspec.structs.replace(
-                        held, release=True, term=state.term, reason=decision.reason, at_ms=now_ms()
+                        held, release=True, term=term, reason=decision.reason, at_ms=now_ms()
                     )
                 )
             else:
@@ -168,14 +216,16 @@ class Leader(Service):
                         job=decision.job,
                         worker=decision.worker,
                         epoch=state.next_epoch(decision.job),
-                        term=state.term,
+                        term=term,
                         reason=decision.reason,
                     )
                 )
         self._placing.decided(state, made)
         if events:
             log.info("placing jobs", changes=len(events), workers=len(live))
-            await self._control.append(*events)
+        for start in range(0, len(events), AT_ONCE):
+            await self._control.append(*events[start : start + AT_ONCE])
+            self._is_well()
 
     async def foresee(self, wishes: Mapping[str, str], rules: Rules) -> Plan:
         """What a round would do now with these wishes and rules; changes nothing. Of use on the leader."""

@@ -10,16 +10,13 @@ longer, so that the next letters of a merge find it running.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from app.config.definitions import Workload
-from app.control.data_clusters import DataCluster
-from app.kafka.clusters import EARLIEST, LATEST
+from app.control.backlog import At, Backlog
 
 LINGER_S = 10.0
 MAX_TIERS = 10  # as many as a definition may have
-
-At = tuple[str, int]  # topic, partition
 
 
 def tier_of(workload: Workload, topic: str) -> int | None:
@@ -42,46 +39,40 @@ def candidates(workload: Workload) -> list[str]:
     return [*(f"{stem}{number}" for number in numbers), workload.merge_topic(), workload.delayed_topic()]
 
 
+def partitions_of(sizes: Mapping[str, int]) -> list[At]:
+    """Every partition of topics of these sizes."""
+    return [(topic, partition) for topic, count in sizes.items() for partition in range(count)]
+
+
 class Leftovers:
     """Which partitions of such topics something waits in, by workload key."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, dict[At, float]] = {}  # when something was last seen waiting
+        # The definition under which it was looked at, and when something was last seen waiting.
+        self._waiting: dict[str, tuple[str, dict[At, float]]] = {}
 
-    def of(self, key: str) -> Iterable[At] | None:
-        """As it was when last read; None when it never was."""
-        return self._waiting.get(key)
+    def of(self, key: str) -> Mapping[At, float]:
+        """Those in which something waits, and when that was last seen."""
+        return self._waiting.get(key, ("", {}))[1]
+
+    def knows(self, key: str, etag: str) -> bool:
+        """Whether the workload was looked at under this definition."""
+        return key in self._waiting and self._waiting[key][0] == etag
 
     def keep(self, keys: Iterable[str]) -> None:
         """Forgets all other workloads."""
         self._waiting = {key: self._waiting[key] for key in keys if key in self._waiting}
 
-    async def read(
-        self, cluster: DataCluster, workload: Workload, sizes: dict[str, int], now_s: float
+    def look(
+        self, workload: Workload, etag: str, sizes: Mapping[str, int], backlog: Backlog, now_s: float
     ) -> None:
-        """Reads it; `sizes` are the partition counts of those topics that exist. What cannot be read now
-        stays as it was.
-
-        Raises:
-            ClusterUnreachable: the group's commits cannot be read.
-        """
-        known = self._waiting.get(workload.key, {})
-        wanted = [(topic, p) for topic, count in sizes.items() for p in range(count)]
-        waiting: dict[At, float] = {}
-        if wanted:
-            starts = await cluster.client.offsets(wanted, EARLIEST)
-            ends = await cluster.client.offsets(wanted, LATEST)
-            committed = await cluster.committer.committed(workload.metadata.group, wanted)
-            for at in wanted:
-                if at not in starts or at not in ends:
-                    if at in known:
-                        waiting[at] = known[at]
-                    continue
-                done = committed.get(at)
-                # Above the end: the topic was made anew, and the job that pumps it will find out.
-                empty = starts[at] == ends[at] if done is None else max(done, starts[at]) == ends[at]
-                if not empty:
-                    waiting[at] = now_s
-                elif now_s - known.get(at, float("-inf")) < LINGER_S:
-                    waiting[at] = known[at]
-        self._waiting[workload.key] = waiting
+        """Takes in what waits; `sizes` are the partition counts of those topics that exist. What is not
+        known now stays as it was."""
+        known, found = self.of(workload.key), dict[At, float]()
+        for at in partitions_of(sizes):
+            waiting, seen_s = backlog.waiting(at), known.get(at)
+            if waiting:
+                found[at] = now_s
+            elif seen_s is not None and (waiting is None or now_s - seen_s < LINGER_S):
+                found[at] = seen_s
+        self._waiting[workload.key] = etag, found

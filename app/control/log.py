@@ -6,6 +6,7 @@ when the event is in the log *and* has been read back here, so that a caller see
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -17,16 +18,17 @@ from mode import Service
 
 from app import wire
 from app.control.tail import STOP_S, TopicTail, bounded
-from app.core.control import (
+from app.core.control import ControlState
+from app.core.control_events import (
     AnyControlEvent,
     Assignment,
     Begun,
-    ControlState,
     WorkloadDeleted,
     WorkloadPut,
     compaction_key,
     for_people,
 )
+from app.kafka.clusters import LATEST, ClusterClient, ClusterUnreachable
 
 log = structlog.get_logger(__name__)
 
@@ -64,6 +66,20 @@ class ControlLog(Service):
     def caught_up(self) -> bool:
         """Everything that was in the log at the start has been read."""
         return self._tail.caught_up.is_set()
+
+    async def read_to_end(self, client: ClusterClient, timeout_s: float) -> None:
+        """Returns once all that stands in the log by now has been read here; `client` is of its cluster.
+
+        Raises:
+            ClusterUnreachable, KafkaError: where the log ends cannot be known.
+            TimeoutError: it was not read within `timeout_s`.
+        """
+        at = (self.topic, 0)
+        async with asyncio.timeout(timeout_s):
+            end = (await client.offsets([at], LATEST)).get(at)
+            if end is None:
+                raise ClusterUnreachable(f"the leader of {self.topic} does not tell where it ends")
+            await self._tail.wait_for(end - 1, timeout_s)
 
     def on_change(self, listener: Callable[[], None]) -> None:
         """`listener` is called after every batch of events that were read."""

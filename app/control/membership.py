@@ -3,14 +3,15 @@
 `Members` keeps the last heartbeat of each worker and *when it was heard* on the local monotonic
 clock; a worker unheard for `dead_after_s` is dead, and so is one whose process is known to have ended
 (`app.control.sentinel`) unless its heartbeats go on. `Heartbeats` sends this worker's own and renews its
-lease whenever the control cluster has acknowledged one.
+lease (`app.core.lease`) whenever the control cluster has acknowledged one and the control log was read to its
+end after that.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -22,6 +23,7 @@ from mode import Service
 from app import wire
 from app.control.tail import STOP_S, TopicTail, bounded
 from app.core.lease import Lease
+from app.kafka.clusters import ClusterUnreachable
 from app.wire import Heartbeat
 
 log = structlog.get_logger(__name__)
@@ -123,13 +125,16 @@ class Heartbeats(Service):
         members: Members,
         lease: Lease,
         interval_s: float,
+        read_control: Callable[[float], Awaitable[None]],
     ) -> None:
+        """`read_control(timeout_s)` returns once all that stands in the control log by now was read here."""
         super().__init__()
         self.topic = topic
         self.members = members
         self.lease = lease
         self.interval_s = interval_s
         self._compose = compose
+        self._read_control = read_control
         self._options = kafka_options
         self._tail = TopicTail(topic, kafka_options, self._on_records, from_start=False)
         self._producer: AIOKafkaProducer | None = None
@@ -160,7 +165,7 @@ class Heartbeats(Service):
             await self.sleep(max(0.05, self.interval_s - (time.monotonic() - started_s)))
 
     async def beat(self) -> bool:
-        """Sends one heartbeat and waits for its acknowledgement; returns whether it came."""
+        """Sends one heartbeat and renews the lease by it; returns whether it did."""
         assert self._producer is not None, "heartbeats have not been started"
         sent_s = time.monotonic()
         try:
@@ -171,6 +176,16 @@ class Heartbeats(Service):
         except (KafkaError, TimeoutError, OSError) as error:
             log.warning(
                 "no heartbeat could be sent; this worker pauses when its lease ends",
+                error=repr(error),
+                lease_left_s=round(self.lease.expires_at_s - time.monotonic(), 2),
+            )
+            return False
+        try:
+            # No longer than this: heartbeats go on, and the next one asks again.
+            await self._read_control(self.lease.duration_s / 2)
+        except (KafkaError, ClusterUnreachable, TimeoutError, OSError) as error:
+            log.warning(
+                "the control log was not read to its end; this worker pauses when its lease ends",
                 error=repr(error),
                 lease_left_s=round(self.lease.expires_at_s - time.monotonic(), 2),
             )

@@ -32,7 +32,7 @@ from app.control.move_copy import MAX_COPY_BYTES, copy_topic, ends
 from app.control.move_plan import Planner, Road, Tell, View, Wish
 from app.control.operators import Refused
 from app.control.topic_settings import create_topics, raise_settings, retry_retention_ms
-from app.core.control import Begun, Moving, OperatorAct, Position, WorkloadPut
+from app.core.control_events import Begun, Moving, OperatorAct, Position, WorkloadPut
 from app.core.job import JobId, Kind
 from app.dlq.letter import Letter
 from app.dlq.memory import merges_of

@@ -23,7 +23,7 @@ from app.control.log import ControlLog
 from app.control.membership import Members
 from app.control.move_copy import At, at_times, ends, offsets, read_times
 from app.control.operators import Refused
-from app.core.control import WorkloadPut
+from app.core.control_events import WorkloadPut
 from app.core.job import JobId, Kind
 from app.core.moving import Source, times
 from app.dlq.rules import Span

@@ -20,10 +20,9 @@ import structlog
 
 from app.clock import now_ms
 from app.control.acts import Ended, Move, offsets_of, runs, text
-from app.control.beginning import Anew
 from app.control.jobs import Jobs
 from app.control.log import ControlLog
-from app.core.control import ALL, OperatorAct, Paused
+from app.core.control_events import ALL, OperatorAct, Paused
 from app.core.job import JobId
 from app.core.outcome import Action, Decision
 from app.core.ranges import Range
@@ -215,9 +214,7 @@ class Operators:
             await pump.drain(DRAIN_S)
             await jobs.checkpoints.save([pump])  # should the worker end before the new lineage is known
             if jobs.pumps.get(job) is pump and not pump.closed:
-                jobs._anew[job] = Anew(pump.epoch, lineage, offset)
-                pump.close()
-                jobs._drop(job)
+                jobs.begin_anew(pump, lineage, offset)
 
         jobs._spawn(job, begin_anew())
         await asyncio.wait([jobs._work[job]])

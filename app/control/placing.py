@@ -1,7 +1,8 @@
 """What placement decides by, as the leader knows it: from heartbeats, definitions and the control log.
 
-A job's load is what its owner measured last; where the owner is new or dead, what was measured before. A
-leader that has just begun knows what the next heartbeats say, half a second later.
+A job's load is what its owner measured last; where the owner is dead, what was measured before. A new owner
+has measured for a short while only: what was known before counts for as long as a peak does (`app.core.load`,
+rule 5). A leader that has just begun knows what the next heartbeats say, half a second later.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from app.config.definitions import Workload
 from app.control.beginning import Trouble
 from app.control.membership import DRAINING
 from app.core.control import ControlState
-from app.core.load import Load, with_estimates
-from app.core.placement import Decision, Member, Plan, Rules, plan
+from app.core.control_events import WorkloadPut
+from app.core.load import Handed, Load, with_estimates
+from app.core.placement import UNREAD, Decision, Member, Plan, Rules, plan
 from app.wire import Heartbeat
 
 
@@ -24,20 +26,32 @@ class Placing:
     def __init__(self, workload: Callable[[str], Workload | None], tell: Trouble) -> None:
         self.loads: dict[str, Load] = {}
         self.took_s = 0.0  # the last look
+        self._known: dict[str, Handed] = {}
+        self._heard: dict[str, Heartbeat] = {}
         self._workload = workload
         self._tell = tell
         self._planned: dict[str, tuple[int, Decision]] = {}  # with the epoch that is to end
         self._told: set[tuple[str, str]] = set()
 
-    def hear(self, state: ControlState, beats: Iterable[Heartbeat]) -> None:
-        """Takes in what the owners of jobs measured."""
-        held = state.assignments
-        for beat in beats:
+    def hear(self, state: ControlState, beats: Iterable[Heartbeat], now_s: float | None = None) -> None:
+        """Takes in what the owners of jobs measured; `now_s` in monotonic seconds, by default now."""
+        at_s = time.monotonic() if now_s is None else now_s
+        held, heard = state.assignments, self._heard
+        self._heard = {beat.worker: beat for beat in beats}
+        for worker, beat in self._heard.items():
+            if heard.get(worker) is beat:
+                continue
             for status in beat.jobs:
-                if status.load is not None and status.job in held and held[status.job].worker == beat.worker:
-                    self.loads[status.job] = status.load
+                job, load = status.job, status.load
+                if load is None or (owner := held.get(job)) is None or owner.worker != worker:
+                    continue
+                known = self._known.get(job)
+                if known is None or known.epoch != status.epoch:
+                    known = self._known[job] = Handed(status.epoch, self.loads.get(job), at_s)
+                self.loads[job] = known.load(load, at_s)
         if len(self.loads) > 2 * len(held):
             self.loads = {job: load for job, load in self.loads.items() if job in held}
+            self._known = {job: known for job, known in self._known.items() if job in held}
 
     def look(
         self,
@@ -50,11 +64,11 @@ class Placing:
         rules: Rules = Rules(),  # noqa: B008  frozen
     ) -> Plan:
         """What should be done now; changes nothing. `wishes` are in addition to those in the log."""
-        groups = {}
-        for key in state.workloads:
-            workload = self._workload(key)
-            if workload is not None and workload.spec.placement is not None:
-                groups[key] = workload.spec.placement.group
+        groups = {
+            key: group
+            for key, put in state.workloads.items()
+            if (group := group_of(put, self._workload(key)))
+        }
         held = state.assignments
         planned = {
             job: decision
@@ -86,6 +100,22 @@ class Placing:
             if (notice.kind, notice.subject) not in self._told:
                 self._tell(notice.kind, notice.subject, notice.message, notice.remedy)
         self._told = {(notice.kind, notice.subject) for notice in made.notices}
+
+
+def group_of(put: WorkloadPut, workload: Workload | None) -> str:
+    """The isolation group of a workload, "" without one; `UNREAD` when it cannot be told.
+
+    Args:
+        workload: the definition; None: it cannot be read here; where its jobs may run is not guessed.
+    """
+    if workload is not None:
+        return "" if workload.spec.placement is None else workload.spec.placement.group
+    spec = put.definition.get("spec")
+    place = spec.get("placement") if isinstance(spec, dict) else UNREAD
+    if place is None:
+        return ""
+    group = place.get("group") if isinstance(place, dict) else None
+    return group if isinstance(group, str) else UNREAD
 
 
 def members_of(state: ControlState, live: Mapping[str, Heartbeat]) -> list[Member]:

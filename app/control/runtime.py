@@ -13,6 +13,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import structlog
@@ -105,6 +106,7 @@ class Runtime(Service):
         self.heartbeats = Heartbeats(
             topics.heartbeats.name, control_options, compose=self._compose, members=self.members,
             lease=self.lease, interval_s=HEARTBEAT_S,
+            read_control=partial(self.control.read_to_end, self._control_client),
         )  # fmt: skip
         self.follower = TrackerFollower(self.worker, topics, control_options, self.members, self.groups)
         self.leader = Leader(
@@ -166,7 +168,7 @@ class Runtime(Service):
             started_ms=self.started_ms,
             url=self.url(),
             state=self._state,
-            term=self.control.view.term if self.leader.leads else 0,
+            term=self.leader.term,
             jobs=self.jobs.statuses(self.meter.loads, self.meter.rates),
             workloads=self.jobs.workload_statuses(),
             group=self.group,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from app.control.leftovers import is_left
-from app.core.control import Assignment
+from app.core.control_events import Assignment
 from app.core.load import Load
 from app.core.rates import JobRates
 from app.kafka.fetched import ByteBudget
@@ -104,14 +104,12 @@ def _workload(
 
 def _heads(pumps: Iterable[DispatchPump], now_s: float) -> tuple[dict[str, list[HeadStatus]], dict[str, int]]:
     """By workload the heads that hold a partition back, the oldest first, and how many are left out."""
-    found = [
-        (head.age_ms, pump.job.name, head) for pump in pumps if (head := candidate(pump, now_s)) is not None
-    ]
+    found = [(pump.job.name, head) for pump in pumps if (head := candidate(pump, now_s)) is not None]
     more: dict[str, int] = {}
-    found.sort(key=lambda entry: entry[0], reverse=True)
+    found.sort(key=lambda entry: -1.0 if entry[1].age_s is None else entry[1].age_s, reverse=True)
     kept: dict[str, list[HeadStatus]] = {}
-    for _, key, head in found[:MAX_HEADS]:
+    for key, head in found[:MAX_HEADS]:
         kept.setdefault(key, []).append(head)
-    for _, key, _head in found[MAX_HEADS:]:
+    for key, _ in found[MAX_HEADS:]:
         more[key] = more.get(key, 0) + 1
     return kept, more

@@ -107,17 +107,18 @@ class TrackerClient(Service):
         finally:
             del self._waiting[nonce]
 
-    async def send_snapshots(self, items: Iterable[SnapshotItem]) -> None:
-        """Sends snapshots, as few events as they fit into; returns once all are in the tracker topic.
+    async def send_snapshots(self, items: Iterable[SnapshotItem]) -> list[asyncio.Future[Any]]:
+        """Sends snapshots, as few events as they fit into; they will stand in the tracker topic in the order
+        of these calls. The futures end once they do.
 
         Raises:
-            aiokafka.errors.KafkaError: at least one was not taken; sending them again is harmless.
+            aiokafka.errors.KafkaError: (a future, too) one was not taken; sending them again is harmless.
         """
         assert self._producer is not None, "the tracker client has not been started"
         by_partition: dict[int, list[SnapshotItem]] = defaultdict(list)
         for item in items:
             by_partition[tracker_partition(item.job)].append(item)
-        futures = [
+        return [
             await self._producer.send(
                 self._topic,
                 event,
@@ -127,5 +128,3 @@ class TrackerClient(Service):
             for partition, batch in by_partition.items()
             for event in wire.snapshots_events(self.worker, now_ms(), batch)
         ]
-        for future in futures:
-            await future

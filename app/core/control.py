@@ -1,4 +1,4 @@
-"""The control log's events and their fold: who leads, which workloads exist, who owns which job.
+"""The fold of the control log's events: who leads, which workloads exist, who owns which job.
 
 The control log is one Kafka partition, read by every worker from its beginning (it is compacted).
 Kafka gives it a total order, so every worker that has read up to the same offset holds the same
@@ -14,10 +14,13 @@ Rules
    epoch may be written again only by its leader to ask for a release.
 4. A `Released` counts for the epoch it names and no other.
 5. Refused events change nothing and are counted; the leader that sees one writes the valid record
-   again, so that compaction (which keeps the last record a key) cannot keep the refused one.
+   again, so that compaction (which keeps the last record a key) cannot keep the refused one. Of a definition
+   it says that it replaces itself, or that what it deletes is gone: that changes nothing, and is refused and
+   repaired in turn when an operator's change came in between.
 6. A definition that says which one it replaces (`expected`) counts only while that one stands: of two changes
    of the same definition, made at the same moment at two workers, one is refused. The leader repairs as in 5.
-7. A `MoveWish` stands until the job is given to somebody under a later epoch than it names, whoever that is.
+7. A `MoveWish` stands until the job is given to somebody under a later epoch than it names, whoever that is,
+   or until it is taken back: by one without a worker.
 8. A `Begun` counts while its workload exists, and the first one of a deployment stays: the leader writes
    it again behind every change of the definition, so that compaction never puts it before the deployment.
 9. `Moving` pauses its workload until the next definition, deletion, or word on pausing all of it. A
@@ -39,26 +42,18 @@ from app.core.control_events import (
     Assignment,
     Begun,
     Claim,
-    ControlEvent,
     Drain,
     MoveWish,
     Moving,
     OperatorAct,
     Paused,
-    Position,
     Released,
     WorkloadDeleted,
     WorkloadPut,
-    compaction_key,
-    for_people,
 )
-from app.core.job import JobId
+from app.core.job import JobId, names_a_job
 
-__all__ = [
-    "ALL", "MAX_EPOCH", "AnyControlEvent", "Assignment", "Begun", "Claim", "ControlEvent",
-    "ControlState", "Drain", "MoveWish", "Moving", "OperatorAct", "Paused", "Position", "Released",
-    "WorkloadDeleted", "WorkloadPut", "compaction_key", "for_people", "names_a_job",
-]  # fmt: skip
+MAX_EPOCH = 1 << 53  # what every JSON reader of the changelogs can still count exactly
 
 
 class ControlState:
@@ -117,7 +112,7 @@ class ControlState:
                 self.begun.pop(event.key, None)
                 self.moves.pop(event.key, None)
                 self.deleted.add(event.key)
-                return self.workloads.pop(event.key, None) is not None
+                return self.workloads.pop(event.key, None) is not None or event.expected == ""
             case Claim():
                 if event.term <= self.term:
                     return False
@@ -148,6 +143,8 @@ class ControlState:
                     self.draining.pop(event.worker, None)
                 return True
             case MoveWish():
+                if not event.worker:
+                    return self.wishes.pop(event.job, None) is not None
                 if not names_a_job(event.job) or self.floor.get(event.job, 0) > event.epoch:
                     return False
                 self.wishes[event.job] = event
@@ -237,15 +234,3 @@ class ControlState:
     def owned_by(self, worker: str) -> dict[str, Assignment]:
         """Every job that belongs to `worker`."""
         return {job: a for job, a in self.assignments.items() if a.worker == worker}
-
-
-def names_a_job(text: str) -> bool:
-    """Whether `text` is a job's name."""
-    try:
-        JobId.parse(text)
-    except ValueError:
-        return False
-    return True
-
-
-MAX_EPOCH = 1 << 53  # what every JSON reader of the changelogs can still count exactly

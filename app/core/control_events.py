@@ -130,7 +130,8 @@ class Drain(ControlEvent, frozen=True, tag="drain"):
 
 
 class MoveWish(ControlEvent, frozen=True, tag="move-wish"):
-    """Somebody wants `job`, which has `epoch`, on `worker`; it is moved there if that one may have it."""
+    """Somebody wants `job`, which has `epoch`, on `worker`; it is moved there if that one may have it. With
+    "" as worker the wish is taken back."""
 
     job: str
     worker: str

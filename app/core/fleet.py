@@ -154,10 +154,10 @@ class Bins:
 
     def put(self, slot: Slot, size: Vector, hot: str = "") -> None:
         """`slot` gets a job."""
+        slot.level = slot.level_with(size)
         slot.add(size)
         if hot:
             slot.hot.add(hot)
-        slot.measure()
         entry = (slot.level, slot.count, slot.name)
         if self._heap and self._heap[0][2] == slot.name:
             heapq.heapreplace(self._heap, entry)

@@ -185,7 +185,7 @@ class HeadOfLine:
         else:
             return self._no(WhyNot.YOUNG, head=base, age_s=age_s, use=use, open=share)
         since_s = now_s - self._progress_s
-        if not (finished_above and self._credit) or (not full and since_s > self.after_s / 2):
+        if finished_above <= 0 or not self._credit or (not full and since_s > self.after_s / 2):
             return self._no(
                 WhyNot.BROKEN, head=base, age_s=age_s, newer=finished_above, since_s=min(since_s, age_s)
             )

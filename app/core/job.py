@@ -21,6 +21,11 @@ MAX_PARTITION = 2**31 - 1  # int32 on the wire
 _NAME = re.compile(r"[A-Za-z0-9._/-]+", re.ASCII)
 _TOPIC = re.compile(r"[A-Za-z0-9._-]+", re.ASCII)
 _PARTITION = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
+_JOB = re.compile(  # all rules at once but the partition's bound: the control log has a hundred thousand
+    rf"(?:dispatch|replicate|audit):[A-Za-z0-9._/-]{{1,{MAX_NAME_CHARS}}}"
+    rf":[A-Za-z0-9._-]{{1,{MAX_TOPIC_CHARS}}}:(0|[1-9][0-9]{{0,9}})",
+    re.ASCII,
+)
 
 
 class Kind(StrEnum):
@@ -79,6 +84,12 @@ class JobId:
         if not _PARTITION.fullmatch(partition):
             raise ValueError(f"job {text!r} has the partition {partition!r}; write a number, as in ':3'")
         return cls(Kind(kind), name, topic, int(partition))
+
+
+def names_a_job(text: str) -> bool:
+    """Whether `JobId.parse` takes it."""
+    found = _JOB.fullmatch(text)
+    return found is not None and int(found[1]) <= MAX_PARTITION
 
 
 def _check(field: str, value: str, allowed: re.Pattern[str], limit: int, characters: str) -> None:

@@ -1,10 +1,11 @@
 """A worker's right to act, by time: what it may do alone, it may do only while its lease holds.
 
-Rule: the lease counts from the moment a heartbeat was *sent* that the control cluster later
-acknowledged. The leader counts a worker dead only after it has seen no heartbeat for `dead_after_s`,
-which is longer, and counts from the moment the heartbeat *arrived*. Both count durations on their own
-monotonic clock, so that skewed clocks do not matter: the worker stops first, always. A process that
-was paused (SIGSTOP, a long GC of its host) finds its lease expired when it wakes.
+Rule: the lease counts from the moment a heartbeat was *sent* that the control cluster later acknowledged,
+and only once the control log was read to the end that it had after that: a worker that lay still knows what
+was given to others meanwhile before it acts again. The leader counts a worker dead only after it has seen no
+heartbeat for `dead_after_s`, which is longer, and counts from the moment the heartbeat *arrived*. Both count
+durations on their own monotonic clock, so that skewed clocks do not matter: the worker stops first, always.
+A process that was paused (SIGSTOP, a long GC of its host) finds its lease expired when it wakes.
 
 A second promise is kept here too: after kill -9 only what was in flight and one snapshot interval of
 acknowledgements is delivered again. While the control cluster is slow to take snapshots, no new call is
@@ -28,7 +29,7 @@ class Lease:
         self.save_by_s = float("-inf")
 
     def renewed(self, sent_at_s: float) -> None:
-        """A heartbeat sent at `sent_at_s` (monotonic seconds) was acknowledged."""
+        """A heartbeat sent at `sent_at_s` (monotonic seconds) was acknowledged, and the log read since."""
         self.expires_at_s = max(self.expires_at_s, sent_at_s + self.duration_s)
 
     def holds(self, now_s: float) -> bool:

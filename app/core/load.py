@@ -19,6 +19,8 @@ Rules
 4. What cannot be true (no number, negative, above `CEILING`) is as if it had not been measured: the last true
    figure stays. Nothing of it reaches placement, where `vector` also gives every job `FLOOR` at least, so
    that a thousand idle jobs are not taken for none.
+5. Who gets a job begins to measure it anew, while it catches up or before its traffic is back. What was known
+   of it before is a peak like any other: it counts for `SLOW_S` longer (`Handed`).
 
 Invariant: the shares of `apportion` sum to what was measured less what the process takes idle.
 """
@@ -155,6 +157,29 @@ class Smoothed:
             self._peak, self._window_s = Load(), self._at_s
         self._peak = _highest(self._peak, self._fast) if self._seen_s >= self.fast_s else self._fast
         return self.load
+
+
+class Handed:
+    """What was known of a job when its owner changed, and until when it counts (rule 5).
+
+    Args:
+        epoch: the new owner's.
+        before: the load until now; None: not known.
+        now_s: monotonic seconds.
+    """
+
+    __slots__ = ("_before", "_until_s", "epoch")
+
+    def __init__(self, epoch: int, before: Load | None, now_s: float, *, slow_s: float = SLOW_S) -> None:
+        self.epoch = epoch
+        self._before = before
+        self._until_s = now_s + slow_s
+
+    def load(self, measured: Load, now_s: float) -> Load:
+        """What to place by when the owner says `measured`."""
+        if self._before is not None and now_s >= self._until_s:
+            self._before = None
+        return measured if self._before is None else _highest(measured, self._before)
 
 
 def with_estimates(

@@ -35,15 +35,16 @@ whatever order. Rounds come to rest: with every planned move the sorted list of 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from app.core.control import Assignment
+from app.core.control_events import Assignment
 from app.core.load import Load
 from app.core.placement_round import Round
-from app.core.plan import MOVES_PER_ROUND, Decision, Member, Notice, Plan, Rules, name_of
+from app.core.plan import MOVES_PER_ROUND, UNREAD, Decision, Member, Notice, Plan, Rules, name_of
 
 __all__ = [
-    "MOVES_PER_ROUND", "Decision", "Member", "Notice", "Plan", "Rules",
+    "MOVES_PER_ROUND", "UNREAD", "Decision", "Member", "Notice", "Plan", "Rules",
     "name_of", "plan", "shares",
 ]  # fmt: skip
 
@@ -65,7 +66,8 @@ def plan(
     Args:
         jobs: all jobs there should be.
         loads: what each takes (`app.core.load.with_estimates`); without one, `DEFAULT_JOB`.
-        groups: workload or route (the job's name) -> its isolation group.
+        groups: workload or route (the job's name) -> its isolation group; `UNREAD`: its jobs stay where they
+            are, and those without a worker wait.
         wishes: job -> the worker on which an operator wants it; while the wish stands, it stays there.
         planned: job -> the release that was decided for it in an earlier round, for its target and reason.
         asleep: workload -> why it is hibernated: its jobs have no owner.
@@ -84,12 +86,9 @@ def plan(
 
 
 def shares(assignments: Mapping[str, Assignment], worker: str) -> dict[str, float]:
-    """Which part (0 to 1) of each workload's owned jobs `worker` has, by the workload's key."""
-    total: dict[str, int] = {}
-    here: dict[str, int] = {}
-    for job, held in assignments.items():
-        if held.worker:
-            key = name_of(job)
-            total[key] = total.get(key, 0) + 1
-            here[key] = here.get(key, 0) + (held.worker == worker)
-    return {key: here[key] / count for key, count in total.items()}
+    """Which part (0 to 1) of a workload's owned jobs `worker` has, by the keys of those it has any of."""
+    here = Counter(name_of(job) for job, held in assignments.items() if held.worker == worker)
+    total = Counter(
+        name for job, held in assignments.items() if (name := name_of(job)) in here and held.worker
+    )
+    return {key: count / total[key] for key, count in here.items()}

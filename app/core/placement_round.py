@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from app.core.control import Assignment
+from app.core.control_events import Assignment
 from app.core.fleet import ROUNDING, Bins, Slot, mean_of, percent
 from app.core.load import DEFAULT_JOB, DEFAULT_WORKER, Load, Vector, capacity_or_default, vector
-from app.core.plan import HIBERNATED, Decision, Member, Notice, Plan, Rules, name_of, topic_of
+from app.core.plan import HIBERNATED, UNREAD, Decision, Member, Notice, Plan, Rules, name_of, topic_of
 
 GONE = "the job is gone"
 
 
-def _why_homeless(held: Assignment | None) -> str:
+def _why_homeless(held: Assignment) -> str:
     """What its last owner was asked to let it go for: that is why it will be elsewhere."""
-    if held is None or not held.reason or held.reason.startswith((GONE, HIBERNATED)):
+    if not held.reason or held.reason.startswith((GONE, HIBERNATED)):
         return "it had no owner"
     return held.reason
 
@@ -127,7 +127,7 @@ class Round:
         if housed < len(wanted):
             assignments = self.assignments
             self.homeless += [
-                (job, _why_homeless(found))
+                (job, "it had no owner" if found is None else _why_homeless(found))
                 for job in wanted
                 if (found := assignments.get(job)) is None or not found.worker
             ]
@@ -160,24 +160,30 @@ class Round:
         slot = self.slots.get(worker)
         return slot if slot is not None and slot.group == self._group(job) else None
 
+    def _is_pinned(self, job: str) -> bool:
+        """Whether an operator wants it where it is, or on its way; who is gone cannot be meant any more."""
+        wish = self.wishes.get(job)
+        return wish is not None and self._able(job, wish) is not None
+
     # -- jobs without a worker ----------------------------------------------------------------------
 
     def _place_homeless(self) -> None:
         crowded, lost = dict[str, int](), dict[str, list[str]]()
-        loads, mean = self.loads, Slot("", Load())
-        mean.capacity = self.mean
+        loads, grouped, hot_from = self.loads, self.grouped, self.rules.hot
+        cpu, memory, network = self.mean
         ordered = []
         for job, why in self.homeless:
             size = vector(loads.get(job, DEFAULT_JOB))
-            ordered.append((-mean.level_with(size), job, why, size))
+            level = max(size[0] / cpu, size[1] / memory, size[2] / network)
+            ordered.append((-level, job, why, size))
         ordered.sort()
-        for _, job, why, size in ordered:
-            group = self._group(job)
+        for level, job, why, size in ordered:
+            hot = topic_of(job) if -level >= hot_from else ""
+            group = self._group(job) if grouped else ""
             bins = self.bins.get(group)
             if bins is None:
                 lost.setdefault(group, []).append(job)
                 continue
-            hot = self._hot(job, size)
             target, reason, room = self._home(job, size, hot, why, bins)
             if not room:
                 crowded[group] = crowded.get(group, 0) + 1
@@ -208,11 +214,14 @@ class Round:
     def _tell_of_homeless(self, crowded: Mapping[str, int], lost: Mapping[str, list[str]]) -> None:
         for group, jobs in lost.items():
             whose = f"of the isolation group {group!r}" if group else "without an isolation group"
+            remedy = f"start a worker {whose}" if self.grouped else "start a worker"
+            if group == UNREAD:
+                whose, remedy = "whose isolation group cannot be read", "deploy their definitions again"
             self._tell(
                 "no-worker",
                 group or jobs[0],
                 f"{len(jobs)} jobs {whose} have no worker that may run them, {jobs[0]} among them",
-                f"start a worker {whose}" if self.grouped else "start a worker",
+                remedy,
             )
         for group, count in crowded.items():
             self._tell(
@@ -282,6 +291,8 @@ class Round:
         for job in self.misplaced:
             slot, group = self.slots[self.assignments[job].worker], self._group(job)
             bins = self.bins.get(group)
+            if group == UNREAD:
+                continue  # it is told that its definition cannot be read
             if bins is None:
                 self._tell(
                     "no-worker",
@@ -303,8 +314,7 @@ class Round:
         over = [(d, -room) for d, room in enumerate(slot.room(high)) if room < 0]
         weighed = []
         for job in self.settled[slot.name]:
-            wish = self.wishes.get(job)
-            if wish is None or self._able(job, wish) is None:
+            if not self._is_pinned(job):
                 size = self._size(job)
                 weighed.append((sum(size[d] / need for d, need in over), job, size))
         weighed.sort()
@@ -363,6 +373,6 @@ class Round:
             if rich.count - poor.count < self.rules.even:
                 break
             job = self.settled[rich.name].pop()
-            if job in self.wishes or poor.level_with(self._size(job)) > min(rich.level, self.rules.fill):
+            if self._is_pinned(job) or poor.level_with(self._size(job)) > min(rich.level, self.rules.fill):
                 continue
             self._release(job, rich, poor, f"{rich.name} has {rich.count} jobs, {poor.name} has {poor.count}")

@@ -7,6 +7,7 @@ import msgspec
 from app.core.load import DEFAULT_WORKER, Load
 
 HIBERNATED = "hibernated: "  # begins the reason of whatever is done to a job of a sleeping workload
+UNREAD = "?"  # the isolation group of a workload whose own cannot be read: no worker is of it
 MOVES_PER_ROUND = 8  # planned moves at once: each stops one partition for a moment
 
 

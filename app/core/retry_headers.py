@@ -32,6 +32,8 @@ POSTPONED_TO = "switchyard-postponed-to"  # ms since 1970: the copy waits until 
 RAW_BATCH = "switchyard-raw-batch"
 VALUE_BYTES = "switchyard-value-bytes"  # of a value that is not in the copy: it is still where it stood
 
+WHY = (REASON, CODE, MOVED_AT)  # what was last said of it
+
 MAX_REASON_CHARS = 1_000  # a receiver's words are welcome, its core dump is not
 MAX_INT32, MAX_INT64 = (1 << 31) - 1, (1 << 63) - 1
 _TOPIC = re.compile(rb"[a-zA-Z0-9._-]{1,249}")  # Kafka's own rule
@@ -125,7 +127,8 @@ def moved_headers(
 
 def postponed_headers(headers: Sequence[Header], origin: Origin, due_ms: int) -> list[Header]:
     """The headers of a copy that only waits until `due_ms`: nothing else is said of it than before."""
-    return _own(headers) + _told([*_origin(origin), *_postponed(due_ms)])
+    last = [] if origin.tier is None else [(name, value) for name, value in headers if name in WHY and value]
+    return _own(headers) + _told([*_origin(origin), *_postponed(due_ms)]) + last
 
 
 def _own(headers: Sequence[Header]) -> list[Header]:

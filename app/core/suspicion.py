@@ -15,8 +15,10 @@ Rules
 2. A loss counts as `blamed` when others were taken since the message's last one. When no others are: a death
    counts if the receiver's health was heard since the last one, and it had nothing else; a refusal
    counts if the message blocks a full tracker nearly all of which is finished. All else is an outage.
-3. After `ALONE_AFTER` deaths it is a suspect: it goes last, one at a time, and only once the receiver is
-   known to live. So it takes few down with it, and what was lost beside a killer is acquitted in its turn.
+3. After `SUSPECT_AFTER` deaths it is a suspect: it goes last, and only once the receiver is known to live;
+   one first, then twice as many at once, up to `MOST_AT_ONCE`, for as long as none of them is lost. Those
+   that were lost together go one at a time from then on, and their common death is held against none of
+   them. So a killer takes few down with it, and what was lost beside it is acquitted in its turn.
 4. Blamed `GIVE_UP_AFTER` times it failed, and is treated as such. A refusal is a receiver's word and may be
    of the moment (a part of what it needs is away): unless the message blocks others, that is so only once
    it has lasted `patience_s`.
@@ -30,17 +32,20 @@ from __future__ import annotations
 
 from enum import Enum
 
-ALONE_AFTER = 2  # a receiver that restarts loses everything in flight once
+SUSPECT_AFTER = 2  # a receiver that restarts loses everything in flight once
+MOST_AT_ONCE = 32  # suspects: so many go one at a time when there is a killer among them
 GIVE_UP_AFTER = 4
 FINISHED_SHARE = 0.9  # of a full tracker, in rule 2
 UNKNOWN_AFTER_S = (
     10.0  # a receiver whose health is never heard is tried all the same; rule 2 counts none of it
 )
 
-# Words of gRPC's C-core and of Envoy, in lower case; "not accepted" are our own (`app.push.stream_link`).
+# Words of gRPC's C-core and of Envoy, in lower case; "not accepted", "not sent" are our own
+# (`app.push.stream_link`).
+NOT_SENT = "not sent on the stream"
 _UNREACHED = (
     "failed to connect", "connections to all backends", "resolution failed", "no healthy upstream",
-    "upstream connect error", "not accepted within",
+    "upstream connect error", "not accepted within", NOT_SENT,
 )  # fmt: skip
 _DIED = ("socket closed", "stream removed", "connection reset", "broken pipe", "keepalive", "goaway")
 
@@ -53,9 +58,16 @@ class Loss(Enum):
     REFUSED = "refused"
 
 
+_RESETS = {"connection termination": Loss.DIED, "remote reset": Loss.REFUSED}
+
+
 def read_loss(details: str) -> Loss:
     """How a call ended whose status is UNAVAILABLE, by its words."""
     words = details.lower()
+    if "upstream connect error or disconnect/reset" in words:  # Envoy: only what follows tells which of these
+        for reason, loss in _RESETS.items():
+            if f"reset reason: {reason}" in words:
+                return loss
     if any(mark in words for mark in _UNREACHED):
         return Loss.UNREACHED
     return Loss.DIED if any(mark in words for mark in _DIED) else Loss.REFUSED
@@ -81,23 +93,31 @@ class Suspicion:
     @property
     def is_suspect(self) -> bool:
         """Rule 3."""
-        return self.deaths >= ALONE_AFTER
+        return self.deaths >= SUSPECT_AFTER
+
+    @property
+    def goes_alone(self) -> bool:
+        """It was lost as a suspect, perhaps beside others (rule 3)."""
+        return self.deaths > SUSPECT_AFTER
 
     def may_go(self, now_s: float, *, taken: int, heard: int, alone: bool) -> bool:
         """Whether a suspect may be sent now, `alone` or beside others: the receiver lives (rule 3)."""
         self._vouched = alone and heard != self._heard
         return heard != self._heard or taken != self._taken or now_s >= self.lost_s + UNKNOWN_AFTER_S
 
-    def lost(self, loss: Loss, now_s: float, *, taken: int, heard: int, stuck: bool) -> None:
+    def lost(
+        self, loss: Loss, now_s: float, *, taken: int, heard: int, stuck: bool, together: bool = False
+    ) -> None:
         """The message's call ended with UNAVAILABLE.
 
         Args:
+            together: it was out as one of several suspects.
             stuck: nothing more is read, and `FINISHED_SHARE` of the tracker is finished.
         """
         if loss is Loss.UNREACHED:
             return
         died = loss is Loss.DIED
-        if taken != self._taken or (self._vouched if died else stuck):
+        if not (died and together) and (taken != self._taken or (self._vouched if died else stuck)):
             self.blamed += 1
         self.deaths += died
         self.refusals += not died

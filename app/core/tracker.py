@@ -198,9 +198,14 @@ class Tracker:
     # -- asking ----------------------------------------------------------------------------------
 
     @property
+    def tracked(self) -> int:
+        """Offsets in the window, finished or not; more than `capacity` for a while after that was lowered."""
+        return len(self._window) - self._head
+
+    @property
     def room(self) -> int:
         """How many more offsets to deliver may be fetched; without gaps, capacity - (end - base)."""
-        return max(0, self.capacity - self._tracked)
+        return max(0, self.capacity - self.tracked)
 
     @property
     def idle(self) -> bool:
@@ -235,12 +240,12 @@ class Tracker:
     @property
     def utilisation(self) -> float:
         """Share of the capacity in use, 0 to 1; a full tracker stops the fetching."""
-        return self._tracked / self.capacity
+        return min(1.0, self.tracked / self.capacity)  # more is in use after the capacity was lowered
 
     @property
     def unfinished_share(self) -> float:
         """Share of what is in use that is unfinished; near 0 in a full tracker: the head blocks the line."""
-        return self.unfinished / tracked if (tracked := self._tracked) else 0.0
+        return self.unfinished / tracked if (tracked := self.tracked) else 0.0
 
     @property
     def oldest_unfinished(self) -> int | None:
@@ -282,11 +287,6 @@ class Tracker:
         return Snapshot(self.base, (*finished, *self._inherited))
 
     # -- inside ----------------------------------------------------------------------------------
-
-    @property
-    def _tracked(self) -> int:
-        """Slots in use."""
-        return len(self._window) - self._head
 
     def _append(self, start: int, end: int) -> None:
         """Gives [start, end) open slots behind the last, in a segment of its own when there is a hole."""

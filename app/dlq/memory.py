@@ -39,7 +39,13 @@ async def merges_of(
         ClusterUnreachable: some broker did not answer, or does not know yet.
     """
     prefix = f"{stem(workload)}."
-    names = sorted(name for name in await _groups(client) if name.startswith(prefix))[:MAX_REMEMBERED]
+    names = sorted(name for name in await _groups(client) if name.startswith(prefix))
+    if len(names) > MAX_REMEMBERED:
+        log.warning(
+            "more merges and purges are remembered than are read: letters of the others may be shown again",
+            topic=workload.dlq_topic(), remembered=len(names), read=MAX_REMEMBERED,
+        )  # fmt: skip
+        names = names[:MAX_REMEMBERED]
     topic = workload.dlq_topic()
     found: list[Merge | None] = []
     for at in range(0, len(names), AT_ONCE):

@@ -37,6 +37,7 @@ from app.core.record_batch import MAX_BATCH_BYTES, CorruptBatch, take
 from app.kafka.clusters import LATEST, READ_COMMITTED, READ_UNCOMMITTED, ClusterClient
 from app.kafka.fetched import PARTITION_MAX_BYTES, ByteBudget, Fetched, FetchTrouble, PartitionFetch
 from app.kafka.log_watch import TOPIC_IDS_S, doubt_other_ids, find_gap
+from app.kafka.retention import RetentionWatch
 
 log = structlog.get_logger(__name__)
 
@@ -82,6 +83,7 @@ class FetchService(Service):
         self._leaderless: dict[PartitionFetch, int | None] = {}  # and who has failed it
         self._asked: dict[asyncio.Timeout, tuple[float, list[PartitionFetch]]] = {}  # since when
         self._wake = asyncio.Event()
+        self._retentions = RetentionWatch(client)
 
     async def on_start(self) -> None:
         self.budget.waiters.append(self._wake.set)
@@ -372,8 +374,7 @@ class FetchService(Service):
 
     @Service.task
     async def _watch(self) -> None:
-        """Ids of topics, and high watermarks of partitions that are not being fetched now, so that lag stays
-        true."""
+        """Ids and retention of topics, and high watermarks of partitions that are not being fetched now."""
         ids_at_s = 0.0
         while not self.should_stop:
             await self.sleep(WATERMARKS_S)
@@ -392,5 +393,6 @@ class FetchService(Service):
                     "a cluster's logs could not be looked at", cluster=self.client.name, error=repr(error)
                 )
                 continue
+            await self._retentions.look(parts, now_s)
             for part in stale:
                 part.high_watermark = ends.get((part.topic, part.partition), part.high_watermark)

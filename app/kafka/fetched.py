@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -37,16 +37,23 @@ class ByteBudget:
             wake()
 
 
+@dataclass(slots=True)
+class Retention:
+    """How long a topic keeps a record, in `ms`; -1: for ever, or it is not known (yet)."""
+
+    ms: int = -1
+
+
 class Fetched:
     """Raw batches of one partition: offsets [start_offset, next_offset). `release` when done with them.
 
     `damage` says why the bytes cannot be read: they stand for these offsets, and for nothing else. Empty:
-    the checksum of every batch in it matches.
+    the checksum of every batch in it matches. `retention` goes on telling how long the topic keeps a record.
     """
 
     __slots__ = (
         "_owner", "aborted", "damage", "data", "high_watermark", "key", "nbytes", "next_offset", "partition",
-        "start_offset", "topic",
+        "retention", "start_offset", "topic",
     )  # fmt: skip
 
     def __init__(
@@ -57,6 +64,7 @@ class Fetched:
         self.key = owner.key
         self.topic = owner.topic
         self.partition = owner.partition
+        self.retention = owner.retention
         self.start_offset = owner.next_offset
         self.next_offset = next_offset
         self.data = data
@@ -119,6 +127,7 @@ class PartitionFetch:
     unreleased_bytes: int = 0
     max_bytes: int = PARTITION_MAX_BYTES
     high_watermark: int = -1
+    retention: Retention = field(default_factory=Retention)
     seen_at_s: float = 0.0
     retry_at_s: float = 0.0
     failures: int = 0

@@ -1,9 +1,9 @@
 """Messages of a workload with several targets: each goes to its own, and waits for no other's.
 
 A target beside the main one that is away or slow must not fill the trackers, and stop production with it.
-What waits for one goes to the first retry topic (where order is asked for, and without tiers, to the DLQ)
-when `MAX_HELD_APART` wait already, or when half a tracker has been read behind it and the target is away
-or has let it wait for `PATIENCE_S`.
+What waits for one goes to the first retry topic, or again to the one that it is from (where order is asked
+for, and without tiers, to the DLQ), when `MAX_HELD_APART` wait already, or when half a tracker has been read
+behind it and the target is away or has let it wait for `PATIENCE_S`.
 """
 
 from __future__ import annotations
@@ -79,8 +79,10 @@ class Apart:
                 )
 
     def _move_away(self, delivery: Delivery, why: str) -> None:
-        runtime, policy = self._runtime, self._runtime.policy
+        runtime, policy, tiers = self._runtime, self._runtime.policy, self._runtime.policy.tiers
         decision = stash(why, attempts_in_memory=1, policy=policy)
-        if policy.tiers and not runtime.ordered:
-            decision = Decision(Action.RETRY_TOPIC, 0, policy.tiers[0].delay_s, why)
+        if tiers and not runtime.ordered:  # it was not tried: in the tier that it is from it goes round
+            from_tier = delivery.told_origin().tier
+            tier = from_tier if from_tier is not None and from_tier < len(tiers) else 0
+            decision = Decision(Action.RETRY_TOPIC, tier, tiers[tier].delay_s, why)
         runtime.outcomes.carry_out(delivery, decision, "", "UNAVAILABLE")

@@ -41,6 +41,7 @@ PRODUCE_RETRY_S = 0.5  # a copy that was not taken is tried again this much late
 LEASE_RETRY_S = 0.05
 NO_DLQ_RETRY_S = 1.0
 MAX_KEPT_KEY_BYTES = 64 * 1024
+NO_COPY = "no copy"
 TOO_LARGE = "too large for a copy, read it where it stood"
 
 
@@ -90,7 +91,8 @@ class Copier:
         pump, record = delivery.pump, delivery.record
         origin = delivery.told_origin()
         failed = replace(
-            origin, attempt=origin.attempt + delivery.attempts, tier_attempt=origin.tier_attempt + 1,
+            origin, attempt=origin.attempt + delivery.attempts,
+            tier_attempt=origin.tier_attempt + (delivery.attempts > 0),  # else it only goes round
             timeouts=origin.timeouts + delivery.timeouts,
         )  # fmt: skip
 
@@ -141,14 +143,15 @@ class Copier:
         """Begins to copy messages to where they wait for their time (`app.core.due`).
 
         Unless the pump is closed, `moved` is told which are safe there, `stay` which are due too soon or
-        (then with a reason) can be copied nowhere, and `ended` when it is through.
+        (then with a reason) can be copied nowhere, and `ended` when it is through, however that came.
         """
-        copying = self._postpone(pump, list(messages), moved, stay, ended)
+        copying = self._postpone(pump, {one.record.offset: one for one in messages}, moved, stay, ended)
         task = asyncio.get_running_loop().create_task(copying)
         offsets = [message.record.offset for message in messages]
         pump.copying.update(dict.fromkeys(offsets, task))
 
-        def done(_: asyncio.Task[None]) -> None:
+        def done(task: asyncio.Task[None]) -> None:
+            _tell_failure(pump, task)
             for offset in offsets:
                 if pump.copying.get(offset) is task:
                     del pump.copying[offset]
@@ -156,8 +159,23 @@ class Copier:
         task.add_done_callback(done)
 
     async def _postpone(
-        self, pump: DispatchPump, waiting: list[Postponed], moved: Callable[[list[Record]], None],
+        self, pump: DispatchPump, left: dict[int, Postponed], moved: Callable[[list[Record]], None],
         stay: Callable[[list[Postponed], str], None], ended: Callable[[], None],
+    ) -> None:  # fmt: skip
+        """Empties `left`, which holds what nobody was told of yet."""
+        try:
+            await self._postpone_all(pump, left, moved, stay)
+        except Exception as error:
+            stay(list(left.values()), f"it could not be copied: {error!r}")
+            raise
+        finally:
+            if not pump.closed:
+                _no_trouble(pump)
+                ended()
+
+    async def _postpone_all(
+        self, pump: DispatchPump, left: dict[int, Postponed], moved: Callable[[list[Record]], None],
+        stay: Callable[[list[Postponed], str], None],
     ) -> None:  # fmt: skip
         topic = pump.runtime.workload.delayed_topic()
 
@@ -166,15 +184,18 @@ class Copier:
             headers = postponed_headers(record.headers, message.origin, message.due_ms)
             await self._copies.send(topic, record.key, record.value, headers, level)
 
-        while not pump.closed:
+        def told(messages: list[Postponed]) -> list[Postponed]:
+            for message in messages:
+                del left[message.record.offset]
+            return messages
+
+        while left and not pump.closed:
             present_ms = now_ms()
-            levels = [level_of(message.due_ms - present_ms, self._levels or None) for message in waiting]
-            if soon := [one for one, level in zip(waiting, levels, strict=True) if level is None]:
-                stay(soon, "")
-            going = [(one, level) for one, level in zip(waiting, levels, strict=True) if level is not None]
-            waiting = [message for message, _ in going]
-            if not waiting:
-                ended()
+            levels = [(one, level_of(one.due_ms - present_ms, self._levels or None)) for one in left.values()]
+            if soon := [one for one, level in levels if level is None]:
+                stay(told(soon), "")
+            going = [(one, level) for one, level in levels if level is not None]
+            if not going:
                 return
             if not self._lease.holds(self._clock()):
                 await asyncio.sleep(LEASE_RETRY_S)
@@ -189,25 +210,19 @@ class Copier:
             sent = await asyncio.gather(*(send(*one) for one in going), return_exceptions=True)
             if pump.closed:
                 return
-            answers = list(zip(waiting, sent, strict=True))
-            moved([message.record for message, answer in answers if not isinstance(answer, BaseException)])
-            if large := [message for message, answer in answers if isinstance(answer, RecordTooLarge)]:
-                stay(large, "too large for a copy")
-            errors = {
-                index: answer
-                for index, answer in enumerate(sent)
-                if isinstance(answer, BaseException) and not isinstance(answer, RecordTooLarge)
-            }
-            waiting = [waiting[index] for index in errors]
-            if waiting:
+            answers = [(one, answer) for (one, _), answer in zip(going, sent, strict=True)]
+            safe = [one for one, answer in answers if not isinstance(answer, BaseException)]
+            moved([message.record for message in told(safe)])
+            if large := [one for one, answer in answers if isinstance(answer, RecordTooLarge)]:
+                stay(told(large), "too large for a copy")
+            if left:
                 self._levels = 0  # whatever is wrong, the topic may be gone
-                await self._not_taken(pump, topic, next(iter(errors.values())))
-            elif pump.trouble.startswith("no copy"):
-                pump.trouble = ""
+                why = next(answer for one, answer in answers if one.record.offset in left)
+                await self._not_taken(pump, topic, why)
 
     @staticmethod
     async def _not_taken(pump: DispatchPump, topic: str, error: object) -> None:
-        pump.trouble = f"no copy in {topic}: {error}"
+        pump.trouble = f"{NO_COPY} in {topic}: {error}"
         log.warning(
             "a copy was not taken and is tried again; the message stays unfinished",
             topic=topic, job=str(pump.job), error=repr(error),
@@ -218,7 +233,12 @@ class Copier:
     def _run(pump: DispatchPump, offset: int, copying: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(copying)
         pump.copying[offset] = task
-        task.add_done_callback(lambda _: pump.copying.pop(offset, None))
+
+        def ended(task: asyncio.Task[None]) -> None:
+            pump.copying.pop(offset, None)
+            _tell_failure(pump, task)
+
+        task.add_done_callback(ended)
 
     async def _copy(
         self, pump: DispatchPump, topic: str | None, dlq_topic: Callable[[], str | None],
@@ -229,7 +249,9 @@ class Copier:
         while not pump.closed:
             where = dlq_topic() if too_large or topic is None else topic
             if where is None:
-                pump.trouble = "no copy: a message can go nowhere but to a DLQ, and there is none: enable dlq"
+                pump.trouble = (
+                    f"{NO_COPY}: a message can go nowhere but to a DLQ, and there is none: enable dlq"
+                )
                 await asyncio.sleep(NO_DLQ_RETRY_S)
                 continue
             if not self._lease.holds(self._clock()):
@@ -239,15 +261,27 @@ class Copier:
                 await self._copies.send(where, *letter(where, too_large))
             except RecordTooLarge as error:
                 if too_large:  # without its value even
-                    pump.trouble = f"no copy in {where}: {error}"
+                    pump.trouble = f"{NO_COPY} in {where}: {error}"
                     await asyncio.sleep(NO_DLQ_RETRY_S)
                 too_large = True
                 continue
             except Exception as error:  # noqa: BLE001 - whatever the producer raises, the message stays
                 await self._not_taken(pump, where, error)
                 continue
-            if pump.trouble.startswith("no copy"):
-                pump.trouble = ""
+            _no_trouble(pump)
             if not pump.closed:
                 done(where)
             return
+
+
+def _no_trouble(pump: DispatchPump) -> None:
+    """Copies are taken (again)."""
+    if pump.trouble.startswith(NO_COPY):
+        pump.trouble = ""
+
+
+def _tell_failure(pump: DispatchPump, task: asyncio.Task[None]) -> None:
+    """A fault of ours: the message stays unfinished, and a next owner delivers it."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        pump.trouble = f"a fault of Switchyard's own while copying, its traceback is in the log: {error!r}"
+        log.error("copying failed in an unexpected way", job=str(pump.job), exc_info=error)

@@ -85,7 +85,7 @@ class Delivery:
         self.started_s = now_s
         self.first_sent_s = self.first_sent_s or now_s
         self.link = link
-        link.in_flight += 1
+        link.sent(pump, 1)
         pump.open[record.offset] = pump.calls[record.offset] = self
         value = record.value
         added: Metadata = ()
@@ -167,7 +167,7 @@ class BatchDelivery(OutBatch):
 
     def start(self) -> None:
         """Sends it; every message is answered exactly once, later."""
-        self.link.in_flight += self.left
+        self.link.sent(self.pump, self.left)
         self.pump.batches.add(self)
         self.pump.batched += self.left
         self.stream.send(self)

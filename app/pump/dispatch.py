@@ -90,6 +90,7 @@ class DispatchPump:
             fetched.release()
             return
         self.read_bytes += fetched.nbytes
+        self._line.ahead.retention = fetched.retention
         self._intake.accept(fetched)
         self.refill()
         self.runtime.send()
@@ -196,7 +197,7 @@ class DispatchPump:
         above = [(max(start, at), end) for start, end in self.tracker.snapshot().finished if end > at]
         main = DispatchPump(
             self.job, self.epoch, self.runtime, tier=None, next_offset=at, group=self._group,
-            snapshot=Snapshot(at, tuple(above)), capacity=self.tracker.capacity, lineage=self.lineage,
+            snapshot=Snapshot(at, tuple(above)), capacity=self._line.ahead.capacity, lineage=self.lineage,
         )  # fmt: skip
         self.allowance = Allowance(self.runtime.backlog_bucket, self.runtime.clock, self._stirred)
         main.backlog = Backlog(self, at)
@@ -241,7 +242,6 @@ class DispatchPump:
     def finished(self, record: Record, *, acknowledged: bool, dead: bool = False, sent: bool = True) -> None:
         """The message is finished: acknowledged (or, not `sent`, passed over), or safe in another topic."""
         self.open.pop(record.offset, None)
-        self._line.finished([record])
         if acknowledged:
             self.tracker.ack(record.offset)
             self.delivered += sent
@@ -251,6 +251,7 @@ class DispatchPump:
                 self.dead_lettered += 1
             else:
                 self.retried += 1
+        self._line.finished([record])
         self._refill_soon()
 
     def finished_run(self, records: Sequence[Record], start: int, end: int) -> None:
@@ -343,7 +344,7 @@ class DispatchPump:
             delivered=self.delivered,
             retried=self.retried,
             dead_lettered=self.dead_lettered,
-            trouble=self.trouble,
+            trouble=self.trouble or self._line.risk(),
             **self._line.waits(),
         )
         return status if self.backlog is None else self.backlog.added_to(status)

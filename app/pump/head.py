@@ -33,7 +33,7 @@ class Decisions:
         self.last.append(
             HeadDecision(
                 at_ms=now_ms(), topic=pump.job.topic, partition=pump.job.partition, offset=verdict.offset,
-                rule=str(verdict.rule), reason=verdict.reason, age_ms=round(verdict.age_s * 1000),
+                rule=str(verdict.rule), reason=verdict.reason, age_s=round(verdict.age_s, 3),
             )
         )  # fmt: skip
 
@@ -53,7 +53,7 @@ def free_head(pump: DispatchPump, now_s: float) -> Verdict | None:
         base=tracker.base,
         capacity=tracker.capacity,
         unfinished=tracker.unfinished,
-        finished_above=tracker.capacity - tracker.room - tracker.unfinished,
+        finished_above=tracker.tracked - tracker.unfinished,
         head_sent_s=_sent_s(pump),
         delivered=pump.delivered,
         serving=runtime.is_serving(pump.open.get(tracker.base), now_s),
@@ -85,9 +85,9 @@ def candidate(pump: DispatchPump, now_s: float) -> HeadStatus | None:
         topic=pump.job.topic,
         partition=pump.job.partition,
         offset=tracker.base,
-        age_ms=-1 if age_s is None else round(age_s * 1000),
-        use=round(tracker.utilisation, 4),
-        unfinished=round(tracker.unfinished_share, 4),
+        age_s=None if age_s is None else round(age_s, 3),
+        tracker_used=round(tracker.utilisation, 4),
+        unfinished_share=round(tracker.unfinished_share, 4),
         why_not=why_not,
     )
 

@@ -5,6 +5,7 @@
 Rules
 1. Records are decoded only as the tracker has room, and while what is ready is small; the raw bytes wait,
    and their bytes are what the fetch budget counts.
+   Nor is more decoded while `HELD_BYTES` of decoded messages wait for their time or their turn.
 2. What an inherited snapshot says is finished is not shown again.
 3. What is fetched begins where the last ended, or behind a gap that was told: anything else is a fault of
    ours, and must stop the job before it commits what was never seen.
@@ -29,14 +30,19 @@ if TYPE_CHECKING:
 CHUNK_RECORDS = 256  # decoded at once: long enough to be cheap, short enough not to hold the loop
 READY_LOW = 64  # refilled below this many
 READY_BYTES = 4 * 1024 * 1024  # no more is decoded while this much is ready
+HELD_BYTES = 32 * 1024 * 1024  # twice what begins to leave (`app.pump.ahead`), so that copying is no pause
 
 
 class Intake:
-    """See the module. `on_undecodable` is given what rule 4 speaks of, and its unfinished offsets."""
+    """See the module. `on_undecodable` is given what rule 4 speaks of, and its unfinished offsets.
+
+    Attributes:
+        held_bytes: of decoded messages that wait for their time or their turn; whoever keeps them counts.
+    """
 
     __slots__ = (
         "_ages", "_end", "_expected", "_large", "_on_undecodable", "_readers", "_tracker", "arrivals",
-        "ready",
+        "held_bytes", "ready",
     )  # fmt: skip
 
     def __init__(
@@ -44,6 +50,7 @@ class Intake:
     ) -> None:
         self.ready: deque[Record] = deque()
         self.arrivals = Arrivals()
+        self.held_bytes = 0
         self._tracker = tracker
         self._on_undecodable = on_undecodable
         self._readers: deque[RecordReader] = deque()
@@ -55,7 +62,12 @@ class Intake:
     @property
     def is_low(self) -> bool:
         """Few records are ready, and more may be decoded."""
-        return len(self.ready) < READY_LOW and bool(self._readers)
+        return len(self.ready) < READY_LOW and bool(self._readers) and not self.is_held_up
+
+    @property
+    def is_held_up(self) -> bool:
+        """So much waits for its time or its turn that no more is decoded."""
+        return self.held_bytes >= HELD_BYTES
 
     def end_at(self, end: int) -> None:
         """Takes nothing at or above offset `end`."""
@@ -94,7 +106,7 @@ class Intake:
         ready, readers, tracker = self.ready, self._readers, self._tracker
         while readers and len(ready) < wanted:
             room = min(tracker.room, CHUNK_RECORDS)
-            if room <= 0 or (self._large and self._ready_bytes() >= READY_BYTES):
+            if room <= 0 or self.is_held_up or (self._large and self._ready_bytes() >= READY_BYTES):
                 break
             reader = readers[0]
             try:

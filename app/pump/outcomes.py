@@ -108,7 +108,10 @@ class Outcomes:
             return held
         suspicion = delivery.suspicion = delivery.suspicion or Suspicion()
         stuck = tracker.room <= 0 and tracker.unfinished <= max(1, tracker.capacity * (1 - FINISHED_SHARE))
-        suspicion.lost(loss, now_s, taken=link.taken, heard=link.health.answers, stuck=stuck)
+        together = suspicion.is_suspect and link.suspects_sent > 1
+        suspicion.lost(
+            loss, now_s, taken=link.taken, heard=link.health.answers, stuck=stuck, together=together
+        )
         age_s, tokens = now_s - delivery.first_sent_s, runtime.head_tokens
         if suspicion.has_failed(stuck=stuck, age_s=age_s, patience_s=runtime.head_after_s) and link.credit:
             failed = self._decide(delivery, INTERNAL, None, False, runtime.policy.in_memory_attempts)

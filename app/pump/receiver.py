@@ -8,14 +8,14 @@ Rules
    full size within `SLOW_START_S`: a receiver that has just come back is not thrown down again.
 3. What was held (the receiver was away) goes first, with its attempts as they were. Probes take turns
    between held and fresh messages: one that is never taken cannot keep the receiver from being found.
-4. What may be to blame for the loss of its receiver (`app.core.suspicion`) goes last, one at a time.
+4. What may be to blame for the loss of its receiver (`app.core.suspicion`) goes last, few at a time.
 5. A receiver that says it is not serving gets nothing, probes neither (`app.pump.health`).
 6. A receiver without the stream contract is called message by message.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
@@ -25,6 +25,7 @@ from app.core.concurrency import AdaptiveLimit
 from app.core.head_of_line import CREDIT_MAX
 from app.core.pace import TargetStatus
 from app.core.rates import MeanLatency
+from app.core.suspicion import MOST_AT_ONCE
 from app.core.timeout import MAXIMUM_S, AdaptiveTimeout
 from app.pump.health import HealthWatch
 from app.pump.held import Held
@@ -32,6 +33,7 @@ from app.pump.held import Held
 if TYPE_CHECKING:
     from app.config.definitions import Workload
     from app.pump.delivery import Delivery
+    from app.pump.dispatch import DispatchPump
     from app.push.stream import StreamTarget
     from app.push.unary import CallResult, UnaryTarget
 
@@ -63,9 +65,12 @@ class ReceiverLink:
         self.address = address
         self.breaker = Breaker()
         self.in_flight = 0
+        self.out: Counter[DispatchPump] = Counter()  # messages in flight of each that has any
         self.held = Held()
         self.suspects: deque[Delivery] = deque()
-        self.suspect: Delivery | None = None  # the one that is out
+        self.suspects_out: set[Delivery] = set()
+        self.suspects_sent = 0  # together, the last time
+        self.suspects_most = 1  # that may go together
         self.taken = 0  # messages that it took, whatever it said of them
         self.credit = 1  # for giving up what may be to blame, earned by what it takes
         self.share = 1.0
@@ -99,6 +104,14 @@ class ReceiverLink:
             self.suspects.append(delivery)
         else:
             self.held.append(delivery)
+
+    def suspect_answered(self, delivery: Delivery, code: int) -> None:
+        """Of what may be to blame and was out, this one is answered."""
+        self.suspects_out.discard(delivery)
+        if code == UNAVAILABLE:
+            self.suspects_most = 0
+        if not self.suspects_out:
+            self.suspects_most = min(MOST_AT_ONCE, max(1, 2 * self.suspects_most))
 
     @property
     def limit(self) -> int:
@@ -177,10 +190,20 @@ class ReceiverLink:
             return max(self.breaker.next_probe_at_s - now_s, 0.01)
         return 0.01 if now_s - self.breaker.closed_at_s < SLOW_START_S else 0.0
 
-    def answered(self, result: CallResult, count: int, started_s: float, now_s: float) -> None:
-        """`count` messages sent at `started_s` were answered alike."""
+    def sent(self, pump: DispatchPump, count: int) -> None:
+        """So many messages of the pump are on their way."""
+        self.in_flight += count
+        self.out[pump] += count
+
+    def answered(
+        self, pump: DispatchPump, result: CallResult, count: int, started_s: float, now_s: float
+    ) -> None:
+        """`count` messages of the pump, sent at `started_s`, were answered alike."""
         before = self.in_flight
         self.in_flight -= count
+        self.out[pump] -= count
+        if not self.out[pump]:
+            del self.out[pump]
         if result.local_error is not None or result.too_large:  # tells of the message only
             self.breaker.forgo(now_s)
             return

@@ -16,6 +16,7 @@ from weakref import WeakSet
 if TYPE_CHECKING:
     from app.pump.delivery import Delivery
     from app.pump.dispatch import DispatchPump
+    from app.pump.receiver import ReceiverLink
 
 SHARE = 10
 
@@ -50,16 +51,17 @@ class Turns:
             pump.in_turn = True
             self._queue.append(pump)
 
-    def most(self, pump: DispatchPump, room: int) -> int:
-        """How many messages it may send, of `room`."""
-        return room if len(self._members) < 2 else min(room, allowance(room, pump.in_flight))
+    def most(self, pump: DispatchPump, room: int, link: ReceiverLink) -> int:
+        """How many messages it may send to this receiver, of `room`. A single probe is nobody's share."""
+        if len(self._members) < 2 or not link.breaker.closed:
+            return room
+        return min(room, allowance(room, link.out[pump]))
 
-    def first(self, room: int, *, shared: bool) -> tuple[DispatchPump, int] | None:
-        """The next pump that may send, and how much; None when none may, or none is there. Not `shared`: it
-        may have all the room."""
+    def first(self, room: int, link: ReceiverLink) -> tuple[DispatchPump, int] | None:
+        """The next pump that may send to this receiver, and how much; None: none may, or none is there."""
         queue = self._queue
         for _ in range(len(queue)):
-            if most := self.most(queue[0], room) if shared else room:
+            if most := self.most(queue[0], room, link):
                 return queue[0], most
             queue.rotate(-1)
         return None

@@ -39,7 +39,7 @@ from app.pump.head import Decisions
 from app.pump.held import Held
 from app.pump.outcomes import Outcomes
 from app.pump.receiver import ReceiverLink, Targets
-from app.pump.suspects import send_suspect
+from app.pump.suspects import send_suspects
 from app.pump.turns import Turns
 
 if TYPE_CHECKING:
@@ -209,14 +209,14 @@ class WorkloadRuntime:
             self._send_fresh(self.link, now_s)
         for link in links:
             if link.suspects:
-                send_suspect(self, link, now_s)
+                send_suspects(self, link, now_s)
 
     def _send_fresh(self, link: ReceiverLink, now_s: float) -> None:
         """Sends what is ready to the only receiver there is."""
         turns = self.turns
         while turns and (room := self.room(link, now_s)):
             link.probe_held = True
-            while (found := turns.first(room, shared=link.breaker.closed)) is not None:
+            while (found := turns.first(room, link)) is not None:
                 pump, most = found
                 if self._send_of(pump, most, link, now_s):
                     turns.took()
@@ -249,8 +249,7 @@ class WorkloadRuntime:
         for paused in held.take_all(attrgetter("paused")):
             paused.pump.put_back(paused)
         while held and (room := self.room(link, now_s)):
-            shared = link.breaker.closed
-            delivery = held.take(lambda pump: self.turns.most(pump, room) if shared else 1)  # noqa: B023
+            delivery = held.take(lambda pump: self.turns.most(pump, room, link))
             if delivery is None:
                 return
             link.probe_held = False
@@ -301,15 +300,15 @@ class WorkloadRuntime:
 
     def answered(self, delivery: Delivery, result: CallResult) -> None:
         """The receiver (or the way to it) answered `delivery`."""
-        if delivery.link is not None and delivery.link.suspect is delivery:
-            delivery.link.suspect = None
-        self._answered_by(delivery.link, result, 1, delivery.started_s)
+        if delivery.link is not None and delivery in delivery.link.suspects_out:
+            delivery.link.suspect_answered(delivery, result.code)
+        self._answered_by(delivery, result, 1)
         self.outcomes.answered(delivery, result)
         self.send()
 
     def batch_answered(self, batch: BatchDelivery, start: int, end: int, result: CallResult) -> None:
         """Messages [start, end) of `batch` were answered alike."""
-        self._answered_by(batch.link, result, end - start, batch.started_s)
+        self._answered_by(batch, result, end - start)
         self.outcomes.batch_answered(batch, start, end, result)
         self._send_soon(batch.link)
 
@@ -325,11 +324,10 @@ class WorkloadRuntime:
         self._soon = False
         self.send()
 
-    def _answered_by(
-        self, link: ReceiverLink | None, result: CallResult, count: int, started_s: float
-    ) -> None:
+    def _answered_by(self, sent: Delivery | BatchDelivery, result: CallResult, count: int) -> None:
+        link = sent.link
         assert link is not None
-        link.answered(result, count, started_s, self.clock())
+        link.answered(sent.pump, result, count, sent.started_s, self.clock())
         self._close_when_idle(link)
 
     def link_of(self, delivery: Delivery) -> ReceiverLink:

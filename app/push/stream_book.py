@@ -197,14 +197,18 @@ class Book(Generic[BatchT]):
             heapq.heappop(deadlines)
         return deadlines[0][0] if deadlines else None
 
-    def lose(self) -> list[tuple[BatchT, int, int]]:
-        """The stream ended: all that is not told, in the order in which it was queued. Empty afterwards."""
-        told: list[tuple[BatchT, int, int]] = []
+    def lose(self) -> tuple[list[tuple[BatchT, int, int]], list[tuple[BatchT, int, int]]]:
+        """The stream ended: all that is not told, in the order in which it was queued, what was sent and what
+        was not. Empty afterwards."""
+        sent: list[tuple[BatchT, int, int]] = []
+        unsent: list[tuple[BatchT, int, int]] = []
         for entry in list(self._entries.values()):
-            self._mark(entry, 0, len(entry.done), told)
+            at = entry.sent
+            self._mark(entry, 0, at, sent)
+            self._mark(entry, at, len(entry.done), unsent)
         self._queue.clear()
         self._deadlines.clear()
-        return told
+        return sent, unsent
 
     def _mark(self, entry: Entry, start: int, end: int, told: list[tuple[BatchT, int, int]]) -> None:
         """Notes the indexes [start, end) as done; adds those that were not to `told`."""

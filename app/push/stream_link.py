@@ -35,6 +35,7 @@ from app.core.codes import (
     UNAVAILABLE,
     UNIMPLEMENTED,
 )
+from app.core.suspicion import NOT_SENT
 from app.push.proto.switchyard.v1.receiver_pb2 import DeliverRequest, DeliverResponse, Open
 from app.push.stream_book import Book
 from app.push.stream_encode import OutBatch
@@ -150,7 +151,8 @@ class Link:
                 await asyncio.wait([self._task])
         if self._timer is not None:
             self._timer.cancel()
-        self._tell(self._book.lose(), StreamResult(CANCELLED, "the target is closed"))
+        for told in self._book.lose():
+            self._tell(told, StreamResult(CANCELLED, "the target is closed"))
 
     def _renew(self) -> None:
         """Each stream counts from 0."""
@@ -300,7 +302,10 @@ class Link:
             code = UNAVAILABLE
         elif code != CANCELLED:
             code = REFUSED.get(code, UNAVAILABLE)
-        self._tell(book.lose(), StreamResult(code, result.details or "the stream ended"))
+        sent, unsent = book.lose()
+        details = result.details or "the stream ended"
+        self._tell(sent, StreamResult(code, details))
+        self._tell(unsent, StreamResult(code, f"{NOT_SENT}: {details}"))
         if not (self._closed or self._draining):
             self._on_lost(result, accepted)
 

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from app.core.control import Assignment
+from app.core.control_events import Assignment
 from app.core.load import Load
 from app.core.placement import Decision, Member, plan
 from tests.bench.run import MIN_ROUNDS, Progress

@@ -18,7 +18,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from app.cli.main import switchyard
-from app.core.control import WorkloadDeleted
+from app.core.control_events import WorkloadDeleted
 from tests.console.hand_fed import (
     HandFed,
     a_pump,

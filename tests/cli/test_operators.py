@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from app.core.control import Paused
+from app.core.control_events import Paused
 from tests.cli.test_commands import Shell, flowing_orders
 from tests.console.hand_fed import HandFed, job, serving
 from tests.console.test_operators import HeldPump

@@ -23,7 +23,8 @@ from app.config.definitions import Workload
 from app.console import server
 from app.control.membership import Members
 from app.control.runtime import Runtime
-from app.core.control import AnyControlEvent, Assignment, ControlState, WorkloadPut
+from app.core.control import ControlState
+from app.core.control_events import AnyControlEvent, Assignment, WorkloadPut
 from app.core.job import JobId, Kind
 from app.core.lease import Lease
 from app.core.pace import TargetStatus
@@ -87,9 +88,11 @@ def in_trouble(text: str = "") -> dict[str, Any]:
         timeout_ms=20_000, base_timeout_ms=10_000, health=f"unreachable{text}", calls=40, failed=30,
     )  # fmt: skip
     main = TargetStatus(address="billing:443", limit=100, in_flight=3, timeout_ms=10_000, health="serving")
-    head = HeadStatus(**at, offset=17, age_ms=4_200, use=0.95, unfinished=0.01, why_not=f"no token {text}")
+    head = HeadStatus(
+        **at, offset=17, age_s=4.2, tracker_used=0.95, unfinished_share=0.01, why_not=f"no token {text}"
+    )
     moved = HeadDecision(
-        **at, offset=9, at_ms=now_ms(), rule="age", reason=f"not finished {text}", age_ms=300_000
+        **at, offset=9, at_ms=now_ms(), rule="age", reason=f"not finished {text}", age_s=300.0
     )
     return {
         "targets": [main, away], "held": 12, "rate_messages": 50.0, "tokens_messages": -4.0,

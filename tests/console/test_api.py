@@ -11,7 +11,7 @@ import pytest
 from aiokafka.errors import NotLeaderForPartitionError
 
 from app.console.answers import MAX_BODY_BYTES
-from app.core.control import ALL, Paused, WorkloadDeleted, WorkloadPut
+from app.core.control_events import ALL, Paused, WorkloadDeleted, WorkloadPut
 from tests.console.client import Console
 from tests.console.hand_fed import (
     HandFed,

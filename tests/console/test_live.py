@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from app.core.control import Drain, MoveWish
+from app.core.control_events import Drain, MoveWish
 from app.core.load import Load
 from app.core.pace import TargetStatus
 from app.wire import Incident

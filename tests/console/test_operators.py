@@ -12,7 +12,7 @@ import pytest
 from aiokafka import AIOKafkaProducer
 
 from app.console.acts import actor_of
-from app.core.control import ALL, Paused
+from app.core.control_events import ALL, Paused
 from app.core.tracker import Tracker
 from tests.console.client import Answer, Console
 from tests.console.hand_fed import HandFed, Pump, assigned, beat, definition, flowing, job, put, serving

@@ -5,15 +5,17 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import msgspec
+
 from app.control.leader import Leader
 from app.control.placing import Placing
-from app.core.control import Claim, Drain, MoveWish
+from app.core.control_events import Claim, Drain, MoveWish
 from app.core.lease import Lease
 from app.core.load import Load
 from tests.console.client import Console
 from tests.console.hand_fed import ME, assigned, beat, definition, flowing, job, put, serving
 
-PLAN, APPLY = "/api/v1/placement/plan", "/api/v1/placement/apply"
+PLAN, APPLY, RELEASE = (f"/api/v1/placement/{what}" for what in ("plan", "apply", "release"))
 
 
 def lead(console: Console, *, loads: float = 0.01) -> None:
@@ -110,6 +112,40 @@ def test_the_last_worker_with_jobs_is_not_drained(console: Console) -> None:
     refused = console.ask("POST", f"/api/v1/workers/{ME}/drain", {"execute": True})
     assert refused.status == 409
     assert "start another worker first" in refused.json["detail"]
+
+
+def test_the_last_worker_of_an_isolation_group_is_not_drained_while_it_has_jobs_of_it(
+    console: Console,
+) -> None:
+    lead(console)
+    fed = console.fed
+    fed.apply(put(definition("billing", "orders", placement={"group": "gold"})))
+    fed.hear(msgspec.structs.replace(beat(flowing(job(0)), flowing(job(1))), group="gold"))
+    refused = console.ask("POST", f"/api/v1/workers/{ME}/drain", {})
+    assert refused.status == 409
+    assert "of the isolation group 'gold'" in refused.json["detail"]
+    fed.hear(msgspec.structs.replace(beat(worker="w3"), group="gold"))
+    assert console.ask("POST", f"/api/v1/workers/{ME}/drain", {}).json["jobs"] == 2
+
+
+def test_a_wish_that_was_not_fulfilled_yet_can_be_taken_back(console: Console) -> None:
+    lead(console)
+    fed = console.fed
+    fed.apply(MoveWish(at_ms=1, job=job(1), worker="w9", epoch=1, actor="me"))
+    assert console.ask("POST", PLAN, {}).json["notices"][0]["kind"] == "wish-impossible"
+    dry = console.ask("POST", RELEASE, {"job": job(1)})
+    assert dry.json == {"job": job(1), "wish": "w9", "changed": True, "execute": False}
+    assert fed.control.appended == []
+    done = console.ask("POST", RELEASE, {"job": job(1), "reason": "it ended", "execute": True})
+    assert done.json["changed"] is True
+    (event,) = fed.control.appended
+    assert (event.job, event.worker, event.why) == (job(1), "", "it ended")
+    assert console.ask("POST", PLAN, {}).json["notices"] == []
+    again = console.ask("POST", RELEASE, {"job": job(1), "execute": True}).json
+    assert (again["wish"], again["changed"]) == (None, False)
+    assert len(fed.control.appended) == 1
+    assert console.ask("POST", RELEASE, {"job": "dispatch:no/such:such:0"}).status == 404
+    assert "job: missing" in console.ask("POST", RELEASE, {}).json["detail"]
 
 
 def test_whoever_is_asked_the_leader_answers(console: Console) -> None:

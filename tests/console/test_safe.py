@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from app.console.answers import MAX_BODY_BYTES
-from app.core.control import Paused
+from app.core.control_events import Paused
 from tests.console.client import Answer, Console
 from tests.console.hand_fed import HandFed, assigned, definition, job, put, serving
 

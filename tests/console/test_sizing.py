@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from ruamel.yaml import YAML
 
-from app.core.control import Drain
+from app.core.control_events import Drain
 from app.core.load import Load
 from app.core.pace import TargetStatus
 from app.wire import Heartbeat, JobStatus

@@ -13,7 +13,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from app.config.definitions import Workload
 from app.control.beginning import Anew, Beginning, find_beginning
 from app.control.data_clusters import DataCluster
-from app.core.control import Begun, Position
+from app.core.control_events import Begun, Position
 from app.core.fencing import LogId, TakeoverAnswer
 from app.core.job import JobId, Kind
 from app.core.tracker import Snapshot

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
@@ -16,7 +18,9 @@ from app.control import leftovers
 from app.control.catalog import Catalog
 from app.control.data_clusters import DataClusters
 from app.control.topic_settings import COPY_MAX_BYTES, RETRY_RETENTION_MS, safe_replication, topics_of
-from app.core.control import AnyControlEvent, Begun, ControlState, WorkloadDeleted
+from app.core.control import ControlState
+from app.core.control_events import AnyControlEvent, Begun, WorkloadDeleted
+from app.core.plan import HIBERNATED
 from app.kafka.clusters import ClusterSpec
 from app.kafka.fetched import ByteBudget
 from app.kafka.topics import TopicSpec, ensure_topics
@@ -167,7 +171,9 @@ async def test_where_latest_begins_is_recorded_once_a_deployment_before_any_job_
     monkeypatch.setattr(module, "PATIENCE_S", 0.0)
     assert region.topic not in await region.jobs()
     monkeypatch.setattr(module, "PATIENCE_S", 30.0)
-    assert (await region.jobs())[region.topic] == {0, 1}
+    while region.topic not in (found := await region.jobs()):  # noqa: ASYNC110  nobody tells
+        await asyncio.sleep(0.05)
+    assert found[region.topic] == {0, 1}
     assert region.view.begun[key].ends == [0, 4]
     # A changed definition, another leader, more messages and more partitions change nothing of it.
     await region.send(region.topic, 1, count=4)
@@ -222,3 +228,71 @@ async def test_retention_is_at_least_a_week_and_two_replicas_are_asked_for_where
         assert (retry.replication, retry.partitions) == (replication, 8)
         assert retry.config["min.insync.replicas"] == in_sync
         assert int(retry.config["retention.ms"]) == RETRY_RETENTION_MS
+
+
+async def test_a_sleeping_workload_wakes_when_letters_are_merged_back(region: Region) -> None:
+    await region.deploy(hibernate={"after": "1m"})
+    await region.jobs()
+    asleep = region.catalog.sleepers.asleep
+    assert set(asleep) == {f"billing/{region.topic}"}
+    merged = f"{region.topic}__billing__merge"
+    await region.make(merged, 1)
+    await region.send(merged)
+    assert (await region.jobs())[merged] == {0}
+    assert asleep == {}
+
+
+async def test_a_new_leader_wakes_nobody_of_whom_it_cannot_know_yet(
+    region: Region, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PATIENCE_S", 0.0)
+    await region.deploy(hibernate={"after": "1m"})
+    asleep, homeless = (
+        assigned(f"dispatch:billing/{region.topic}:{region.topic}:{number}", "", reason=reason)
+        for number, reason in enumerate((f"{HIBERNATED}nothing arrived", "its worker stopped"))
+    )
+    await region.append(asleep, homeless)
+    assert await region.catalog.jobs() == {homeless.job}
+
+
+async def test_a_cluster_that_does_not_answer_is_not_waited_for_by_the_jobs_of_others(
+    region: Region, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asyncio.Event().wait()
+
+    async with await asyncio.start_server(never, "127.0.0.1", 0) as silent:
+        port = silent.sockets[0].getsockname()[1]
+        region.clusters.specs = {**region.clusters.specs, "west": ClusterSpec("west", (f"127.0.0.1:{port}",))}
+        for group in ("one", "other"):
+            there = definition(group, region.topic)
+            await region.append(put(there | {"metadata": {**there["metadata"], "cluster": "west"}}))
+        monkeypatch.setattr(module, "PATIENCE_S", 0.01)
+        assert await region.jobs() == {}
+        monkeypatch.setattr(module, "PATIENCE_S", 3600.0)
+        await region.deploy()
+        async with asyncio.timeout(30):
+            assert await region.jobs() == {region.topic: {0, 1}}
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+
+
+@pytest.mark.parametrize("key", ["bad key:0", "", "billing/another", "billing/" + "x" * 600])
+async def test_a_workload_under_a_key_that_is_none_costs_itself_only_and_is_told(
+    region: Region, key: str
+) -> None:
+    await region.append(msgspec.structs.replace(put(definition("billing", region.topic)), key=key))
+    await region.append(put(definition("other", region.topic)))
+    assert await region.jobs() == {region.topic: {0, 1}}
+    (told,) = region.told
+    assert "stands under" in told
+
+
+async def test_jobs_of_a_definition_that_cannot_be_read_stay(region: Region) -> None:
+    job = f"dispatch:billing/{region.topic}:{region.topic}:0"
+    newer = put(definition("billing", region.topic))
+    newer.definition["spec"]["ordering"] = "by-a-newer-version"
+    await region.append(newer, assigned(job))
+    assert await region.catalog.jobs() == await region.catalog.jobs() == {job}
+    (told,) = region.told
+    assert "cannot be read" in told

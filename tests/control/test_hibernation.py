@@ -7,6 +7,7 @@ from typing import Any
 from aiokafka import AIOKafkaProducer
 
 from app.config.definitions import Workload
+from app.control.backlog import Backlog, read_backlog
 from app.control.data_clusters import DataClusters
 from app.control.hibernation import Sleepers
 from app.kafka.clusters import ClusterSpec
@@ -28,7 +29,8 @@ async def test_a_workload_sleeps_once_it_was_idle_and_wakes_when_something_waits
     owned = True
 
     async def asleep_at(now_s: float) -> bool:
-        await sleepers.read(cluster, workload, at, now_s, lambda: owned)
+        backlog = await read_backlog(cluster, "billing", at)
+        sleepers.look(workload, at, backlog, now_s, owned)
         return workload.key in sleepers.asleep
 
     async with AIOKafkaProducer(bootstrap_servers=bootstrap, acks="all") as producer:
@@ -60,14 +62,33 @@ async def test_a_workload_sleeps_once_it_was_idle_and_wakes_when_something_waits
             await clusters.stop()
 
 
-async def test_a_definition_without_hibernation_never_sleeps(bootstrap: str, topic_name: str) -> None:
-    clusters = DataClusters({"east": ClusterSpec("east", (bootstrap,))}, nowhere, ByteBudget(1 << 20))
-    try:
-        cluster = await clusters.get("east")
-        await ensure_topics(cluster.client, [TopicSpec(topic_name, 1)])
-        sleepers = Sleepers()
-        workload = Workload.model_validate(definition("billing", topic_name))
-        await sleepers.read(cluster, workload, [(topic_name, 0)], 0.0, lambda: False)
-        assert sleepers.asleep == {}
-    finally:
-        await clusters.stop()
+def look(sleepers: Sleepers, now_s: float, backlog: Backlog, **spec: Any) -> bool:
+    """Whether the workload sleeps at `now_s`."""
+    workload = Workload.model_validate(definition("billing", "orders", **spec))
+    sleepers.look(workload, [("orders", 0)], backlog, now_s, False)
+    return workload.key in sleepers.asleep
+
+
+def test_a_definition_without_hibernation_never_sleeps() -> None:
+    sleepers, hibernate = Sleepers(), {"after": "1m"}
+    assert look(sleepers, 0.0, backlog(0, 5, 5), hibernate=hibernate)
+    assert not look(sleepers, 1.0, backlog(0, 5, 5))
+
+
+def test_what_cannot_be_read_neither_wakes_nor_lulls() -> None:
+    sleepers, hibernate = Sleepers(), {"after": "1m"}
+    assert look(sleepers, 0.0, Backlog(), hibernate=hibernate)
+    assert not look(sleepers, 1.0, backlog(0, 6, 5), hibernate=hibernate)
+    assert not look(sleepers, 100.0, Backlog(), hibernate=hibernate)
+    assert not look(sleepers, 200.0, Backlog(), hibernate=hibernate)
+
+
+def test_a_topic_made_anew_under_a_sleeper_wakes_it() -> None:
+    sleepers, hibernate = Sleepers(), {"after": "1m"}
+    assert look(sleepers, 0.0, backlog(0, 90, 90), hibernate=hibernate)
+    assert not look(sleepers, 1.0, backlog(0, 3, 90), hibernate=hibernate)
+
+
+def backlog(start: int, end: int, committed: int) -> Backlog:
+    at = ("orders", 0)
+    return Backlog({at: start}, {at: end}, {at: committed})

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 
 from app.control.catalog import Catalog
 from app.control.jobs import Jobs
-from app.core.control import AnyControlEvent, Assignment, Claim, ControlState, Released
+from app.core.control import ControlState
+from app.core.control_events import AnyControlEvent, Assignment, Claim, Released
+from app.core.job import JobId
 from app.core.lease import Lease
 from tests.console.hand_fed import definition, put
 
@@ -143,3 +146,36 @@ async def test_a_job_given_under_another_epoch_while_it_cannot_start_is_let_go_u
         released = log.appended[0]
         assert isinstance(released, Released)
         assert released.epoch == 2
+
+
+async def test_what_a_worker_that_stops_is_given_all_the_same_it_gives_back_and_never_starts() -> None:
+    log, clusters = Log(), Away("east")
+    log.apply(put(definition()))
+    async with managed(log, clusters) as (jobs, _):
+        await jobs.drain_all()
+        log.apply(assigned())
+        await until(lambda: log.appended)
+        assert [type(event) for event in log.appended] == [Released]
+        assert log.view.owner(JOB) is None
+        assert clusters.tries == 0
+
+
+async def test_what_could_not_start_before_the_worker_stops_is_given_back_once() -> None:
+    log = Log()
+    log.apply(put(definition()), assigned())
+    async with managed(log, Away("east")) as (jobs, told):
+        await until(lambda: told)
+        await jobs.drain_all()
+        assert [type(event) for event in log.appended] == [Released]
+        assert log.view.owner(JOB) is None
+
+
+async def test_a_job_that_went_elsewhere_is_closed_at_the_moment_that_is_read() -> None:
+    log, closed = Log(), []
+    async with managed(log, Away("east")) as (jobs, _):
+        log.apply(assigned())
+        pump: Any = SimpleNamespace(job=JobId.parse(JOB), epoch=1, close=lambda: closed.append(JOB))
+        jobs.pumps[JOB] = pump
+        log.apply(msgspec.structs.replace(assigned(), worker="other", epoch=2))
+        assert closed == [JOB], "nothing else has had its turn in between"
+        assert jobs.pumps == {}

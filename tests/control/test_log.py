@@ -9,7 +9,7 @@ import orjson
 
 from app import wire
 from app.control.log import ControlLog
-from app.core.control import AnyControlEvent, Assignment, Begun, Claim
+from app.core.control_events import AnyControlEvent, Assignment, Begun, Claim
 from tests.console.hand_fed import definition, put
 
 JOB = "dispatch:g/t:t:{}"

@@ -23,7 +23,7 @@ from app.control.membership import Members
 from app.control.move import Mover
 from app.control.move_plan import Wish
 from app.control.operators import Operators, Refused
-from app.core.control import ALL, Assignment, Claim, OperatorAct, WorkloadPut
+from app.core.control_events import ALL, Assignment, Claim, OperatorAct, WorkloadPut
 from app.core.fencing import TakeoverAnswer
 from app.core.job import JobId, Kind
 from app.dlq.merge import Merger

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from app.control import operators as module
 from app.control.acts import MAX_OFFSETS, Ended, Move, checked, count, offsets_of, runs
 from app.control.operators import COPYING, ENDING, FINISHED, MOVED, NOT_READ, NotHere, Operators, Refused
-from app.core.control import ALL, Assignment, OperatorAct, Paused
+from app.core.control_events import ALL, Assignment, OperatorAct, Paused
 from app.core.lease import Lease
 from app.push.receiver import Message
 from tests.console.hand_fed import Log

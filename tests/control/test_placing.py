@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from app.config.definitions import Workload
 from app.control.placing import Placing, members_of
-from app.core.control import ControlState, Drain, MoveWish
-from app.core.load import Load
+from app.core.control import ControlState
+from app.core.control_events import Drain, MoveWish
+from app.core.load import SLOW_S, Load
 from app.core.placement import Member
 from tests.console.hand_fed import assigned, beat, definition, flowing, job, put
 
@@ -25,7 +27,15 @@ class Region:
 
     def workload(self, key: str) -> Workload | None:
         found = self.view.workloads.get(key)
-        return Workload.from_wire(found.definition) if found else None
+        try:
+            return Workload.from_wire(found.definition) if found else None
+        except ValueError:
+            return None
+
+    def spoil(self, **spec: object) -> None:
+        """Its definition is one that this version cannot read."""
+        found = self.view.workloads["billing/orders"]
+        found.definition["spec"] |= {"ordering": "by-a-newer-version"} | spec
 
 
 def test_a_load_counts_from_the_owner_only_and_stays_known_when_the_owner_dies() -> None:
@@ -69,6 +79,45 @@ def test_an_isolation_group_keeps_its_jobs_to_itself_and_what_cannot_be_is_told_
     (placed,) = region.placing.look(region.view, jobs, [Member("a"), Member("b", group="critical")],
                                     asleep={}).decisions  # fmt: skip
     assert placed.worker == "b"
+
+
+@pytest.mark.parametrize("placement", [{"group": "critical"}, {"class": "critical"}, "critical"])
+def test_isolation_holds_while_a_definition_cannot_be_read(placement: object) -> None:
+    region, members = Region(placement={"group": "critical"}), [Member("a"), Member("b", group="critical")]
+    region.spoil(placement=placement)
+    region.view.apply(assigned(job(0), "b"))
+    region.view.apply(assigned(job(1), "dead"))
+    made = region.placing.look(region.view, {job(0), job(1)}, members, asleep={})
+    assert "a" not in {decision.worker for decision in made.decisions}
+    assert job(0) not in {decision.job for decision in made.decisions}, "it stays where it is"
+    drained = [Member("a"), Member("b", draining=True, group="critical")]
+    made = region.placing.look(region.view, {job(0), job(1)}, drained, asleep={})
+    assert made.decisions == []
+    assert {notice.kind for notice in made.notices} == {"no-worker"}
+
+
+def test_a_definition_without_a_group_is_run_by_all_although_it_cannot_be_read() -> None:
+    region = Region()
+    region.spoil()
+    (placed,) = region.placing.look(region.view, {job(0)}, [Member("a")], asleep={}).decisions
+    assert placed.worker == "a"
+
+
+def test_a_new_owners_first_figures_raise_a_known_load_and_lower_it_only_after_hours() -> None:
+    region = Region()
+    region.view.apply(assigned(job(0), "a"))
+    region.placing.hear(region.view, [beat(flowing(job(0), load=BIG), worker="a")], 0.0)
+    region.view.apply(assigned(job(0), "b", epoch=2))
+
+    def after(load: Load, now_s: float) -> Load:
+        told = beat(flowing(job(0), epoch=2, load=load), worker="b")
+        region.placing.hear(region.view, [told], now_s)
+        return region.placing.loads[job(0)]
+
+    assert after(SMALL, 10.0) == BIG
+    assert after(Load(0.9, 0.0, 0.0), 20.0) == Load(0.9, BIG.memory_bytes, BIG.network_bytes_per_s)
+    assert after(SMALL, 3000.0) == BIG
+    assert after(SMALL, 10.0 + SLOW_S) == SMALL
 
 
 def test_a_worker_drains_because_it_stops_or_because_an_operator_wants_it() -> None:

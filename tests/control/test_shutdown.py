@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import uuid
 from typing import Any
 
@@ -12,7 +14,7 @@ from app.control import runtime as module
 from app.control.meter import Meter
 from app.control.runtime import Runtime
 from app.control.tail import STOP_S
-from app.core.control import WorkloadPut
+from app.core.control_events import WorkloadPut
 from app.kafka.clusters import ClusterClient, ClusterSpec
 from app.kafka.topics import TopicSpec, ensure_topics
 from app.topics import ControlTopics
@@ -67,3 +69,15 @@ async def test_every_step_of_a_stop_is_bounded_while_the_control_cluster_is_away
             await runtime.stop()
     finally:
         await asyncio.to_thread(killable_yard.resume, name)
+
+
+@pytest.mark.parametrize(("args", "code"), [("0.1, 0", 0), ("0.1", 1)])
+def test_a_process_that_hangs_at_its_end_says_by_its_code_whether_all_was_handed_over(
+    args: str, code: int
+) -> None:
+    ends = f"from app.application import _end_after; _end_after({args}); import time; time.sleep(600)"
+    ended = subprocess.run(
+        [sys.executable, "-c", ends], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode == code, ended.stderr
+    assert "ending the process" in ended.stderr

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from app.core.control import Assignment
+from app.core.control_events import Assignment
 from app.core.load import Load
 from app.core.placement import Decision, Plan
 

@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app import wire
-from app.core.control import (
+from app.core.control import ControlState
+from app.core.control_events import (
     ALL,
     AnyControlEvent,
     Assignment,
     Begun,
     Claim,
-    ControlState,
     Drain,
     MoveWish,
     Moving,
@@ -244,8 +244,30 @@ def test_a_move_that_was_overtaken_moves_nothing() -> None:
 def test_the_definition_of_a_move_counts_again_as_a_repair() -> None:
     state = fold(put(), moving("m"), moved("m", 7))
     state.apply(moved("late", 9))
-    assert state.apply(msgspec.structs.replace(state.workloads["g/t"], expected=None))
+    assert state.apply(repair(state))
     assert state.begun["g/t"].ends == [7]
+
+
+def repair(state: ControlState) -> WorkloadPut | WorkloadDeleted:
+    """What the leader writes behind a definition that was refused."""
+    stands = state.workloads.get("g/t")
+    if stands is None:
+        return WorkloadDeleted(at_ms=0, key="g/t", actor="repair", expected="")
+    return msgspec.structs.replace(stands, expected=stands.etag)
+
+
+def test_a_repair_never_overwrites_what_an_operator_changed_meanwhile() -> None:
+    state = fold(put(etag="x"))
+    late = repair(state)
+    state.apply(put(etag="y"))
+    assert not state.apply(late)
+    state.apply(deleted())
+    assert not state.apply(late)
+    late = repair(state)
+    assert state.apply(late), "that it is gone counts, or it would be repaired for ever"
+    state.apply(put(etag="z"))
+    assert not state.apply(late)
+    assert state.workloads["g/t"].etag == "z"
 
 
 steps = st.one_of(
@@ -258,29 +280,37 @@ steps = st.one_of(
 )
 
 
-@given(st.lists(steps, max_size=25), st.integers(0, 30))
+@given(st.lists(st.tuples(steps, st.booleans()), max_size=25), st.integers(0, 30))
 def test_whatever_was_compacted_a_fresh_reader_knows_where_each_workload_is_and_begins(
-    log: list[AnyControlEvent], cleaned: int
+    log: list[tuple[AnyControlEvent, bool]], cleaned: int
 ) -> None:
     state, written, marks = ControlState(), list[AnyControlEvent](), [0]
+    repairs: WorkloadPut | WorkloadDeleted | None = None  # decided on, and not in the log yet
 
     def write(event: AnyControlEvent) -> bool:
         written.append(event)
         return state.apply(event)
 
-    for event in log:
+    for event, late in log:
         counted = write(event)
+        if not counted and isinstance(event, WorkloadPut):
+            repairs = repairs or repair(state)
+        if not late:
+            while repairs is not None:
+                before = state.workloads.get("g/t")
+                repairs = None if write(repairs) else repair(state)
+                after = state.workloads.get("g/t")
+                assert (before and before.etag) == (after and after.etag), "a repair changes nothing"
         stands = state.workloads.get("g/t")
-        if not counted and isinstance(event, WorkloadPut):  # as the leader repairs
-            write(msgspec.structs.replace(stands, expected=None) if stands else deleted())
-        elif isinstance(event, WorkloadDeleted):
+        if isinstance(event, WorkloadDeleted):
             write(paused(ALL, on=False))  # as the API does
         known = state.begun.get("g/t")
         if stands is not None and known is not None and known.etag != stands.etag:
             write(msgspec.structs.replace(known, etag=stands.etag))  # as the leader does
-        marks.append(len(written))
+        if repairs is None:
+            marks.append(len(written))
     # The cleaner has been at the oldest part; between an event and the leader's answer it never stops.
-    clean = marks[min(cleaned, len(log))]
+    clean = marks[min(cleaned, len(marks) - 1)]
     last = {compaction_key(event): index for index, event in enumerate(written[:clean])}
     fresh = fold(*(e for n, e in enumerate(written) if n >= clean or last[compaction_key(e)] == n))
     assert fresh.workloads.keys() == state.workloads.keys()

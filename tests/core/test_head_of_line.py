@@ -60,6 +60,23 @@ def test_a_full_tracker_of_finished_messages_is_found_by_the_thresholds_of_the_s
     assert "90.8% of the tracker in use (limit 90%), 1.98% of it unfinished (limit 2%)" in verdict.reason
 
 
+@pytest.mark.parametrize("finished_above", [0, -5])
+def test_with_nothing_newer_finished_it_is_no_verdict(finished_above: int) -> None:
+    head = HeadOfLine(300.0)
+    assert look(head, unfinished=20, finished_above=finished_above, capacity=10, out_s=500.0) is None
+    assert head.why_not_code is WhyNot.BROKEN
+
+
+@given(st.integers(1, 50), st.integers(1, 50), st.integers(0, 50))
+def test_a_lowered_capacity_tells_no_head_of_what_did_not_finish(high: int, low: int, acked: int) -> None:
+    tracker = Tracker(0, high)
+    tracker.fetched(0, high)
+    tracker.ack_range(1, 1 + acked)
+    tracker.capacity = low
+    assert tracker.tracked - tracker.unfinished == min(acked, high - 1)
+    assert 0 < tracker.utilisation <= 1
+
+
 @pytest.mark.parametrize(
     ("unfinished", "finished_above", "out_s"),
     [

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.core.job import MAX_PARTITION, JobId, Kind
+from app.core.job import MAX_PARTITION, JobId, Kind, names_a_job
 
 names = st.from_regex(r"[A-Za-z0-9._/-]{1,40}", fullmatch=True)
 topics = st.from_regex(r"[A-Za-z0-9._-]{1,40}", fullmatch=True)
@@ -22,6 +22,7 @@ def test_a_job_reads_as_it_stands_in_tables_and_logs() -> None:
 @given(jobs)
 def test_text_and_job_are_inverse(job: JobId) -> None:
     assert JobId.parse(str(job)) == job
+    assert names_a_job(str(job))
 
 
 @given(st.text(max_size=40) | st.from_regex(r"(dispatch|audit|x):[a:/ ]{0,3}:[b.]{0,3}:[-+0-9 ]{0,4}"))
@@ -29,8 +30,10 @@ def test_any_text_is_the_text_of_its_job_or_an_error(text: str) -> None:
     try:
         job = JobId.parse(text)
     except ValueError:
+        assert not names_a_job(text)
         return
     assert str(job) == text
+    assert names_a_job(text)
 
 
 @pytest.mark.parametrize(
@@ -53,6 +56,7 @@ def test_any_text_is_the_text_of_its_job_or_an_error(text: str) -> None:
 def test_what_is_no_job_is_refused_with_the_reason(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         JobId.parse(text)
+    assert not names_a_job(text)
 
 
 def test_jobs_are_ordered_by_kind_name_topic_and_number() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.core.control import Assignment
+from app.core.control_events import Assignment
 from app.core.load import Load
 from app.core.placement import MOVES_PER_ROUND, Member, Plan, Rules, plan, shares
 from tests.core.fleets import WORKER, carry_out, cpu, held, job, owned, releases
@@ -189,6 +189,35 @@ def test_a_wish_that_cannot_be_is_told_and_nothing_moves(wish: str, why: str) ->
     assert why in decided.notices[0].message
 
 
+def test_a_wish_for_a_dead_worker_pins_nothing() -> None:
+    loads = {job(0): cpu(0.2), job(1): cpu(0.8)}
+    assignments, wishes = owned(dict.fromkeys(loads, "a")), {job(0): "dead"}
+    decided = plan(loads, fleet("ab"), assignments, loads, wishes=wishes).decisions
+    assert [(d.job, d.target) for d in decided] == [(job(0), "b")], "its worker is relieved of it"
+    homeless = plan(loads, fleet("b"), owned({job(0): "gone", job(1): "b"}), loads, wishes=wishes).decisions
+    assert [(d.job, d.worker) for d in homeless] == [(job(0), "b")]
+    small = {job(n): cpu(0.01) for n in range(2)}
+    even = plan(small, fleet("ab"), owned(dict.fromkeys(small, "a")), small, rules=COUNTED,
+                wishes=dict.fromkeys(small, "dead"))  # fmt: skip
+    assert len(even.decisions) == 1, "nor does evenness halt at it"
+
+
+def test_a_draining_worker_keeps_jobs_that_nobody_else_may_run_and_it_is_told_once() -> None:
+    closed, open_ = [job(n, "closed") for n in range(3)], [job(n, "open") for n in range(2)]
+    assignments = owned(dict.fromkeys([*closed, *open_], "x"))
+    leaving = [Member("x", draining=True, group="secret"), *fleet("a")]
+    groups = {"g/closed": "secret"}
+    decided = plan(assignments, leaving, assignments, groups=groups)
+    assert {d.job for d in decided.decisions} == set(open_)
+    (notice,) = decided.notices
+    assert (notice.kind, notice.subject) == ("no-worker", "x")
+    assert "keeps 3 jobs" in notice.message
+    # Somebody of its group joins: now they may go.
+    decided = plan(assignments, [*leaving, *fleet("y", "secret")], assignments, groups=groups)
+    assert {d.job for d in decided.decisions if d.release} == {*closed, *open_}
+    assert decided.notices == []
+
+
 def test_an_isolated_workload_runs_only_on_workers_of_its_group() -> None:
     members = [*fleet("ab"), *fleet("x", "secret")]
     wanted = [*(job(n, "open") for n in range(4)), *(job(n, "closed") for n in range(4))]
@@ -291,4 +320,4 @@ def test_evenness_is_for_those_who_ask() -> None:
 
 def test_a_workers_share_is_of_the_jobs_that_somebody_owns() -> None:
     owners = {"d:g/t:t:0": "a", "d:g/t:t:1": "b", "d:g/t:t:2": "", "d:g/u:u:0": "b"}
-    assert shares(owned(owners), "a") == {"g/t": 0.5, "g/u": 0.0}
+    assert shares(owned(owners), "a") == {"g/t": 0.5}

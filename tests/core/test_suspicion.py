@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.core.suspicion import ALONE_AFTER, GIVE_UP_AFTER, UNKNOWN_AFTER_S, Loss, Suspicion, read_loss
+from app.core.suspicion import GIVE_UP_AFTER, SUSPECT_AFTER, UNKNOWN_AFTER_S, Loss, Suspicion, read_loss
+
+ENVOY = "upstream connect error or disconnect/reset before headers."
 
 
 def failed(suspicion: Suspicion, *, stuck: bool = False, age_s: float = 1.0) -> bool:
@@ -21,6 +23,12 @@ def failed(suspicion: Suspicion, *, stuck: bool = False, age_s: float = 1.0) -> 
         ("the stream was not accepted within 5 s", Loss.UNREACHED),
         ("Stream removed (Socket closed)", Loss.DIED),
         ("recvmsg:Connection reset by peer", Loss.DIED),
+        ("not sent on the stream: Socket closed", Loss.UNREACHED),
+        (f"{ENVOY} reset reason: connection termination", Loss.DIED),
+        (f"{ENVOY} retried and the latest reset reason: connection termination", Loss.DIED),
+        (f"{ENVOY} reset reason: remote reset", Loss.REFUSED),
+        (f"{ENVOY} reset reason: remote refused stream reset", Loss.UNREACHED),
+        (f"{ENVOY} reset reason: remote connection failure", Loss.UNREACHED),
         ("our database is away", Loss.REFUSED),
         ("", Loss.REFUSED),
     ],
@@ -40,12 +48,25 @@ def test_a_killer_is_given_up_when_others_are_taken_between_its_kills() -> None:
 
 def test_a_killer_that_is_alone_is_given_up_when_its_receiver_is_heard_between_its_kills() -> None:
     suspicion = Suspicion()
-    for kills in range(ALONE_AFTER + GIVE_UP_AFTER):
+    for kills in range(SUSPECT_AFTER + GIVE_UP_AFTER):
         if suspicion.is_suspect:
             assert not suspicion.may_go(kills, taken=0, heard=kills, alone=True)
             assert suspicion.may_go(kills, taken=0, heard=kills + 1, alone=True)
         suspicion.lost(Loss.DIED, kills, taken=0, heard=kills + 1, stuck=False)
     assert failed(suspicion)
+
+
+def test_what_is_lost_beside_other_suspects_is_not_blamed_for_it_and_goes_alone_from_then_on() -> None:
+    suspicion = Suspicion()
+    for number in range(SUSPECT_AFTER):
+        suspicion.lost(Loss.DIED, number, taken=0, heard=0, stuck=False)
+    assert suspicion.is_suspect
+    assert not suspicion.goes_alone
+    suspicion.lost(Loss.DIED, 5.0, taken=7, heard=1, stuck=False, together=True)
+    assert suspicion.goes_alone
+    assert suspicion.blamed == 0
+    suspicion.lost(Loss.DIED, 6.0, taken=9, heard=2, stuck=False)
+    assert suspicion.blamed == 1
 
 
 def test_a_refusal_counts_at_once_only_from_what_blocks_the_others() -> None:

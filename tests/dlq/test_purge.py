@@ -9,8 +9,8 @@ import pytest
 
 from app.core import retry_headers as names
 from app.dlq.memory import choose, merges_of
-from app.dlq.progress import Terms
-from app.dlq.purge import foresee_purge, purge, purge_chosen
+from app.dlq.progress import Merge, Part, Terms
+from app.dlq.purge import _delete_front, foresee_purge, purge, purge_chosen
 from app.dlq.query import BadQuery, Query
 from app.dlq.read import read_one, scan
 from app.dlq.survey import foresee, stats
@@ -49,6 +49,12 @@ async def test_a_purge_deletes_what_is_before_its_bound_and_nothing_else(queue: 
     assert await queue.ends() == {0: (4, 10), 1: (4, 10)}
     with pytest.raises(BadQuery, match="is not there yet"):
         await purge(queue.client, queue.workload, {0: (0, 11)})
+
+
+async def test_a_purge_of_a_queue_that_was_made_anew_with_fewer_partitions_ends(queue: Queue) -> None:
+    await queue.create(1)
+    done = Merge("once", LOST, {0: Part(0, 0, 0), 7: Part(0, 5, 5)})
+    assert await _delete_front(queue.client, queue.workload, done) == 0
 
 
 async def test_what_a_query_purges_is_gone_for_everybody_and_the_rest_stays(queue: Queue) -> None:

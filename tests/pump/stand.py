@@ -16,6 +16,7 @@ from app.core.tracker import Snapshot
 from app.kafka.clusters import ClusterClient, ClusterSpec
 from app.kafka.fetch import FetchService
 from app.kafka.fetched import ByteBudget, Fetched, PartitionFetch
+from app.kafka.produce import RecordTooLarge
 from app.payload.interceptors import Chain
 from app.pump.dispatch import DispatchPump
 from app.pump.targets import GrpcTargets
@@ -51,6 +52,7 @@ class Copied:
         self.records: list[tuple[str, bytes | None, bytes | None, dict[str, bytes | None]]] = []
         self.partitions: list[int | None] = []  # that were asked for, of each of them
         self.refuse = False
+        self.most_bytes = 1 << 30
 
     async def send(
         self, topic: str, key: bytes | None, value: bytes | None, headers: list[tuple[str, bytes | None]],
@@ -60,6 +62,8 @@ class Copied:
         await asyncio.sleep(0)
         if self.refuse:
             raise OSError("the cluster is away")
+        if len(value or b"") > self.most_bytes:
+            raise RecordTooLarge(f"more than {self.most_bytes} bytes")
         self.records.append((topic, key, value, dict(headers)))
         self.partitions.append(partition)
 
@@ -135,6 +139,10 @@ class Stand:
         self._parts[id(pump)] = PartitionFetch(self._service, "k", topic, partition, 0)
         self.pumps.append(pump)
         return pump
+
+    def keeps(self, pump: DispatchPump, retention_ms: int) -> None:
+        """The pump's topic keeps a message for so long, it is found."""
+        self._parts[id(pump)].retention.ms = retention_ms
 
     def split(self, pump: DispatchPump, at: int) -> DispatchPump:
         """The pump's successor from offset `at` on; the pump is its backlog."""

@@ -39,6 +39,29 @@ async def test_a_partition_whose_messages_hang_leaves_room_for_its_sibling(
         assert hung.delivered == 0
 
 
+async def test_what_hangs_at_one_receiver_takes_nothing_from_the_partitions_share_of_another() -> None:
+    async def hang(_: Message) -> None:
+        await asyncio.sleep(3_600)
+
+    async def hang_of_sibling(message: Message) -> None:
+        if message.partition == 1:
+            await asyncio.sleep(3_600)
+
+    async with standing(hang_of_sibling) as stand:
+        address, staged, _ = await stand.another_receiver(hang)
+        isolation = {**ISOLATION, "targets": [{"environment": "staging", "address": address}]}
+        await stand.runtime.close()
+        stand.run(target={"timeout": "1h"}, isolation=isolation, flow={"max_inflight": 50})
+        pump, sibling = stand.pump(0), stand.pump(1)
+        stand.feed(pump, numbers(60), headers=[("env", b"staging")])
+        await stand.until(lambda: len(staged) >= 45)
+        stand.feed(sibling, numbers(60))
+        await stand.until(lambda: sibling.in_flight >= 45)
+        for number in range(10):
+            stand.feed(pump, numbers(5, 100 + 5 * number))
+            await stand.until(lambda fed=5 * number + 5: pump.delivered == fed)  # type: ignore[misc]
+
+
 @given(st.integers(1, 2_000), st.integers(1, 50), st.integers(1, 600))
 def test_no_more_than_the_limit_is_shared_out_and_one_alone_leaves_a_place_for_another(
     limit: int, pumps: int, most: int

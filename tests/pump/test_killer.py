@@ -46,6 +46,26 @@ async def test_a_message_that_kills_its_receiver_is_given_up_and_all_others_are_
             assert b"times while it had this message" in reason or b"head of line" in reason
 
 
+async def test_many_that_were_lost_beside_a_killer_are_acquitted_many_at_a_time() -> None:
+    async with standing_before("stream", flow={"max_inflight": 1_000}) as (stand, mortal):
+        pump = stand.pump()
+        stand.feed(pump, some_killers(2_000, 5))
+        most = 0
+
+        def watch() -> None:
+            nonlocal most
+            most = max(most, stand.runtime.link.suspects_sent)
+            look(stand)
+
+        await until(lambda: pump.tracker.base == 2_000, watch, LIMIT_S)
+        most = max(most, stand.runtime.link.suspects_most)
+
+        assert stand.copied.values("dlq") == [b"kill 5"]
+        assert pump.delivered == 1_999
+        assert most > 1
+        assert mortal.deaths <= 8
+
+
 async def test_a_killer_that_all_wait_behind_in_strict_order_is_given_up() -> None:
     async with standing_before("unary", ordering="partition") as (stand, _):
         pump = stand.pump()

@@ -10,12 +10,20 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
+from app.core.retry_headers import (
+    ATTEMPT,
+    ORIGIN_OFFSET,
+    ORIGIN_PARTITION,
+    ORIGIN_TOPIC,
+    TIER,
+    TIER_ATTEMPT,
+)
 from app.payload.interceptors import Chain, Reject, Send, Skip
 from app.payload.interceptors import Message as Outbound
 from app.pump.head import free_head
 from app.push.receiver import Message
 from app.push.receiver.sdk import MAX_MESSAGE_BYTES
-from tests.pump.stand import numbers, standing
+from tests.pump.stand import TOPIC, numbers, standing
 from tests.push.servers import start_server
 
 CONTRACTS = ["unary", "stream"]
@@ -195,6 +203,28 @@ async def test_one_message_for_an_absent_test_receiver_does_not_stop_production_
         assert len(stand.seen) == 1_040
         assert stand.copied.values("retry_1" if tiers else "dlq") == [b"777"]
         assert b"half a tracker" in (stand.copied.records[0][3]["switchyard-reason"] or b"")
+
+
+async def test_a_message_of_a_tier_goes_round_in_it_while_its_receiver_is_away_and_loses_no_attempt() -> None:
+    async with standing(lambda _: None) as stand:
+        address, _, staging = await stand.another_receiver(lambda _: None)
+        await staging.stop(0)
+        isolation = {**ISOLATION, "targets": [{"environment": "staging", "address": address}]}
+        await stand.runtime.close()
+        tiers = [{"delay": "1s", "attempts": 2}, {"delay": "2s", "attempts": 3}]
+        stand.run(isolation=isolation, retry=tiers)
+        pump = stand.pump(tier=1, capacity=50)
+        told = {
+            ORIGIN_TOPIC: TOPIC, ORIGIN_PARTITION: 0, ORIGIN_OFFSET: 5, ATTEMPT: 4, TIER: 1, TIER_ATTEMPT: 1,
+        }  # fmt: skip
+        headers = [(name, str(value).encode()) for name, value in told.items()]
+        stand.feed(pump, numbers(1), headers=[("env", b"staging"), *headers], timestamp_ms=1_000)
+        stand.feed(pump, numbers(100, 1), timestamp_ms=1_000)
+        await stand.until(lambda: bool(stand.copied.records))
+
+        topic, _, value, kept = stand.copied.records[0]
+        assert (topic.endswith("retry_2"), value) == (True, b"0")
+        assert (kept[TIER], kept[TIER_ATTEMPT], kept[ATTEMPT]) == (b"1", b"1", b"4")
 
 
 async def test_a_burst_for_a_slow_test_receiver_is_delivered_to_it() -> None:

@@ -105,7 +105,10 @@ class BookMachine(RuleBasedStateMachine):
             for index in range(batch.count)
             if not self.told[batch, index]
         }
-        self.note(self.book.lose(), open_items)
+        was_sent = set(self.sent)
+        sent, unsent = self.book.lose()
+        assert {(b, i) for b, start, end in sent for i in range(start, end)} == open_items & was_sent
+        self.note(sent + unsent, open_items)
         assert self.book.next_deadline_s() is None
 
     @invariant()

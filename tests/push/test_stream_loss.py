@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
+from app.core.suspicion import Loss, read_loss
 from tests.push.servers import ENOUGH_S, accept, serving
 from tests.push.stream_servers import Sender, Stream, hold, rows, streaming, take_everything
 
@@ -47,6 +48,24 @@ async def test_a_receiver_that_dies_tells_everything_in_flight_once_and_is_found
         await sender.all_told()
         assert sender.codes(6) == [OK] * 10
         assert sender.target.supported is True
+
+
+async def test_what_a_lost_receiver_had_not_got_is_told_as_such() -> None:
+    async def take_some(stream: Stream) -> None:
+        await stream.accept(10)
+        await stream.messages(10)
+        await hold(stream)
+
+    async with streaming(take_some) as sender:
+        await sender.connected()
+        sender.send(rows(30))
+        await sender.until(lambda: sender.target.in_flight == 10)
+        await sender.place.end()
+        await sender.all_told()
+        losses = [read_loss(sender.results[0, index].details) for index in range(30)]
+
+    assert Loss.UNREACHED not in losses[:10]
+    assert losses[10:] == [Loss.UNREACHED] * 20
 
 
 async def test_a_receiver_without_the_contract_is_told_as_such_and_its_messages_are_free_again() -> None:

@@ -7,24 +7,24 @@ Journal(stage).read(); journal.taken["orders", 3]
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import orjson
 from aiokafka import AIOKafkaProducer
 
 from app import wire
-from app.core.control import AnyControlEvent, Assignment, ControlState
+from app.core.control import ControlState
+from app.core.control_events import AnyControlEvent, Assignment
 from app.demo.stage import Process, Stage, http, wait_until
 from app.demo.traffic import read_all
 from app.kafka.clusters import ClusterClient, ClusterSpec
 from app.kafka.commit import OffsetCommitter
+from tests.system.background import Background
 
 TICK_S = 0.05
 
@@ -93,7 +93,7 @@ def committed(bootstrap: str, group: str, at: list[Part]) -> dict[Part, tuple[in
 
 
 @dataclass
-class Flow:
+class Flow(Background):
     """Produces `per_partition` messages a second into each partition while it is entered.
 
     An id is `topic/partition/key/number`, the numbers rise within a partition. `sent`: those that the broker
@@ -107,21 +107,10 @@ class Flow:
     sent: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._produce()))
-        self._failed: list[BaseException] = []
+        super().__init__()
 
-    def __enter__(self) -> Flow:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._ended.set()
-        self._thread.join()
-        if self._failed and error is None:
-            raise self._failed[0]
+    def work(self) -> None:
+        asyncio.run(self._produce())
 
     async def _produce(self) -> None:
         loop = asyncio.get_running_loop()
@@ -132,7 +121,7 @@ class Flow:
             bootstrap_servers=self.bootstrap, acks="all", enable_idempotence=True, linger_ms=2,
             metadata_max_age_ms=1_000,
         ) as producer:  # fmt: skip
-            while not self._ended.is_set():
+            while not self.ended.is_set():
                 for part in [(t, p) for t, count in list(self.partitions.items()) for p in range(count)]:
                     due = (loop.time() - began.setdefault(part, loop.time())) * self.per_partition
                     while numbers[part] < due:
@@ -153,7 +142,7 @@ class Flow:
         try:
             await acknowledged
         except Exception as error:  # noqa: BLE001 - told to who waits for the flow
-            self._failed.append(error)
+            self.failed.append(error)
         else:
             self.sent[name] = time.time_ns() / 1e6
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from app.core.control import Assignment, Claim
+from app.core.control_events import Assignment, Claim
 from app.demo.stage import Process, Stage, wait_until
 from app.demo.traffic import Sent, messages, produce
 from tests.system.fleet import assignments, control_log, known_workers

@@ -2,38 +2,27 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
+
+from tests.system.background import Background
 
 SAMPLE_S = 0.05
 
 
-class Waits:
+class Waits(Background):
     """Samples the main threads of processes while it is entered; where the kernel tells nothing, 0."""
 
     def __init__(self, pids: Iterable[int]) -> None:
+        super().__init__()
         self._files = {pid: Path(f"/proc/{pid}/task/{pid}/schedstat") for pid in pids}
         self._at_ms: list[float] = []
         self._waited_ms: dict[int, list[float]] = {pid: [] for pid in self._files}
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._sample)
 
-    def __enter__(self) -> Waits:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _sample(self) -> None:
-        while not self._ended.wait(SAMPLE_S):
+    def work(self) -> None:
+        while not self.ended.wait(SAMPLE_S):
             for pid, file in self._files.items():
                 before = self._waited_ms[pid]
                 try:  # time on a core, time without one, how often

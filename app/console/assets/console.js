@@ -190,7 +190,7 @@ function activityPage(list) {
     assignment: () => (a.release ? `${a.worker} is asked to release ${a.job}: ${a.reason}` : `${a.job} goes to ${a.worker || "nobody"} under epoch ${a.epoch}: ${a.reason}`),
     released: () => `${a.worker} released ${a.job}: ${a.reason}`,
     drain: () => (a.draining ? `${a.worker} is to give its jobs away and to get no more, by ${a.actor}` : `${a.worker} may have jobs again, by ${a.actor}`),
-    "move-wish": () => `${a.job} is wanted on ${a.worker} by ${a.actor}${a.why ? `: ${a.why}` : ""}`,
+    "move-wish": () => !a.worker ? `the wish to move ${a.job} was taken back by ${a.actor}` : `${a.job} is wanted on ${a.worker} by ${a.actor}${a.why ? `: ${a.why}` : ""}`,
     moving: () => (a.move ? `${a.key} is paused to be moved to cluster ${a.to} by ${a.actor}` : `the move of ${a.key} was given up by ${a.actor}`),
     begun: () => `it is recorded where ${a.key} begins`,
     paused: () => `${a.partition < 0 ? "all" : `partition ${a.partition}`} of ${a.key} ${a.paused ? "paused" : "resumed"} by ${a.actor}`,

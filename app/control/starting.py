@@ -1,0 +1,156 @@
+"""How a job comes to flow here: takeover, where it begins, its pump.
+
+A job that cannot start is tried again every `START_RETRY_S`, and `troubles` says why it cannot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import structlog
+
+from app.clock import now_ms
+from app.control.beginning import Anew, Beginning, Trouble, find_beginning
+from app.control.catalog import Catalog
+from app.control.data_clusters import DataCluster, DataClusters
+from app.control.leftovers import tier_of
+from app.control.log import ControlLog
+from app.control.takeover import TrackerClient
+from app.control.topic_settings import create_delayed
+from app.core.control_events import Assignment, Released
+from app.core.job import JobId
+from app.core.lease import Lease
+from app.payload.interceptors import Interceptor
+from app.pump.chains import make_chain
+from app.pump.dispatch import DispatchPump
+from app.pump.targets import GrpcTargets
+from app.pump.workload import WorkloadRuntime
+
+log = structlog.get_logger(__name__)
+
+START_RETRY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A job that is this worker's now, and what it flows by."""
+
+    pump: DispatchPump
+    beginning: Beginning
+    cluster: DataCluster
+
+
+class Starter:
+    """Makes pumps, and the runtimes of their workloads in `runtimes`.
+
+    Attributes:
+        troubles: job -> why it cannot start yet.
+        anew: job -> where its next pump begins, in another lineage.
+    """
+
+    def __init__(
+        self,
+        worker: str,
+        control: ControlLog,
+        catalog: Catalog,
+        clusters: DataClusters,
+        trackers: TrackerClient,
+        lease: Lease,
+        runtimes: dict[str, WorkloadRuntime],
+        on_trouble: Trouble,
+        interceptors: Sequence[tuple[str, Interceptor]],
+    ) -> None:
+        self.worker = worker
+        self.troubles: dict[str, str] = {}
+        self.anew: dict[str, Anew] = {}
+        self._control = control
+        self._catalog = catalog
+        self._clusters = clusters
+        self._trackers = trackers
+        self._lease = lease
+        self._runtimes = runtimes
+        self._on_trouble = on_trouble
+        self._interceptors = interceptors
+
+    def keep(self, jobs: Collection[str]) -> None:
+        """Forgets all other jobs."""
+        self.anew = {job: anew for job, anew in self.anew.items() if job in jobs}
+        self.troubles = {job: trouble for job, trouble in self.troubles.items() if job in jobs}
+
+    async def start(self, job: str, held: Assignment) -> Started | None:
+        """Tries until the job can flow; None when it is no longer this worker's under that epoch.
+
+        What it returns is true only until the caller gives way to others.
+        """
+        identity = JobId.parse(job)
+        while True:
+            try:
+                started = await self._take_over(identity, held)
+            except Exception as error:  # noqa: BLE001 - whatever stands in the way, try again and say so
+                message = str(error) or repr(error)
+                if self.troubles.get(job) != message:
+                    self.troubles[job] = message
+                    log.warning("a job cannot start yet and is tried again", job=job, error=message)
+                    self._on_trouble("job-cannot-start", job, message, "it is tried again every second")
+                await asyncio.sleep(START_RETRY_S)
+            else:
+                self.troubles.pop(job, None)
+                return started
+
+    async def _take_over(self, identity: JobId, held: Assignment) -> Started | None:
+        job = str(identity)
+        workload = self._catalog.workload(identity.name)
+        if workload is None:
+            raise LookupError(f"this worker has no definition of {identity.name} that it can read")
+        name = workload.metadata.cluster
+        if name not in self._clusters.specs:
+            raise LookupError(f"cluster {name!r} is not in this worker's configuration")
+        cluster = await self._clusters.get(name)
+        answer = await self._trackers.takeover(job, held.epoch)
+        if not answer.granted:
+            await self._refused(job, held, answer.known_epoch)
+            return None
+        anew = self.anew.get(job)
+        beginning = await find_beginning(
+            identity, workload, cluster, answer, begun=self._control.view.begun.get(identity.name),
+            anew=anew if anew is not None and anew.epoch == held.epoch else None, tell=self._on_trouble,
+        )  # fmt: skip
+        chain = await make_chain(workload, self._interceptors)
+        current = self._control.view.assignments.get(job)
+        if current is None or current.epoch != held.epoch or current.worker != self.worker:
+            return None
+        runtime = self._runtimes.get(identity.name)
+        if runtime is None:
+            targets = GrpcTargets(self.worker)
+            runtime = WorkloadRuntime(workload, targets, cluster.producer, self._lease, chain)
+            runtime.copier.make_delayed = partial(create_delayed, cluster.client, workload)
+            self._runtimes[identity.name] = runtime
+        elif runtime.workload.metadata.cluster != name:
+            raise LookupError(f"jobs of {identity.name} still leave its former cluster here")
+        snapshot = beginning.snapshot
+        pump = DispatchPump(
+            identity,
+            held.epoch,
+            runtime,
+            tier=tier_of(workload, identity.topic),
+            merged=identity.topic in (workload.merge_topic(), workload.delayed_topic()),
+            next_offset=snapshot.base,
+            snapshot=snapshot,
+            capacity=workload.spec.tracker.capacity,
+            group=workload.metadata.group,
+            lineage=beginning.lineage,
+        )
+        self.anew.pop(job, None)
+        return Started(pump, beginning, cluster)
+
+    async def _refused(self, job: str, held: Assignment, known_epoch: int) -> None:
+        """The tracker table outlived the control log: the leader must give a higher epoch."""
+        reason = "the tracker table knows a later epoch"
+        log.warning("takeover refused", job=job, epoch=held.epoch, known_epoch=known_epoch, why=reason)
+        await self._control.append(
+            Released(at_ms=now_ms(), job=job, worker=self.worker, epoch=held.epoch,
+                     known_epoch=known_epoch, reason=reason)
+        )  # fmt: skip

@@ -1,0 +1,32 @@
+"""The timer that looks at the heads of all lines."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from app.control import heads
+from app.control.heads import Heads
+
+
+async def test_a_fault_in_one_job_leaves_the_others_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[str] = []
+
+    def look(pump: Any, _: float) -> None:
+        looked.append(pump)
+        if pump == "faulty":
+            raise ZeroDivisionError
+
+    monkeypatch.setattr(heads, "free_head", look)
+    monkeypatch.setattr(heads, "HEADS_S", 0.01)
+    pumps: dict[str, Any] = {"a": "faulty", "b": "sound"}
+    service = Heads(pumps, lambda *_: None)
+    await service.start()
+    try:
+        async with asyncio.timeout(20):
+            while looked.count("sound") < 3:  # noqa: ASYNC110 - a timer of another task
+                await asyncio.sleep(0.01)
+    finally:
+        await service.stop()
