@@ -46,7 +46,8 @@ def show(why: bool, worker: str | None, workload: str | None, url: str | None, o
         and (workload is None or row["job"].split(":")[1] == workload)
     ]
     columns = ["job", "worker", "epoch", "cpu_cores", "network_bytes_per_s"]
-    emit(rows, columns + ["since", "reason", "wish"] * why, output)
+    shown = [{**row, "wish": row["wish"] or "-"} for row in rows]
+    emit(shown, columns + ["since", "reason", "wish"] * why, output, whole=rows)
 
 
 @placement.command("plan")

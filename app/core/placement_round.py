@@ -280,7 +280,7 @@ class Round:
                     "wish-impossible",
                     job,
                     f"{job} is wanted on {wish}, which {what}",
-                    "take the wish back, or wish for another worker",
+                    "take the wish back (placement move --release), or wish for another worker",
                 )
             elif slot is not None and slot is not target and self._may_leave(slot):
                 self.settled[slot.name].remove(job)
