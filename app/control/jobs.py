@@ -288,9 +288,11 @@ class Jobs(Service):
             return
         pump, beginning = started.pump, started.beginning
         self.checkpoints.begin(pump, beginning.log, known=beginning.known)
+        first = all(other.runtime is not pump.runtime for other in self.pumps.values())
         self.pumps[job] = pump
         self._pause(pump)
-        self._share_limits()
+        if first:  # of its workload here; for every job it would cost too much in a large region
+            self._share_limits()
         snapshot = beginning.snapshot
         log.info("job flows", job=job, epoch=held.epoch, next_offset=snapshot.base,
                  already_finished_above=sum(end - start for start, end in snapshot.finished))  # fmt: skip

@@ -108,10 +108,10 @@ class ControlState:
             case WorkloadDeleted():
                 if not self._is_expected(event):
                     return False
-                self.paused.pop(event.key, None)
-                self.begun.pop(event.key, None)
-                self.moves.pop(event.key, None)
                 self.deleted.add(event.key)
+                if event.expected != "":  # a repair changes nothing: what was paused meanwhile stays so
+                    for told in (self.paused, self.begun, self.moves):
+                        told.pop(event.key, None)
                 return self.workloads.pop(event.key, None) is not None or event.expected == ""
             case Claim():
                 if event.term <= self.term:
@@ -188,13 +188,12 @@ class ControlState:
         return True
 
     def _pause(self, event: Paused) -> None:
-        if event.partition == ALL:
-            self.moves.pop(event.key, None)
         found = self.paused.setdefault(event.key, set())
+        if event.partition == ALL:  # the last word on all of them, whatever compaction left of those before
+            self.moves.pop(event.key, None)
+            found.clear()
         if event.paused:
             found.add(event.partition)
-        elif event.partition == ALL:
-            found.clear()
         else:
             found.discard(event.partition)
         if not found:
