@@ -21,7 +21,8 @@ _COMPACTED = {
     "max.message.bytes": _MAX_MESSAGE_BYTES,
     "cleanup.policy": "compact",
     # A fresh reader must never find that compaction kept a refused event before the leader could
-    # write the valid one again (core.control, rule 5).
+    # write the valid one again (core.control, rule 5), nor an old record of the tracker table that a paused
+    # writer wrote behind a newer one (core.tracker_fold).
     "min.compaction.lag.ms": str(10 * 60_000),
     "segment.bytes": str(16 * 1024 * 1024),
     "segment.ms": str(_HOUR_MS),

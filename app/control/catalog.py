@@ -102,6 +102,10 @@ class Catalog:
         await self._refresh_all({name_of(prefix) for prefix in owned})
         self._leftovers.keep(view.workloads)
         self.sleepers.keep(view.workloads)
+        for known in (self._read_at_s, self._prepared):
+            for key in known.keys() - view.workloads.keys():
+                del known[key]
+        self._told = {told for told in self._told if told[0] in view.workloads}
         wanted: set[str] = set()
         for key in list(view.workloads):
             workload = self.workload(key)

@@ -79,6 +79,7 @@ class Jobs(Service):
         self._on_trouble = on_trouble
         self._grace_s = grace_s
         self._changed = asyncio.Event()
+        self._shares: tuple[int, dict[str, float]] = -1, {}  # as of this offset of the control log
         self._work: dict[str, asyncio.Task[None]] = {}
         self._starting: set[str] = set()  # those of `_work` that start a job
         self._leaving: set[str] = set()  # their release is on its way into the log
@@ -273,7 +274,10 @@ class Jobs(Service):
 
     def _share_limits(self) -> None:
         """A worker's share of a workload's calls in flight is its share of the workload's jobs."""
-        share = shares(self._control.view.assignments, self.worker)
+        view = self._control.view
+        if self._shares[0] != view.next_offset:
+            self._shares = view.next_offset, shares(view.assignments, self.worker)
+        share = self._shares[1]
         for key, runtime in self.runtimes.items():
             try:
                 runtime.shared(share.get(key, 0.0))
@@ -288,11 +292,9 @@ class Jobs(Service):
             return
         pump, beginning = started.pump, started.beginning
         self.checkpoints.begin(pump, beginning.log, known=beginning.known)
-        first = all(other.runtime is not pump.runtime for other in self.pumps.values())
         self.pumps[job] = pump
         self._pause(pump)
-        if first:  # of its workload here; for every job it would cost too much in a large region
-            self._share_limits()
+        self._share_limits()
         snapshot = beginning.snapshot
         log.info("job flows", job=job, epoch=held.epoch, next_offset=snapshot.base,
                  already_finished_above=sum(end - start for start, end in snapshot.finished))  # fmt: skip

@@ -175,7 +175,8 @@ class Leader(Service):
         """
         state = self._control.view
         repairs: list[AnyControlEvent] = []
-        for refused in self._control.take_refused():
+        taken = self._control.take_refused()
+        for refused in taken:
             if isinstance(refused, Assignment):
                 valid = state.assignments.get(refused.job)
                 if valid is not None:
@@ -186,7 +187,11 @@ class Leader(Service):
                 repairs.append(WorkloadDeleted(at_ms=now_ms(), key=refused.key, actor="repair", expected=""))
         if repairs:
             log.warning("events that were refused are overwritten with what counts", count=len(repairs))
-            await self._control.append(*repairs)
+            try:
+                await self._control.append(*repairs)
+            except Exception:
+                self._control.refuse_again(taken)
+                raise
 
     async def _place(self, term: int, now_s: float) -> None:
         state = self._control.view

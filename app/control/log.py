@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -97,7 +97,9 @@ class ControlLog(Service):
             counted = self.view.apply(event)
             if isinstance(event, Begun):
                 continue  # bookkeeping, with an offset for every partition
-            if not counted and self._tail.caught_up.is_set():
+            if counted:
+                self._refused.pop(compaction_key(event), None)  # compaction keeps this one
+            elif self._tail.caught_up.is_set():
                 self._refuse(event)
             told = msgspec.to_builtins(for_people(event))
             self.recent.append({"offset": record.offset, "counted": counted, **told})
@@ -116,6 +118,11 @@ class ControlLog(Service):
         leader repairs what they overwrote (rule 5)."""
         refused, self._refused = self._refused, {}
         return list(refused.values())
+
+    def refuse_again(self, refused: Iterable[Assignment | WorkloadPut | WorkloadDeleted]) -> None:
+        """They were taken, and could not be repaired."""
+        for event in refused:
+            self._refused.setdefault(compaction_key(event), event)
 
     def counted(self, offset: int) -> bool:
         """Whether the event at `offset` counted; True when it was read too long ago to be known."""

@@ -61,7 +61,8 @@ class Operators:
     async def pause(self, key: str, partitions: Iterable[int], paused: bool, actor: str) -> bool:
         """Pauses or resumes partitions of a workload's main topic, `ALL` for all and its retry topics too.
 
-        Returns whether that changes anything.
+        Returns whether that changes anything. That all go on is written in any case: a worker that read a
+        compacted log may know of a pause that others have forgotten.
 
         Raises:
             Refused: single partitions cannot be resumed while the whole workload is paused.
@@ -78,11 +79,11 @@ class Operators:
             changing = wanted - now if paused else wanted & now
         events = [
             Paused(at_ms=now_ms(), key=key, partition=partition, paused=paused, actor=actor)
-            for partition in sorted(changing)
+            for partition in sorted(changing or ({ALL} & wanted if not paused else ()))  # see above
         ]
         if events:
             await self._control.append(*events)
-        return bool(events)
+        return bool(changing)
 
     # -- single offsets --------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ log = structlog.get_logger(__name__)
 
 LOOK_S = 0.5  # how often it looks what it should follow
 MARGIN_S = 60.0  # what the table's writer has committed had arrived in the changelog by then, or never will
+MARGIN_EVENTS = 1_000  # when none is as new as that: the topic is idle, or a clock is wrong
 WRITTEN_S = (
     600.0  # a partition of which the table is written here is followed for so long after the last time
 )
@@ -58,6 +59,7 @@ class TrackerFollower(Service):
         self._members = members
         self._groups = groups
         self._beginning: dict[int, asyncio.Task[TrackerFold]] = {}
+        self._again_s: dict[int, float] = {}  # when a beginning that failed is tried again
         self._written_s: dict[int, float] = {}
         self._progress = asyncio.Event()
         self._producer: AIOKafkaProducer | None = None
@@ -134,7 +136,8 @@ class TrackerFollower(Service):
                     self.folds[partition] = task.result()
                 else:
                     log.warning("a partition of the tracker table cannot be read yet", partition=partition,
-                                error=repr(error))  # fmt: skip
+                                error=repr(error), retry_s=RETRY_S)  # fmt: skip
+                    self._again_s[partition] = time.monotonic() + RETRY_S
         live = self._members.live(time.monotonic())
         if self.worker not in live:
             return  # just started, or paused: what it knows of the others is worth nothing
@@ -145,7 +148,11 @@ class TrackerFollower(Service):
                 self.folds.pop(partition, None)
                 if (begun := self._beginning.pop(partition, None)) is not None:
                     begun.cancel()
-            elif partition not in self.folds and partition not in self._beginning:
+            elif (
+                partition not in self.folds
+                and partition not in self._beginning
+                and time.monotonic() >= self._again_s.get(partition, 0.0)
+            ):
                 self._beginning[partition] = asyncio.get_running_loop().create_task(self._begin(partition))
 
     async def _begin(self, partition: int) -> TrackerFold:
@@ -162,7 +169,7 @@ class TrackerFollower(Service):
             start = (await consumer.beginning_offsets([at]))[at]
             lately = (await consumer.offsets_for_times({at: now_ms() - int(MARGIN_S * 1000)}))[at]
             base = committed or 0
-            fold = TrackerFold(max(start, min(base, lately.offset) if lately else base))
+            fold = TrackerFold(max(start, min(base, lately.offset) if lately else base - MARGIN_EVENTS))
             end = (await consumer.end_offsets([changelog]))[changelog]
             await consumer.seek_to_beginning(changelog)
             while await consumer.position(changelog) < end:

@@ -28,7 +28,7 @@ This is the hierarchical timing wheel of Varghese and Lauck (1987), its slots be
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
@@ -73,10 +73,6 @@ class DueQueue(Generic[Item]):
     def __contains__(self, offset: int) -> bool:
         """Whether it waits here with an item."""
         return offset in self._items
-
-    def __iter__(self) -> Iterator[int]:
-        """Offsets that wait with an item, in the order in which they were pushed."""
-        return iter(self._items)
 
     def __getitem__(self, offset: int) -> Item:
         return self._items[offset]

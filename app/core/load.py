@@ -172,7 +172,7 @@ class Handed:
 
     def __init__(self, epoch: int, before: Load | None, now_s: float, *, slow_s: float = SLOW_S) -> None:
         self.epoch = epoch
-        self._before = before
+        self._before = None if before is None else true_or(before, Load())
         self._until_s = now_s + slow_s
 
     def load(self, measured: Load, now_s: float) -> Load:

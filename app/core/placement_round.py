@@ -120,8 +120,8 @@ class Round:
             self._tell(
                 "no-worker",
                 owner,
-                f"{owner} is draining and keeps {len(jobs)} jobs, {jobs[0]} among them: nobody else may run "
-                "them",
+                f"{owner} is draining, or not heard, and keeps {len(jobs)} jobs, {jobs[0]} among them: "
+                "nobody else may run them",
                 "start a worker of their isolation group",
             )
         if housed < len(wanted):

@@ -69,7 +69,7 @@ class TrackerFold:
     def restore(self, job: str, record: TrackerRecord) -> None:
         """Takes in what the table's changelog says of a job, before any event."""
         known = self._records.get(job)
-        if known is None or record.offset > known.offset:
+        if known is None or _furthest(record) >= _furthest(known):
             self._records[job] = record
 
     def apply(self, event: TrackerEvent, offset: int) -> TakeoverAnswer | None:
@@ -101,6 +101,11 @@ class TrackerFold:
         if record is not None and last is not None:
             record = self._records[job] = _joined(record, *last)
         return record
+
+
+def _furthest(record: TrackerRecord) -> tuple[int, int, int, int]:
+    """All of them only grow; the first three tell as well of a record that was written without its offset."""
+    return record.epoch, record.lineage, record.base, record.offset
 
 
 def _joined(record: TrackerRecord, item: SnapshotItem, at_ms: int, offset: int) -> TrackerRecord:

@@ -388,11 +388,11 @@ class FetchService(Service):
                 ends = await self.client.offsets(
                     [(part.topic, part.partition) for part in stale], LATEST, READ_UNCOMMITTED
                 )
+                for part in stale:
+                    part.high_watermark = ends.get((part.topic, part.partition), part.high_watermark)
+                async with asyncio.timeout(WATERMARKS_S):  # the next look may know
+                    await self._retentions.look(parts, now_s)
             except Exception as error:  # noqa: BLE001 - what was missed is seen the next time
                 log.debug(
                     "a cluster's logs could not be looked at", cluster=self.client.name, error=repr(error)
                 )
-                continue
-            await self._retentions.look(parts, now_s)
-            for part in stale:
-                part.high_watermark = ends.get((part.topic, part.partition), part.high_watermark)

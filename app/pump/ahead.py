@@ -39,6 +39,7 @@ FULL_SHARE = 0.9  # of the tracker in use: as for a head that blocks the line (`
 POSTPONED_BYTES = 16 * 1024 * 1024
 AT_ONCE = 256  # copied together
 WIDEST = 1_000_000  # offsets of a window that was widened
+COPY_AGAIN_MS = 30_000  # after the topic took no copies
 LOOK_MS = 1_000  # while something waits; nothing else tells of a pause that ends, or another capacity
 STAYS = "postponed: "
 ORDER = "the workload's order keeps it in its place"
@@ -76,6 +77,7 @@ class Ahead:
         self._movable: dict[int, int] = {}  # those that may leave, in order, and when they are due
         self._unmovable: dict[int, str] = {}  # those that no topic takes, and why
         self._leaving = False  # some are being copied
+        self._untaken = 0, ""  # the topic takes no copies: until when (ms) none is tried, and why
         self._narrow = self._wide = 0  # the tracker's capacity as it is defined, and widened
 
     def __len__(self) -> int:
@@ -103,11 +105,14 @@ class Ahead:
         """Waits for `due_ms`."""
         present_ms = now_ms()
         if not self._ordered and due_ms - present_ms >= SOON_MS:
-            self._movable[record.offset] = due_ms
-            if due_ms >= self._safe_until_ms(record, present_ms):
-                self._far[record.offset] = None
+            self._may_leave(due_ms, record, present_ms)
         self._keep(due_ms, record)
         self.make_way()
+
+    def _may_leave(self, due_ms: int, record: Record, present_ms: int) -> None:
+        self._movable[record.offset] = due_ms
+        if due_ms >= self._safe_until_ms(record, present_ms):
+            self._far[record.offset] = None
 
     def _keep(self, due_ms: int, record: Record) -> None:
         self._due.push(due_ms, record.offset, Waiting(record, due_ms))
@@ -155,10 +160,11 @@ class Ahead:
         stays = ""
         if self._due and not (pump.paused or pump.closed or pump.draining):
             present_ms = now_ms()
-            is_in_the_way = self._is_in_the_way()
-            if not self._leaving and (going := self._next_to_go(present_ms, is_in_the_way)):
+            is_in_the_way, tries = self._is_in_the_way(), present_ms >= self._untaken[0]
+            if tries and not self._leaving and (going := self._next_to_go(present_ms, is_in_the_way)):
                 self._send_away(going)
-            if is_in_the_way and not self._leaving and pump.tracker.base not in self._movable:
+            can_go = tries and pump.tracker.base in self._movable
+            if is_in_the_way and not self._leaving and not can_go:
                 stays = self._make_room(present_ms)
         if stays or pump.trouble.startswith(STAYS):
             pump.trouble = stays if not pump.trouble or pump.trouble.startswith(STAYS) else pump.trouble
@@ -202,12 +208,17 @@ class Ahead:
             self._pump.tracker.nack(record.offset)
         self._read_on()
 
-    def _stay(self, messages: Sequence[Postponed], why: str) -> None:
+    def _stay(self, messages: Sequence[Postponed], why: str, for_now: bool) -> None:
         """These have to wait here: they are due too soon, or cannot be copied for the reason given."""
         if self._pump.draining:
             return  # the next owner's
+        present_ms = now_ms()
+        if for_now:
+            self._untaken = present_ms + COPY_AGAIN_MS, why
         for record, _, due_ms in messages:
-            if why:
+            if for_now:
+                self._may_leave(due_ms, record, present_ms)
+            elif why:
                 self._unmovable[record.offset] = why
             self._keep(due_ms, record)
 
@@ -223,7 +234,8 @@ class Ahead:
         due_ms = self._due[base].due_ms
         if due_ms - present_ms < SOON_MS:
             return ""
-        why = ORDER if self._ordered else self._unmovable.get(base, "it was due soon")
+        untaken = self._untaken[1] if base in self._movable else "it was due soon"
+        why = ORDER if self._ordered else self._unmovable.get(base, untaken)
         fills = "memory" if self._intake.is_held_up else "the tracker"
         remedy = "skip it" if self._intake.is_held_up else "skip it, or raise tracker.capacity"
         return (

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+POSTPONE_TRIES = 3  # then messages that wait for their time do so where they are, for now
 PRODUCE_RETRY_S = 0.5  # a copy that was not taken is tried again this much later
 LEASE_RETRY_S = 0.05
 NO_DLQ_RETRY_S = 1.0
@@ -64,6 +65,9 @@ class Postponed(NamedTuple):
     record: Record
     origin: Origin
     due_ms: int
+
+
+Stay = Callable[[list[Postponed], str, bool], None]
 
 
 class Copier:
@@ -138,12 +142,13 @@ class Copier:
 
     def postpone(
         self, pump: DispatchPump, messages: Sequence[Postponed], moved: Callable[[list[Record]], None],
-        stay: Callable[[list[Postponed], str], None], ended: Callable[[], None],
+        stay: Stay, ended: Callable[[], None],
     ) -> None:  # fmt: skip
         """Begins to copy messages to where they wait for their time (`app.core.due`).
 
         Unless the pump is closed, `moved` is told which are safe there, `stay` which are due too soon or
-        (then with a reason) can be copied nowhere, and `ended` when it is through, however that came.
+        (then with a reason) can be copied nowhere, for good or (the last argument) for now, and `ended` when
+        it is through, however that came.
         """
         copying = self._postpone(pump, {one.record.offset: one for one in messages}, moved, stay, ended)
         task = asyncio.get_running_loop().create_task(copying)
@@ -160,13 +165,13 @@ class Copier:
 
     async def _postpone(
         self, pump: DispatchPump, left: dict[int, Postponed], moved: Callable[[list[Record]], None],
-        stay: Callable[[list[Postponed], str], None], ended: Callable[[], None],
+        stay: Stay, ended: Callable[[], None],
     ) -> None:  # fmt: skip
         """Empties `left`, which holds what nobody was told of yet."""
         try:
             await self._postpone_all(pump, left, moved, stay)
         except Exception as error:
-            stay(list(left.values()), f"it could not be copied: {error!r}")
+            stay(list(left.values()), f"it could not be copied: {error!r}", False)
             raise
         finally:
             if not pump.closed:
@@ -175,7 +180,7 @@ class Copier:
 
     async def _postpone_all(
         self, pump: DispatchPump, left: dict[int, Postponed], moved: Callable[[list[Record]], None],
-        stay: Callable[[list[Postponed], str], None],
+        stay: Stay,
     ) -> None:  # fmt: skip
         topic = pump.runtime.workload.delayed_topic()
 
@@ -189,11 +194,20 @@ class Copier:
                 del left[message.record.offset]
             return messages
 
+        tries = 0
+
+        async def not_taken(error: object) -> None:
+            nonlocal tries
+            tries += 1
+            await self._not_taken(pump, topic, error)
+            if tries == POSTPONE_TRIES:
+                stay(told(list(left.values())), f"{topic} takes no copy: {error}", True)
+
         while left and not pump.closed:
             present_ms = now_ms()
             levels = [(one, level_of(one.due_ms - present_ms, self._levels or None)) for one in left.values()]
             if soon := [one for one, level in levels if level is None]:
-                stay(told(soon), "")
+                stay(told(soon), "", False)
             going = [(one, level) for one, level in levels if level is not None]
             if not going:
                 return
@@ -205,7 +219,7 @@ class Copier:
                     self._levels = await self.make_delayed()
                     continue  # there may be fewer of them
             except Exception as error:  # noqa: BLE001 - as below
-                await self._not_taken(pump, topic, error)
+                await not_taken(error)
                 continue
             sent = await asyncio.gather(*(send(*one) for one in going), return_exceptions=True)
             if pump.closed:
@@ -214,11 +228,11 @@ class Copier:
             safe = [one for one, answer in answers if not isinstance(answer, BaseException)]
             moved([message.record for message in told(safe)])
             if large := [one for one, answer in answers if isinstance(answer, RecordTooLarge)]:
-                stay(told(large), "too large for a copy")
+                stay(told(large), "too large for a copy", False)
             if left:
                 self._levels = 0  # whatever is wrong, the topic may be gone
                 why = next(answer for one, answer in answers if one.record.offset in left)
-                await self._not_taken(pump, topic, why)
+                await not_taken(why)
 
     @staticmethod
     async def _not_taken(pump: DispatchPump, topic: str, error: object) -> None:

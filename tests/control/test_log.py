@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import orjson
 
 from app import wire
@@ -45,6 +46,18 @@ def test_refused_assignments_of_what_is_no_job_or_has_no_valid_one_are_not_kept(
     log = read(claim(1), *(assign(0, 1, job=f"x{n}") for n in range(5_000)), assign(1, 9))
     assert log.view.refused == 5_001
     assert log.take_refused() == []
+
+
+def test_what_was_refused_needs_no_repair_once_something_later_counts() -> None:
+    late = assign(0, 1)
+    assert (
+        read(claim(1), late, claim(2), late, msgspec.structs.replace(late, epoch=2, term=2)).take_refused()
+        == []
+    )
+    log = read(claim(1), late, claim(2), late)
+    taken = log.take_refused()
+    log.refuse_again(taken)
+    assert log.take_refused() == taken
 
 
 def test_bookkeeping_is_not_shown_as_activity() -> None:

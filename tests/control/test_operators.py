@@ -261,7 +261,7 @@ async def test_many_offsets_do_not_hold_the_loop(monkeypatch: Any) -> None:
         assert turns >= 2_000 // module.CHUNK
 
 
-async def test_pauses_are_written_only_when_they_change_something() -> None:
+async def test_pauses_are_written_only_when_they_change_something_and_that_all_go_on_always() -> None:
     async with standing(Hangs()) as stand:
         stand.pump()
         office = Office(stand)
@@ -278,7 +278,7 @@ async def test_pauses_are_written_only_when_they_change_something() -> None:
         assert key not in log.view.paused
         events = [event for event in log.appended if isinstance(event, Paused)]
         assert [(event.partition, event.paused) for event in events] == [
-            (1, True), (3, True), (ALL, True), (ALL, False),
+            (1, True), (3, True), (ALL, True), (ALL, False), (ALL, False),
         ]  # fmt: skip
 
 

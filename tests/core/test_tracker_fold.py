@@ -252,6 +252,18 @@ def test_partitions_are_spread_over_the_workers() -> None:
     assert min(counts.values()) > 0.3 * 64 * FOLLOWERS / len(workers)
 
 
+def test_of_records_that_were_written_without_their_offsets_the_furthest_counts() -> None:
+    old = TrackerRecord(epoch=1, worker="a", base=1_000_000)
+    anew = TrackerRecord(epoch=1, worker="a", base=500, lineage=1)
+    now = TrackerRecord(epoch=2, worker="b", base=900, lineage=1)
+    late = TrackerRecord(epoch=1, worker="a", base=1_000_000, offset=70)  # of a writer that was paused
+    for records in ([old, anew, now, late], [late, now, anew, old]):
+        fold = TrackerFold()
+        for record in records:
+            fold.restore(JOB, record)
+        assert fold.record(JOB) == now
+
+
 def test_a_corrupt_snapshot_changes_nothing() -> None:
     fold = TrackerFold()
     fold.apply(Takeover(job=JOB, epoch=1, worker="a", nonce="n", at_ms=0), 0)

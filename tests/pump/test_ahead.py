@@ -53,6 +53,25 @@ async def test_what_no_topic_takes_keeps_nothing_else_from_making_way() -> None:
         assert len(stand.copied.records) >= 205
 
 
+async def test_a_delayed_topic_that_takes_no_copies_stops_nothing_else_and_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("app.pump.ahead.COPY_AGAIN_MS", 2_000)
+    async with standing(lambda _: None) as stand:
+        stand.copied.refuse = True
+        pump = stand.pump(capacity=100)
+        stand.feed(pump, numbers(2), headers=not_before(now_ms() + 2 * HOUR_MS))
+        stand.feed(pump, numbers(400, 2))
+        await stand.until(lambda: len(stand.seen) == 400)
+
+        assert pump.tracker.base == 0
+        assert pump.conclude(0, Decision(Action.ACK, None, 0.0, ""))
+        stand.copied.refuse = False
+        stand.feed(pump, numbers(90, 402), headers=not_before(now_ms() + 2 * HOUR_MS))
+        await stand.until(lambda: pump.tracker.base == 492)
+        assert len(stand.copied.records) == 91
+
+
 async def test_a_fault_of_ours_while_copying_is_told_and_the_message_stays_unfinished_and_others_go(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
