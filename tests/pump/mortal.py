@@ -24,7 +24,7 @@ async def _serve(port: int, contract: str) -> None:
 
     @receiver.on(topic=TOPIC, group=GROUP)
     async def handle(message: Message) -> None:
-        await asyncio.sleep(0.002)
+        await asyncio.sleep(0.3 if message.value.startswith(b"slow") else 0.002)
         if message.value.startswith(b"kill"):
             os._exit(1)
 

@@ -49,7 +49,8 @@ async def test_a_message_that_kills_its_receiver_is_given_up_and_all_others_are_
 async def test_many_that_were_lost_beside_a_killer_are_acquitted_many_at_a_time() -> None:
     async with standing_before("stream", flow={"max_inflight": 1_000}) as (stand, mortal):
         pump = stand.pump()
-        stand.feed(pump, some_killers(2_000, 5))
+        rows = some_killers(2_000, 5)  # and with it some that are surely lost when it kills
+        stand.feed(pump, [(None, b"slow %d" % i) if i < 60 and i != 5 else row for i, row in enumerate(rows)])
         most = 0
 
         def watch() -> None:
