@@ -53,6 +53,8 @@ class Region:
         self.joined: list[Process] = []
         asyncio.run(create_topic(self.bootstrap, self.topic, PARTITIONS))
         self.receiver = self.stage.receiver(GROUP, self.topic, *self.others)
+        # What moves for want of room, on a machine that others use too, is not what is shown here.
+        self.stage.settings["worker"] |= {"capacity": {"cpu": 16}}
         self.workers = [self.stage.worker(wait=False) for _ in range(2)]
         for worker in self.workers:
             self.stage.wait_ready(worker)
@@ -190,8 +192,9 @@ def test_fifty_changes_leave_no_gap_in_the_flow_of_jobs_they_do_not_concern(
 
     # Nobody touched them: the same owners and epochs, one decision each, nothing delivered again.
     after = region.held()
-    assert before.items() <= after.items()
-    decisions = [event.job for event in placed(stage) if event.job in before]
+    made = [event for event in placed(stage) if event.job in before]
+    assert before.items() <= after.items(), [(event.job, event.reason) for event in made[len(before) :]]
+    decisions = [event.job for event in made]
     assert sorted(decisions) == sorted(before)
     assert doubled(journal.of(topic_name)) == []
 
