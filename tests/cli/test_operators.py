@@ -45,7 +45,7 @@ def test_a_partition_is_paused_and_all_is_resumed(shell: Shell) -> None:
     assert shell("workload", "resume", NAME, "--execute", "--yes").returncode == 0
     assert "so before" in shell("workload", "resume", NAME, "--execute", "--yes").stderr
     events = [event for event in shell.fed.control.appended if isinstance(event, Paused)]
-    assert [(event.partition, event.paused) for event in events] == [(1, True), (-1, False)]
+    assert [(event.partition, event.paused) for event in events] == [(1, True), (-1, False), (-1, False)]
     assert events[0].actor == "ann (command line)"
 
 
