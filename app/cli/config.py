@@ -21,7 +21,7 @@ from app.cli.client import (
     workload_path,
 )
 from app.cli.output import emit, output_option, url_option
-from app.config.definitions import Workload, json_schema, load_definitions
+from app.config.definitions import AnyDefinition, Workload, json_schema, load_definitions
 from app.config.plan import Change, Plan, plan
 from app.config.static import DEFAULT_FILE, load_settings
 
@@ -41,11 +41,11 @@ def config() -> None:
     """
 
 
-def _load(files: tuple[str, ...], clusters: list[str] | None = None) -> list[Workload]:
-    workloads, warnings = load_definitions(files, clusters=clusters)
+def _load(files: tuple[str, ...], clusters: list[str] | None = None) -> list[AnyDefinition]:
+    definitions, warnings = load_definitions(files, clusters=clusters)
     for warning in warnings:
         click.echo(str(warning), err=True)
-    return workloads
+    return definitions
 
 
 @config.command()
@@ -61,10 +61,10 @@ def validate(files: tuple[str, ...]) -> None:
     """
     settings = Path(os.environ.get("SWITCHYARD_CONFIG") or DEFAULT_FILE)
     clusters = load_settings(settings).cluster_names() if settings.exists() else None
-    workloads = _load(files, clusters)
+    definitions = _load(files, clusters)
     unchecked = f"; clusters were not checked: there is no {settings}" if clusters is None else ""
     click.echo(
-        f"{len(workloads)} definition{'s' if len(workloads) != 1 else ''}: all valid{unchecked}", err=True
+        f"{len(definitions)} definition{'s' if len(definitions) != 1 else ''}: all valid{unchecked}", err=True
     )
 
 
@@ -108,9 +108,9 @@ def _show(planned: Plan, output: str) -> None:
     rows: list[dict[str, Any]] = []
     for change in planned.changes:
         if not change.fields:
-            rows.append({"action": change.action, "workload": change.key, "field": "", "old": "", "new": ""})
+            rows.append({"action": change.action, "workload": change.name, "field": "", "old": "", "new": ""})
         rows += [
-            {"action": change.action, "workload": change.key, "field": f.field, "old": f.old, "new": f.new}
+            {"action": change.action, "workload": change.name, "field": f.field, "old": f.old, "new": f.new}
             for f in change.fields
         ]
     emit(rows, ["action", "workload", "field", "old", "new"], output)
@@ -118,6 +118,8 @@ def _show(planned: Plan, output: str) -> None:
         click.echo(f"warning: {warning}", err=True)
     for conflict in planned.conflicts:
         click.echo(f"conflict: {conflict}", err=True)
+    if any(change.kind == "Route" for change in planned.changes):
+        click.echo("warning: routes are checked only: deploying them comes with a later release", err=True)
 
 
 @config.command("plan")
@@ -160,6 +162,11 @@ def deploy(
     _show(planned, output)
     if planned.conflicts:
         raise SystemExit(EXIT_PRECONDITION)
+    if routes := [change.key for change in planned.changes if change.kind == "Route"]:
+        raise Failure(
+            f"deploying routes comes with a later release; take {', '.join(routes)} out of the files for now",
+            EXIT_PRECONDITION,
+        )
     if planned.empty:
         click.echo("nothing to change", err=True)
         return
@@ -213,7 +220,7 @@ def diff(files: tuple[str, ...], prune: bool, url: str | None) -> None:
         click.echo(f"conflict: {conflict}", err=True)
     for change in planned.changes:
         if change.action != "unchanged":
-            click.echo(f"{change.action} {change.key}")
+            click.echo(f"{change.action} {change.name}")
         for field in change.fields:
             for sign, value in (("-", field.old), ("+", field.new)):
                 if value is not None:

@@ -1,32 +1,42 @@
-"""Definitions: what runs, kept in the control log and changed live. Today: `Workload`.
+"""Definitions: what runs, kept in the control log and changed live: `Workload` and `Route`.
 
-The whole shape of a workload is accepted and checked; what is not in force yet is said so: as a warning
-where ignoring it is harmless, as an error where a user would rely on it.
+The whole shape is accepted and checked; what is not in force yet is said so: as a warning where ignoring it
+is harmless, as an error where a user would rely on it.
 """
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic.json_schema import models_json_schema
 
 from app.config.checks import checks, problem_at, value_at
 from app.config.problems import Document, InvalidConfiguration, Problem, read_documents, read_text, validate
+from app.config.route import RouteDefinition
+from app.config.route_checks import between_routes, route_checks
 from app.config.workload import Workload
+from app.core.route import Route
 
-__all__ = ["Workload", "json_schema", "load_definitions", "parse_definition"]
+__all__ = ["AnyDefinition", "RouteDefinition", "Workload", "json_schema", "load_definitions",
+           "parse_any", "parse_definition", "parse_route"]  # fmt: skip
+
+AnyDefinition = Workload | RouteDefinition
+T = TypeVar("T", Workload, RouteDefinition)
 
 API_VERSION = "switchyard/v1"
-LATER_KINDS = ("Route", "AuditPlan", "Alert", "Failover")
+LATER_KINDS = ("AuditPlan", "Alert", "Failover")
 MAX_TOPIC_CHARS = 249  # Kafka's own limit
 
 
 def json_schema() -> dict[str, Any]:
     """The JSON Schema of all kinds there are."""
     roots, schema = models_json_schema(
-        [(Workload, "validation")], by_alias=True, title="Switchyard definitions"
+        [(Workload, "validation"), (RouteDefinition, "validation")],
+        by_alias=True,
+        title="Switchyard definitions",
     )
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -43,22 +53,56 @@ def parse_definition(
     Raises:
         InvalidConfiguration: with everything that is wrong.
     """
-    document = Document(file, data, node)
+    document = _document(data, file, node)
+    if value_at(data, ("kind",)) == "Route":
+        remedy = "leave it out for now; config validate and config plan take it"
+        raise InvalidConfiguration(
+            [problem_at(document, ("kind",), "deploying routes comes with a later release", remedy)]
+        )
+    return _workload(document, clusters)
+
+
+def parse_route(
+    data: Any, *, clusters: Collection[str] | None = None, file: str = "", node: Any = None
+) -> tuple[RouteDefinition, list[Problem]]:
+    """A route of plain data, and the warnings about it; what it does together with others is not looked at.
+
+    Raises:
+        InvalidConfiguration: with everything that is wrong.
+    """
+    return _route(_document(data, file, node), clusters)
+
+
+def parse_any(
+    data: Any, *, clusters: Collection[str] | None = None, file: str = "", node: Any = None
+) -> tuple[AnyDefinition, list[Problem]]:
+    """A definition of whatever kind it says it is, and the warnings about it.
+
+    Raises:
+        InvalidConfiguration: with everything that is wrong.
+    """
+    document = _document(data, file, node)
+    meant = difflib.get_close_matches(str(data.get("kind")), ("Workload", "Route"), 1, 0.5)
+    return _route(document, clusters) if meant == ["Route"] else _workload(document, clusters)
+
+
+def _document(data: Any, file: str, node: Any) -> Document:
+    """The document, of a kind there is or may have been meant."""
     if not isinstance(data, Mapping):
         raise InvalidConfiguration(
             [Problem("a definition must be a mapping", f"begin with apiVersion: {API_VERSION}", file=file)]
         )
-    kind = data.get("kind")
-    if kind in LATER_KINDS:
+    document = Document(file, data, node)
+    if data.get("kind") in LATER_KINDS:
         raise InvalidConfiguration(
             [problem_at(document, ("kind",), "comes with a later release", "leave it out for now")]
         )
+    return document
+
+
+def _workload(document: Document, clusters: Collection[str] | None) -> tuple[Workload, list[Problem]]:
     problems: list[Problem] = []
-    workload: Workload | None = None
-    try:
-        workload = validate(Workload, document)
-    except InvalidConfiguration as error:
-        problems += error.problems
+    workload: Workload | None = _validated(Workload, document, problems)
     problems += checks(document, clusters)
     if (
         workload is not None
@@ -73,15 +117,36 @@ def parse_definition(
                 "shorten the group's name",
             )
         )
+    return _sound(workload, problems)
+
+
+def _route(document: Document, clusters: Collection[str] | None) -> tuple[RouteDefinition, list[Problem]]:
+    problems: list[Problem] = []
+    route: RouteDefinition | None = _validated(RouteDefinition, document, problems)
+    problems += route_checks(document, route, clusters)
+    return _sound(route, problems)
+
+
+def _validated(model: type[T], document: Document, problems: list[Problem]) -> T | None:
+    try:
+        found: T = validate(model, document)
+    except InvalidConfiguration as error:
+        problems += error.problems
+        return None
+    return found
+
+
+def _sound(definition: T | None, problems: list[Problem]) -> tuple[T, list[Problem]]:
+    """The definition and its warnings. Raises InvalidConfiguration: there are errors."""
     warnings = [problem for problem in problems if problem.severity == "warning"]
-    if workload is None or len(warnings) < len(problems):
+    if definition is None or len(warnings) < len(problems):
         raise InvalidConfiguration(problems)
-    return workload, warnings
+    return definition, warnings
 
 
 def load_definitions(
     sources: Sequence[str | Path], *, clusters: Collection[str] | None = None
-) -> tuple[list[Workload], list[Problem]]:
+) -> tuple[list[AnyDefinition], list[Problem]]:
     """The definitions of files and folders (*.yaml, *.yml, *.json), and the warnings about them.
 
     Raises:
@@ -90,20 +155,24 @@ def load_definitions(
     problems: list[Problem] = []
     documents = _read(sources, problems)
     problems += _twice(documents)
-    workloads: list[Workload] = []
+    found: list[AnyDefinition] = []
+    routes: dict[str, tuple[Document, Route]] = {}
     for document in documents:
         try:
-            workload, warnings = parse_definition(
+            definition, warnings = parse_any(
                 document.data, clusters=clusters, file=document.file, node=document.node
             )
         except InvalidConfiguration as error:
             problems += error.problems
         else:
-            workloads.append(workload)
+            found.append(definition)
             problems += warnings
+            if isinstance(definition, RouteDefinition):
+                routes.setdefault(definition.key, (document, definition.route()))
+    problems += between_routes(list(routes.values()))
     if any(problem.severity == "error" for problem in problems):
         raise InvalidConfiguration(problems)
-    return workloads, problems
+    return found, problems
 
 
 def _read(sources: Sequence[str | Path], problems: list[Problem]) -> list[Document]:
@@ -133,19 +202,20 @@ def _read(sources: Sequence[str | Path], problems: list[Problem]) -> list[Docume
 
 
 def _twice(documents: Sequence[Document]) -> Iterable[Problem]:
-    """The same workload defined again; by its name alone, so that other mistakes in it hide nothing."""
-    first: dict[tuple[str, str], Document] = {}
+    """The same thing defined again; by its name alone, so that other mistakes in it hide nothing."""
+    first: dict[tuple[str, ...], Document] = {}
     for document in documents:
-        names = [value_at(document.data, ("metadata", name)) for name in ("group", "topic")]
-        if value_at(document.data, ("kind",)) in LATER_KINDS or not all(isinstance(n, str) for n in names):
+        kind = value_at(document.data, ("kind",))
+        named = ("name",) if kind == "Route" else ("group", "topic")
+        names = [value_at(document.data, ("metadata", name)) for name in named]
+        if kind in LATER_KINDS or not all(isinstance(n, str) for n in names):
             continue
-        group, topic = names
-        before = first.setdefault((group, topic), document)
+        before = first.setdefault(tuple(names), document)
         if before is not document:
             line, _ = before.position(("metadata",), key=True)
             yield problem_at(
                 document,
-                ("metadata", "topic"),
-                f"{group}/{topic} is defined twice, first at {before.file}:{line}",
+                ("metadata", named[-1]),
+                f"{'/'.join(names)} is defined twice, first at {before.file}:{line}",
                 "remove one",
             )

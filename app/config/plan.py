@@ -7,8 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from app.config.route import RouteDefinition
+from app.config.route_checks import conflicts as route_conflicts
 from app.config.units import format_duration
 from app.config.workload import Workload
+
+# Of a route: what makes its copies other topics.
+IDENTITY = ("spec.from", "spec.to", "spec.rename.from", "spec.rename.to")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +27,19 @@ class FieldChange:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What happens to one workload: create, update, delete or unchanged."""
+    """What happens to one workload or route: create, update, delete or unchanged."""
 
     action: str
     key: str
     fields: tuple[FieldChange, ...] = ()
     workload: Workload | None = None
+    kind: str = "Workload"
+    route: RouteDefinition | None = None
+
+    @property
+    def name(self) -> str:
+        """What it happens to, for people."""
+        return self.key if self.kind == "Workload" else f"route {self.key}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +56,23 @@ class Plan:
         return all(change.action == "unchanged" for change in self.changes)
 
 
-def plan(current: Mapping[str, Workload], wanted: Sequence[Workload], *, prune: bool = False) -> Plan:
-    """The changes from `current` to `wanted`; what is not wanted is deleted only with `prune`."""
+def plan(
+    current: Mapping[str, Workload],
+    wanted: Sequence[Workload | RouteDefinition],
+    *,
+    prune: bool = False,
+    routes: Mapping[str, RouteDefinition] | None = None,
+) -> Plan:
+    """The changes from `current` workloads and `routes` to `wanted`.
+
+    What is not wanted is deleted only with `prune`.
+    """
     changes: list[Change] = []
     conflicts: list[str] = []
     warnings: list[str] = []
-    ordered = sorted(wanted, key=lambda w: w.key)
+    ordered = sorted((w for w in wanted if isinstance(w, Workload)), key=lambda w: w.key)
     keys = Counter(workload.key for workload in ordered)
-    conflicts += [
-        f"{key}: it is defined {count} times; remove all but one" for key, count in keys.items() if count > 1
-    ]
+    conflicts += _several(keys)
     for workload in ordered:
         if keys[workload.key] > 1:
             continue
@@ -74,7 +93,44 @@ def plan(current: Mapping[str, Workload], wanted: Sequence[Workload], *, prune: 
     conflicts += _shared_topics([*beside, *ordered])
     if prune:
         changes += [Change("delete", key) for key in sorted(current) if key not in keys]
-    return Plan(tuple(changes), tuple(conflicts), tuple(warnings))
+    of_routes = _plan_routes(routes or {}, [r for r in wanted if isinstance(r, RouteDefinition)], prune)
+    return Plan(
+        (*changes, *of_routes.changes),
+        (*conflicts, *of_routes.conflicts),
+        (*warnings, *of_routes.warnings),
+    )
+
+
+def _several(keys: Counter[str]) -> list[str]:
+    return [
+        f"{key}: it is defined {count} times; remove all but one" for key, count in keys.items() if count > 1
+    ]
+
+
+def _plan_routes(
+    current: Mapping[str, RouteDefinition], wanted: Sequence[RouteDefinition], prune: bool
+) -> Plan:
+    """Routes: what is to run together must neither loop nor copy twice."""
+    ordered = sorted(wanted, key=lambda route: route.key)
+    keys = Counter(route.key for route in ordered)
+    once = [route for route in ordered if keys[route.key] == 1]
+    changes, warnings = [], []
+    for route in once:
+        before = current.get(route.key)
+        fields = () if before is None else tuple(_differences("", before.to_wire(), route.to_wire()))
+        action = "create" if before is None else "update" if fields else "unchanged"
+        changes.append(Change(action, route.key, fields, kind="Route", route=route))
+        if before is not None and any(change.field in IDENTITY for change in fields):
+            warnings.append(
+                f"{route.key}: its clusters or names change: copies begin anew under other names, "
+                "from spec.start; those made so far stay where they are"
+            )
+    if prune:
+        changes += [Change("delete", key, kind="Route") for key in sorted(current.keys() - keys.keys())]
+    beside = [route for key, route in sorted(current.items()) if key not in keys and not prune]
+    together = [route.route() for route in (*beside, *once)]
+    found = [f"{name}: {message}; {remedy}" for message, remedy, name in route_conflicts(together)]
+    return Plan(tuple(changes), (*_several(keys), *found), tuple(warnings))
 
 
 def _stranded(before: Workload, after: Workload) -> list[str]:

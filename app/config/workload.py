@@ -1,18 +1,11 @@
-"""`Workload`: a group's consumption of a topic, pushed to its receiver. The shape of its definition.
-
-Fields that came after the first release are left out of the wire while they have their default
-(`_added`), so that the etag of what was deployed before them stays.
-"""
+"""`Workload`: a group's consumption of a topic, pushed to its receiver. The shape of its definition."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-import orjson
 from annotated_types import Ge
-from pydantic import BaseModel, ConfigDict, Field, Strict
+from pydantic import ConfigDict, Field, Strict
 
 from app.config.fields import (
     DAY_S,
@@ -29,13 +22,10 @@ from app.config.fields import (
     Rate,
 )
 from app.config.units import Duration, Size, duration_within
+from app.config.wire import Definition, added
 
 MAX_LAG_MESSAGES = 2**53  # what JSON counts exactly
 MAX_MERGES = 1000  # who merges more often has no use for the limit
-
-
-def _added(default: Any, **options: Any) -> Any:
-    return Field(default, exclude_if=lambda value: value == default, **options)
 
 
 class Metadata(Model):
@@ -75,7 +65,7 @@ class HeadOfLine(Model):
 
     after: Annotated[Duration, duration_within(0.001, 30 * DAY_S)] = 300.0
     stash: Literal["dlq", "retry"] = "dlq"
-    per_minute: Rate = _added(10.0, alias="perMinute")
+    per_minute: Rate = added(10.0, alias="perMinute")
 
 
 class RetryTier(Model):
@@ -89,7 +79,7 @@ class Dlq(Model):
     """The dead letter queue. A message that was merged from it `maxMerges` times is quarantined next time."""
 
     enabled: bool = True
-    max_merges: Annotated[int, Strict()] = _added(3, alias="maxMerges", ge=0, le=MAX_MERGES)
+    max_merges: Annotated[int, Strict()] = added(3, alias="maxMerges", ge=0, le=MAX_MERGES)
 
 
 class IsolationTarget(Model):
@@ -117,9 +107,9 @@ class Isolation(Model):
 
     zone: Header | None = None
     environment: Header | None = None
-    targets: tuple[IsolationTarget, ...] = _added((), max_length=MAX_LISTED)
-    unmatched: Literal["dlq", "skip", "default"] = _added("dlq")
-    production: tuple[Label, ...] = _added(("production", "prod"), max_length=MAX_LISTED)
+    targets: tuple[IsolationTarget, ...] = added((), max_length=MAX_LISTED)
+    unmatched: Literal["dlq", "skip", "default"] = added("dlq")
+    production: tuple[Label, ...] = added(("production", "prod"), max_length=MAX_LISTED)
 
 
 class Protobuf(Model):
@@ -130,9 +120,9 @@ class Protobuf(Model):
 
     descriptor: str = Field(min_length=1, max_length=4096)
     message: MessageName
-    framing: Literal["raw", "confluent"] = _added("raw")
-    deliver: Literal["bytes", "json"] = _added("bytes")
-    invalid: Literal["dlq", "deliver"] = _added("deliver")
+    framing: Literal["raw", "confluent"] = added("raw")
+    deliver: Literal["bytes", "json"] = added("bytes")
+    invalid: Literal["dlq", "deliver"] = added("deliver")
 
 
 class Payload(Model):
@@ -181,7 +171,7 @@ class Spec(Model):
     hibernate: Hibernate | None = None
 
 
-class Workload(Model):
+class Workload(Definition):
     """A group's consumption of a topic, pushed to its receiver."""
 
     api_version: Literal["switchyard/v1"] = Field(alias="apiVersion")
@@ -215,49 +205,3 @@ class Workload(Model):
         """The gRPC method: its own, or that of uForwarder's consumers."""
         own = self.spec.target.method
         return own or f"/kafka.consumerproxy.{self.metadata.group}/{self.metadata.topic}"
-
-    def to_wire(self) -> dict[str, Any]:
-        """The canonical form, ready for JSON."""
-        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
-
-    @classmethod
-    def from_wire(cls, data: Mapping[str, Any]) -> Workload:
-        """The inverse; fields that only a newer version knows are passed over.
-
-        Raises:
-            pydantic.ValidationError: it is no workload.
-        """
-        return cls.model_validate(_known(cls, data))
-
-    def etag(self) -> str:
-        """Changes whenever the definition does."""
-        packed = orjson.dumps(self.to_wire(), option=orjson.OPT_SORT_KEYS)
-        return hashlib.sha256(packed).hexdigest()[:16]
-
-
-def _known(model: type[BaseModel], data: Any) -> Any:
-    """`data` without fields that `model` does not have, at every depth."""
-    if not isinstance(data, Mapping):
-        return data
-    kept = {}
-    for name, field in model.model_fields.items():
-        alias = field.alias or name
-        if alias not in data:
-            continue
-        value = data[alias]
-        inner = _inner_model(field.annotation)
-        if inner is not None and isinstance(value, list | tuple):
-            value = [_known(inner, item) for item in value]
-        elif inner is not None:
-            value = _known(inner, value)
-        kept[alias] = value
-    return kept
-
-
-def _inner_model(annotation: Any) -> type[BaseModel] | None:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    for argument in getattr(annotation, "__args__", ()):
-        if (found := _inner_model(argument)) is not None:
-            return found
-    return None

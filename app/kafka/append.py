@@ -1,0 +1,278 @@
+"""Appends ready record batches to the partitions of one cluster, as an idempotent producer (acks=all).
+
+    lanes (a queue of batches a partition) -> per broker: one batch of each lane -> ProduceRequest
+                                           <- acknowledged, or mended by the lane (append_lane)
+
+Rules
+1. A request has at most one batch a partition (brokers take no more), of any number of partitions; so many
+   requests are in flight at a broker as it keeps apart of one producer and partition (`IN_FLIGHT`). What gets
+   ready while all are in flight shares the next one.
+2. Lanes take turns; who was served goes to the end of the line.
+3. Batches are stamped when they are sent (core.verbatim); their senders' bytes are not changed and not copied
+   before. At most `REQUEST_BYTES` (or one batch) a request are in flight as copies.
+4. What is in flight at a broker that does not answer, and is not the leader any more, is given up: its lanes
+   send it to the new one. The sequence numbers see to it that it is in the log once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import structlog
+from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
+from aiokafka.record.util import calc_crc32c
+
+from app.core.verbatim import stamped
+from app.kafka.append_errors import (
+    NO_ANSWER,
+    NO_LEADER,
+    NOT_AUTHORISED,
+    UNEXPECTED,
+    UNKNOWN_TOPIC,
+    AppendError,
+    AppendTrouble,
+    Fenced,
+    LaneClosed,
+    Refused,
+)  # fmt: skip
+from app.kafka.append_lane import IN_FLIGHT, Lane, Pending
+from app.kafka.append_producers import ProducerId, new_producer
+from app.kafka.append_protocol import AppendRequest, answers_of
+from app.kafka.append_seek import written
+from app.kafka.clusters import LATEST, ClusterClient, ClusterUnreachable
+
+log = structlog.get_logger(__name__)
+
+REQUEST_BYTES = 1024 * 1024
+BROKER_MS = 5_000  # a broker waits so long for its replicas; below the client's own patience (REQUEST_MS)
+SEEK_S, SILENT_S = 0.25, 2.0
+CONNECTION = "append"
+
+
+class Appender:
+    """See the module. `tell` takes `AppendTrouble`; it must not raise."""
+
+    def __init__(
+        self, cluster: ClusterClient, tell: Callable[[AppendTrouble], None] = lambda trouble: None
+    ) -> None:
+        self.cluster = cluster
+        self.tell = tell
+        self._lanes: dict[Lane, None] = {}
+        self._ready: dict[Lane, None] = {}  # in the order of their turns
+        self._in_flight: Counter[int] = Counter()  # requests of each broker
+        self._requests: set[asyncio.Task[None]] = set()
+        self._asked: dict[asyncio.Timeout, tuple[int, float, list[Lane]]] = {}  # broker, since when
+        self._woken = False
+        self._stopped = True
+        self._seeking: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begins to send; the cluster's client must have been started."""
+        self._stopped = False
+        self._seeking = asyncio.get_running_loop().create_task(self._seek_leaders())
+
+    async def stop(self) -> None:
+        """Closes all lanes. Drain them before, if what they hold is to arrive."""
+        self._stopped = True
+        for lane in list(self._lanes):
+            lane.close()
+        tasks = [*self._requests, *([self._seeking] if self._seeking else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def lane(self, topic: str, partition: int, producer: ProducerId | None = None) -> Lane:
+        """A way to append to a partition.
+
+        Args:
+            producer: an id and an epoch under which nobody has appended to this partition yet (see
+                `append_producers`); None: a new id.
+
+        Raises:
+            ClusterUnreachable; KafkaError: there is no id to be had. LaneClosed: the appender is stopped.
+        """
+        producer = producer or await new_producer(self.cluster)
+        at = topic, partition
+        floor = (await self.cluster.offsets([at], LATEST)).get(at, -1)
+        if self._stopped:
+            raise LaneClosed(f"the appender to {self.cluster.name} is stopped")
+        lane = Lane(self, topic, partition, producer, floor)
+        self._lanes[lane] = None
+        return lane
+
+    # -- the lanes' --------------------------------------------------------------------------------
+
+    def ready(self, lane: Lane) -> None:
+        """`lane` may have something to send; so may others until the loop's next turn."""
+        self._ready[lane] = None
+        self._wake()
+
+    def look_up(self, lane: Lane) -> None:
+        """Tells `lane` which of its batches the log has."""
+        self._begin(self._look_up(lane))
+
+    def forget(self, lane: Lane) -> None:
+        """`lane` has ended."""
+        self._lanes.pop(lane, None)
+        self._ready.pop(lane, None)
+
+    # -- sending -----------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        if not self._woken and not self._stopped:
+            self._woken = True
+            asyncio.get_running_loop().call_soon(self._send)
+
+    def _send(self) -> None:
+        self._woken = False
+        if self._stopped:
+            return
+        by_node: dict[int, list[Lane]] = {}
+        for lane in list(self._ready):
+            if not lane.is_ready:
+                del self._ready[lane]
+                continue
+            if not lane.is_flying:
+                lane.node = self.cluster.known_leader(lane.topic, lane.partition)
+            if lane.node is None:
+                del self._ready[lane]
+                lane.failed(*self._why_no_leader(lane))
+            elif self._in_flight[lane.node] < IN_FLIGHT:
+                by_node.setdefault(lane.node, []).append(lane)
+        for node, lanes in by_node.items():
+            turns = lanes
+            while turns and self._in_flight[node] < IN_FLIGHT:
+                turns = self._send_one(node, turns)
+
+    def _send_one(self, node: int, lanes: list[Lane]) -> list[Lane]:
+        """Sends a request with the next batch of as many lanes as it has room for; who is to come next."""
+        batches: dict[str, list[tuple[int, bytearray]]] = {}
+        sent: dict[tuple[str, int], tuple[Lane, Pending]] = {}
+        size = 0
+        later: list[Lane] = []
+        served: list[Lane] = []
+        for lane in lanes:
+            at = lane.topic, lane.partition
+            if size >= REQUEST_BYTES or at in sent:  # two lanes may lead to one partition
+                later.append(lane)
+                continue
+            pending = lane.take()
+            if pending is not None:
+                producer = lane.producer
+                data = stamped(pending.data, producer.id, producer.epoch, pending.sequence, calc_crc32c)
+                batches.setdefault(lane.topic, []).append((lane.partition, data))
+                sent[at] = lane, pending
+                size += len(data)
+            del self._ready[lane]
+            if lane.is_ready:
+                self._ready[lane] = None  # at the end of the line
+                served.append(lane)
+        if sent:
+            self._in_flight[node] += 1
+            self._begin(self._request(node, batches, sent))
+        return later + served
+
+    async def _request(
+        self,
+        node: int,
+        batches: dict[str, list[tuple[int, bytearray]]],
+        sent: dict[tuple[str, int], tuple[Lane, Pending]],
+    ) -> None:
+        answers: dict[tuple[str, int], tuple[int, int, str]] = {}
+        unanswered = NO_ANSWER, -1, f"broker {node} does not tell what became of it"
+        try:
+            async with asyncio.timeout(None) as patience:
+                since_s = asyncio.get_running_loop().time()
+                self._asked[patience] = node, since_s, [lane for lane, _ in sent.values()]
+                try:
+                    request = AppendRequest(batches, BROKER_MS)
+                    answers = answers_of(await self.cluster.send(node, request, CONNECTION))
+                finally:
+                    del self._asked[patience]
+        except (KafkaError, OSError, TimeoutError) as error:
+            unanswered = NO_ANSWER, -1, f"broker {node}: {error!r}"
+        except Exception as error:
+            log.exception("an append failed in an unexpected way", cluster=self.cluster.name)
+            unanswered = UNEXPECTED, -1, repr(error)
+        finally:
+            self._in_flight[node] -= 1
+        trouble = False
+        for at, (lane, pending) in sent.items():
+            answer = answers.get(at, unanswered)
+            trouble = trouble or answer[0] != 0
+            lane.answered(pending, *answer)
+            if lane.is_ready:
+                self.ready(lane)
+        if trouble:
+            self.cluster.client.force_metadata_update()
+        if self._ready:  # who waited for room
+            self._wake()
+
+    async def _look_up(self, lane: Lane) -> None:
+        try:
+            found = (
+                await written(self.cluster, lane.topic, lane.partition, lane.producer.id, lane.floor)
+                if lane.floor >= 0
+                else []
+            )
+        except (KafkaError, OSError, TimeoutError, ClusterUnreachable) as error:
+            code = NOT_AUTHORISED if isinstance(error, TopicAuthorizationFailedError) else NO_LEADER
+            lane.failed(code, f"{lane.topic}-{lane.partition} does not tell what it has: {error!r}")
+            return
+        except Exception as error:
+            log.exception("a log was not looked up in an unexpected way", cluster=self.cluster.name)
+            lane.failed(UNEXPECTED, repr(error))
+            return
+        lane.looked_up(found)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._requests.add(task)
+        task.add_done_callback(self._requests.discard)
+
+    # -- leaders -----------------------------------------------------------------------------------
+
+    def _why_no_leader(self, lane: Lane) -> tuple[int, str]:
+        known = self.cluster.client.cluster
+        where = f"topic {lane.topic} in {self.cluster.name}"
+        partitions = known.partitions_for_topic(lane.topic)
+        if lane.topic in known.unauthorized_topics:
+            return NOT_AUTHORISED, f"{where} may not be described"
+        if partitions is None:
+            return UNKNOWN_TOPIC, f"{where} is not known"
+        if lane.partition not in partitions:
+            return UNKNOWN_TOPIC, f"{where} has no partition {lane.partition}"
+        return NO_LEADER, f"{where}: partition {lane.partition} has no leader"
+
+    async def _seek_leaders(self) -> None:
+        """Rule 4."""
+        while True:
+            await asyncio.sleep(SEEK_S)
+            silent_since_s = asyncio.get_running_loop().time() - SILENT_S
+            if not any(since_s < silent_since_s for _, since_s, _ in self._asked.values()):
+                continue
+            try:
+                await self.cluster.client.force_metadata_update()
+            except (KafkaError, OSError, TimeoutError) as error:
+                log.debug("no metadata", cluster=self.cluster.name, error=repr(error))
+            for patience, (node, since_s, lanes) in list(self._asked.items()):
+                if since_s < silent_since_s and any(self._moved(lane, node) for lane in lanes):
+                    patience.reschedule(0.0)
+
+    def _moved(self, lane: Lane, node: int) -> bool:
+        return self.cluster.known_leader(lane.topic, lane.partition) not in {None, node}
+
+
+__all__ = [
+    "AppendError",
+    "AppendTrouble",
+    "Appender",
+    "Fenced",
+    "Lane",
+    "LaneClosed",
+    "ProducerId",
+    "Refused",
+]

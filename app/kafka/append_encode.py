@@ -1,0 +1,102 @@
+"""What was fetched to the batches to append: verbatim where a broker takes them so, else re-encoded.
+
+Re-encoding keeps every record's timestamp, key, value and headers (null is not empty; headers may repeat, and
+keep their order) and the batch's compression; a batch that compression does not make smaller becomes an
+uncompressed one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
+
+from app.core.record import Record
+from app.core.record_batch import Batch, Committed, iter_batches
+from app.core.verbatim import Copy, why_not
+from app.kafka.decode import UndecodableBatch
+from app.kafka.decompress import BOUNDED, decompressed
+from app.kafka.fetched import Fetched
+
+Headers = Sequence[tuple[str, bytes | None]]
+Edit = Callable[[int, Headers], Headers]  # a record's source offset and headers to those of its copy
+
+_NO_LIMIT = (1 << 31) - 1
+_MAGIC = 2
+
+
+def copies(fetched: Fetched, max_batch_bytes: int, edit: Edit | None = None) -> Iterator[Copy]:
+    """The batches to append for what read_committed shows of `fetched`, in order.
+
+    Their source ranges follow on each other and begin at `fetched.start_offset`; what is behind the last of
+    them, up to `fetched.next_offset`, shows no record. `data` of a verbatim copy lies in `fetched`: keep that
+    until the copy is acknowledged.
+
+    Args:
+        max_batch_bytes: `max.message.bytes` of the destination; only a record that is too large by itself
+            comes in a larger batch.
+        edit: gives records other headers; every batch is then re-encoded.
+
+    Raises:
+        UndecodableBatch: the batch can neither go as it is nor be decoded. What is behind it: call again
+            with a `Fetched` that begins there, or skip it.
+    """
+    position = fetched.start_offset
+    if fetched.damage:
+        raise UndecodableBatch(
+            position, fetched.next_offset, bytes(fetched.data), f"damaged: {fetched.damage}"
+        )
+    shown = Committed(fetched.aborted)
+    for batch in iter_batches(fetched.data):
+        header = batch.header
+        if not shown.shows(batch) or header.next_offset <= position or not header.record_count:
+            continue
+        if edit is None and not why_not(header, position, max_batch_bytes):
+            yield Copy(batch.data, header.record_count, position, header.next_offset)
+            position = header.next_offset
+            continue
+        for copy in reencoded(batch, position, max_batch_bytes, edit):
+            yield copy
+            position = copy.source_end
+
+
+def reencoded(batch: Batch, position: int, max_batch_bytes: int, edit: Edit | None = None) -> list[Copy]:
+    """The records of a batch from offset `position` on, in as few batches as `max_batch_bytes` allows.
+
+    A record that is too large by itself has a batch of its own. [] when compaction took them all.
+
+    Raises:
+        UndecodableBatch: the batch cannot be decoded.
+    """
+    codec = batch.header.compression
+    try:
+        decoded = DefaultRecordBatch(decompressed(batch) if codec in BOUNDED else bytes(batch.data))
+        records: list[Record] = [record for record in decoded if record.offset >= position]
+    except Exception as error:
+        start = max(position, batch.header.base_offset)
+        reason = f"{type(error).__name__}: {error}"
+        raise UndecodableBatch(start, batch.header.next_offset, bytes(batch.data), reason) from error
+    if not records:
+        return []
+    built = list(_built(records, codec, max_batch_bytes, edit))
+    ends = [part[0].offset for part, _ in built[1:]] + [batch.header.next_offset]
+    starts = [position, *ends]
+    return [Copy(data, len(part), starts[at], ends[at]) for at, (part, data) in enumerate(built)]
+
+
+def _built(
+    records: list[Record], codec: int, max_batch_bytes: int, edit: Edit | None
+) -> Iterator[tuple[list[Record], bytes]]:
+    """One batch of them, or two halves when that is too large."""
+    builder = DefaultRecordBatchBuilder(_MAGIC, codec, 0, -1, -1, -1, _NO_LIMIT)
+    append = builder.append
+    for index, record in enumerate(records):
+        headers = record.headers if edit is None else edit(record.offset, record.headers)
+        append(index, record.timestamp, record.key, record.value, list(headers))
+    data = bytes(builder.build())
+    if len(data) <= max_batch_bytes or len(records) == 1:
+        yield records, data
+        return
+    half = len(records) // 2
+    yield from _built(records[:half], codec, max_batch_bytes, edit)
+    yield from _built(records[half:], codec, max_batch_bytes, edit)

@@ -1,0 +1,133 @@
+"""What is fetched becomes batches that a broker takes, with every record that is to be seen as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.core.verbatim import LOG_APPEND_TIME, TRANSACTIONAL, Copy
+from app.kafka.append_encode import copies
+from app.kafka.decode import UndecodableBatch
+from tests.core.batches import CODECS, make_marker
+from tests.core.test_verbatim import NO_LIMIT, as_logged, contents, read, rows_of, the_batch
+from tests.kafka.test_decode import fetched
+
+ABORTED_PRODUCER, PRODUCER = 77, 78
+
+batch_plans = st.fixed_dictionaries(
+    {
+        "before": st.integers(0, 3),  # offsets that compaction took between the batches
+        "found": st.lists(contents, max_size=6),
+        "gaps": st.lists(st.sampled_from([0, 0, 0, 2]), max_size=6),
+        "behind": st.sampled_from([0, 0, 1]),
+        "codec": st.sampled_from(sorted(CODECS.values())),
+        "kind": st.sampled_from(["plain", "plain", "log append time", "committed", "aborted", "marker"]),
+    }
+)
+
+
+def logged(
+    plans: Sequence[dict[str, Any]],
+) -> tuple[bytes, list[tuple[int, int]], list[tuple[Any, ...]], int]:
+    """A log's bytes, its aborted transactions, the records a reader sees, and its end."""
+    data, aborted, seen, offset = b"", [], [], 0
+    for plan in plans:
+        offset += plan["before"]
+        kind, rows = plan["kind"], rows_of(plan["found"], plan["gaps"])
+        if kind == "marker":
+            data += make_marker(offset, ABORTED_PRODUCER)
+            offset += 1
+            continue
+        behind = plan["behind"] if rows else plan["behind"] + 1
+        options: dict[str, Any] = {"codec": plan["codec"], "taken_behind": behind}
+        if kind in {"committed", "aborted"}:
+            producer = ABORTED_PRODUCER if kind == "aborted" else PRODUCER
+            options |= {"flags": TRANSACTIONAL, "producer": (producer, 0, 0)}
+        if kind == "aborted":
+            aborted.append((ABORTED_PRODUCER, offset))
+        if kind == "log append time":
+            options |= {"flags": LOG_APPEND_TIME, "max_timestamp_ms": 1_700_000_000_000}
+        batch = as_logged(offset, rows, **options)
+        data += batch
+        if kind != "aborted":
+            times = {"log append time": 1_700_000_000_000}
+            seen += [(offset + delta, times.get(kind, row[0]), *row[1:]) for delta, *row in rows]
+        offset = the_batch(batch).header.next_offset
+    return data, aborted, seen, offset
+
+
+@given(st.lists(batch_plans, max_size=6), st.integers(0, 30), st.sampled_from([150, 300, 2_000, NO_LIMIT]),
+       st.booleans())  # fmt: skip
+def test_every_record_that_is_to_be_seen_comes_once_in_order_and_as_it_was(
+    plans: list[dict[str, Any]], start: int, max_batch_bytes: int, marked: bool
+) -> None:
+    data, aborted, seen, end = logged(plans)
+    end = max(start, end)
+    edit = (lambda offset, headers: [*headers, ("from", str(offset).encode())]) if marked else None
+
+    found = list(copies(fetched(data, start, end, aborted), max_batch_bytes, edit))
+
+    expected = [row for row in seen if row[0] >= start]
+    came: list[tuple[Any, ...]] = []
+    position = start
+    for copy in found:
+        header = the_batch(copy.data).header
+        rows = read(copy.data)
+        # what LogValidator wants of a producer
+        assert header.record_count == header.last_offset_delta + 1 == copy.record_count == len(rows) > 0
+        assert not header.is_control
+        assert not header.attributes & LOG_APPEND_TIME
+        assert len(copy.data) <= max_batch_bytes or copy.record_count == 1
+        # the map
+        assert copy.source_start == position < copy.source_end <= end
+        position = copy.source_end
+        of_range = [row[0] for row in expected if copy.source_start <= row[0] < copy.source_end]
+        assert len(of_range) == copy.record_count
+        came += [(offset, *row[1:]) for offset, row in zip(of_range, rows, strict=True)]
+    if marked:
+        expected = [(*row[:4], [*row[4], ("from", str(row[0]).encode())]) for row in expected]
+    assert came == expected
+
+
+def test_a_batch_that_can_go_as_it_is_is_not_copied_and_a_transaction_is_no_reason() -> None:
+    row: Any = (1_000, b"k", b"v", [])
+    data = as_logged(5, rows_of([row] * 3)) + as_logged(
+        8, rows_of([row]), flags=TRANSACTIONAL, producer=(PRODUCER, 0, 0)
+    )
+    source = fetched(data, 5, 9)
+    found = list(copies(source, NO_LIMIT))
+    assert [copy.source_end for copy in found] == [8, 9]
+    assert all(isinstance(copy.data, memoryview) and copy.data.obj is source.data for copy in found)
+
+
+def test_a_batch_in_pieces_keeps_its_compression_and_is_cut_no_finer_than_needed() -> None:
+    rows = rows_of([(1_000 + n, b"k", bytes([n]) * 5_000, []) for n in range(16)])
+    data = as_logged(0, rows, codec=CODECS["zstd"])
+    assert len(data) < 2_000
+    (whole,) = copies(fetched(data, 0, 16), 2_000, lambda _, headers: headers)
+    assert the_batch(whole.data).header.compression == CODECS["zstd"]
+    halves = list(copies(fetched(data, 0, 16), len(whole.data) - 1))
+    assert [(copy.record_count, copy.source_start, copy.source_end) for copy in halves] == [
+        (8, 0, 8),
+        (8, 8, 16),
+    ]
+    assert {the_batch(copy.data).header.compression for copy in halves} == {CODECS["zstd"]}
+
+
+def test_what_cannot_be_decoded_is_named_by_its_offsets_behind_what_came_before_it() -> None:
+    row: Any = (1_000, b"k", b"v", [])
+    broken = bytearray(as_logged(3, rows_of([row] * 4, [0, 0, 1]), codec=CODECS["gzip"]))
+    broken[70:75] = b"\xff" * 5
+    came: list[Copy] = []
+    with pytest.raises(UndecodableBatch) as caught:
+        came.extend(copies(fetched(as_logged(0, rows_of([row] * 3)) + bytes(broken), 0, 8), NO_LIMIT))
+    assert (caught.value.start, caught.value.end) == (3, 8)
+    damaged = fetched(bytes(broken), 3, 8)
+    damaged.damage = "its checksum does not match"
+    with pytest.raises(UndecodableBatch) as caught:
+        next(copies(damaged, NO_LIMIT))
+    assert (caught.value.start, caught.value.end) == (3, 8)
