@@ -161,7 +161,12 @@ class Heartbeats(Service):
     async def _beat(self) -> None:
         while not self.should_stop:
             started_s = time.monotonic()
-            await self.beat()
+            try:
+                await self.beat()
+            except Exception:
+                log.exception(
+                    "a heartbeat failed; this worker pauses when its lease ends, unless a next one goes"
+                )
             await self.sleep(max(0.05, self.interval_s - (time.monotonic() - started_s)))
 
     async def beat(self) -> bool:

@@ -156,6 +156,9 @@ class Runtime(Service):
     async def on_stop(self) -> None:
         await self.drain()
         await bounded(self.clusters.stop(), 10.0, "data clusters")
+
+    async def on_shutdown(self) -> None:
+        """Last of all: heartbeats and followers ask by these until they have stopped."""
         await bounded(self._control_client.stop(), STOP_S, "client of the control cluster")
         if self._incident_producer is not None:
             await bounded(self._incident_producer.stop(), STOP_S, "producer of incidents")
