@@ -6,7 +6,6 @@ receivers get the kernel's parent-death signal, brokers the yard's warden.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import shutil
@@ -45,8 +44,13 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+# Run before a process of the stage is executed. Not as a `preexec_fn`: after a fork with one, handlers of
+# gRPC run in the child and abort it now and then.
+DIE_WITH_PARENT = (
+    "import ctypes, os, sys; "
+    f"ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG}, {int(signal.SIGKILL)}); "
+    "os.execvp(sys.argv[1], sys.argv[1:])"
+)
 
 
 @dataclass
@@ -154,13 +158,12 @@ class Stage:
         log = self.home / f"{name}.log"
         with log.open("ab") as output:
             popen = subprocess.Popen(
-                command,
+                [sys.executable, "-S", "-c", DIE_WITH_PARENT, *command],
                 env={**os.environ, **(env or {})},
                 cwd=Path(__file__).resolve().parents[2],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                preexec_fn=_die_with_parent,  # noqa: PLW1509 - one prctl call, no locks taken
             )
         process = Process(name, popen, log, **fields)
         self.processes.append(process)
