@@ -230,6 +230,14 @@ class Chaos:
 
     # -- the balance -----------------------------------------------------------------------------
 
+    def story(self, part: tuple[str, int]) -> Iterator[str]:
+        """Who had the job of a partition, since when and why."""
+        job = f"dispatch:{GROUP}/{part[0]}:{part[0]}:{part[1]}"
+        for event in placed(self.stage):
+            if event.job == job:
+                asked = " asked back:" if event.release else ":"
+                yield f"{event.at_ms} {event.worker} epoch {event.epoch}{asked} {event.reason}"
+
     def stalls(self) -> list[Death]:
         """Workers that were taken for dead although nobody had touched them."""
         found: dict[str, Death] = {}
@@ -311,7 +319,8 @@ def test_whoever_comes_goes_or_dies_every_message_is_delivered_in_order_and_few_
     )
     assert len(flow.sent) > FOR_S * rate / 2, "too few were produced to show anything"
     for part in at:
-        assert unexplained(journal.taken[part], deaths) == []
+        found = unexplained(journal.taken[part], deaths)
+        assert found == [], "\n".join([*found, *chaos.story(part), *map(str, deaths)])
     assert len(twice) <= bound
     for lot in ("keyed", "visitor"):
         for partition in range(PARTITIONS):
