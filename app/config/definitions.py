@@ -18,6 +18,7 @@ from app.config.problems import Document, InvalidConfiguration, Problem, read_do
 from app.config.route import RouteDefinition
 from app.config.route_checks import between_routes, route_checks
 from app.config.workload import Workload
+from app.core.job import MAX_TOPIC_CHARS
 from app.core.route import Route
 
 __all__ = ["AnyDefinition", "RouteDefinition", "Workload", "json_schema", "load_definitions",
@@ -28,7 +29,6 @@ T = TypeVar("T", Workload, RouteDefinition)
 
 API_VERSION = "switchyard/v1"
 LATER_KINDS = ("AuditPlan", "Alert", "Failover")
-MAX_TOPIC_CHARS = 249  # Kafka's own limit
 
 
 def json_schema() -> dict[str, Any]:

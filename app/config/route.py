@@ -23,7 +23,8 @@ from pydantic import BeforeValidator, Field, Strict, model_validator
 from app.config.fields import DAY_S, MAX_LISTED, Label, Model, Name, Rate
 from app.config.units import Duration, Size, duration_within
 from app.config.wire import Definition
-from app.core.route import MAX_TOPIC_CHARS, TOPIC, Route, is_topic
+from app.core.job import MAX_TOPIC_CHARS
+from app.core.route import TOPIC, Route, is_topic
 from app.core.route import Rename as RenameRule
 from app.core.routes_expressions import MAX_EXPRESSION_CHARS, AnyOf, check_expression, is_name
 from app.core.routes_topic import TopicSync

@@ -24,10 +24,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from app.core.job import MAX_TOPIC_CHARS
 from app.core.routes_expressions import is_name, language
 from app.core.routes_words import Language, Matcher, Words
 
-MAX_TOPIC_CHARS = 249  # Kafka's own limit
 INTERNAL = (
     r"__.*",
     r"switchyard-.*",

@@ -26,23 +26,12 @@ from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
 from aiokafka.record.util import calc_crc32c
 
 from app.core.verbatim import stamped
-from app.kafka.append_errors import (
-    NO_ANSWER,
-    NO_LEADER,
-    NOT_AUTHORISED,
-    UNEXPECTED,
-    UNKNOWN_TOPIC,
-    AppendError,
-    AppendTrouble,
-    Fenced,
-    LaneClosed,
-    Refused,
-)  # fmt: skip
+from app.kafka.append_errors import NO_ANSWER, UNEXPECTED, AppendTrouble, LaneClosed
 from app.kafka.append_lane import IN_FLIGHT, Lane, Pending
 from app.kafka.append_producers import ProducerId, new_producer
 from app.kafka.append_protocol import AppendRequest, answers_of
 from app.kafka.append_seek import written
-from app.kafka.clusters import LATEST, ClusterClient, ClusterUnreachable
+from app.kafka.clusters import LATEST, NO_LEADER, NOT_AUTHORISED, ClusterClient, ClusterUnreachable
 
 log = structlog.get_logger(__name__)
 
@@ -139,7 +128,7 @@ class Appender:
                 lane.node = self.cluster.known_leader(lane.topic, lane.partition)
             if lane.node is None:
                 del self._ready[lane]
-                lane.failed(*self._why_no_leader(lane))
+                lane.failed(*self.cluster.why_no_leader(lane.topic, lane.partition))
             elif self._in_flight[lane.node] < IN_FLIGHT:
                 by_node.setdefault(lane.node, []).append(lane)
         for node, lanes in by_node.items():
@@ -235,18 +224,6 @@ class Appender:
 
     # -- leaders -----------------------------------------------------------------------------------
 
-    def _why_no_leader(self, lane: Lane) -> tuple[int, str]:
-        known = self.cluster.client.cluster
-        where = f"topic {lane.topic} in {self.cluster.name}"
-        partitions = known.partitions_for_topic(lane.topic)
-        if lane.topic in known.unauthorized_topics:
-            return NOT_AUTHORISED, f"{where} may not be described"
-        if partitions is None:
-            return UNKNOWN_TOPIC, f"{where} is not known"
-        if lane.partition not in partitions:
-            return UNKNOWN_TOPIC, f"{where} has no partition {lane.partition}"
-        return NO_LEADER, f"{where}: partition {lane.partition} has no leader"
-
     async def _seek_leaders(self) -> None:
         """Rule 4."""
         while True:
@@ -259,20 +236,7 @@ class Appender:
             except (KafkaError, OSError, TimeoutError) as error:
                 log.debug("no metadata", cluster=self.cluster.name, error=repr(error))
             for patience, (node, since_s, lanes) in list(self._asked.items()):
-                if since_s < silent_since_s and any(self._moved(lane, node) for lane in lanes):
+                if since_s < silent_since_s and any(
+                    self.cluster.leads_elsewhere(lane.topic, lane.partition, node) for lane in lanes
+                ):
                     patience.reschedule(0.0)
-
-    def _moved(self, lane: Lane, node: int) -> bool:
-        return self.cluster.known_leader(lane.topic, lane.partition) not in {None, node}
-
-
-__all__ = [
-    "AppendError",
-    "AppendTrouble",
-    "Appender",
-    "Fenced",
-    "Lane",
-    "LaneClosed",
-    "ProducerId",
-    "Refused",
-]

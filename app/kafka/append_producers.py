@@ -20,13 +20,12 @@ from aiokafka.errors import KafkaError, for_code
 from aiokafka.protocol.transaction import InitProducerIdRequest
 
 from app.kafka.append_protocol import DescribeProducersRequest
-from app.kafka.clusters import ClusterClient, ClusterUnreachable
+from app.kafka.clusters import LEADER_TROUBLE, ClusterClient, ClusterUnreachable
 
 WAIT_S = 30.0
 RETRY_S = 0.2
 MAX_EPOCH = (1 << 15) - 1
 LOADING = {7, 14, 15, 16, 51}  # right after a broker's start
-NO_LEADER = {3, 5, 6, 9, 56, 74, 75, 100, 103}
 _UNUSED_TIMEOUT_MS = 60_000
 
 
@@ -103,7 +102,7 @@ async def describe_producers(
                         for entry in producers
                     }
                 trouble = for_code(code)(message)
-                if code not in NO_LEADER:
+                if code not in LEADER_TROUBLE:
                     raise trouble
         except (KafkaError, OSError, TimeoutError) as error:
             if isinstance(error, KafkaError) and not error.retriable:

@@ -31,7 +31,9 @@ METADATA_MAX_AGE_MS = 30_000
 METADATA_TURN_S = 2.0  # then the next broker is asked for metadata: this one may be frozen
 EARLIEST, LATEST = -2, -1
 READ_UNCOMMITTED, READ_COMMITTED = 0, 1
-TOPIC_UNKNOWN = {3, 17}  # UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC
+UNKNOWN_TOPIC, NO_LEADER, NOT_AUTHORISED = 3, 5, 29
+LEADER_TROUBLE = {UNKNOWN_TOPIC, NO_LEADER, 6, 9, 56, 74, 75, 100, 103}  # heals with fresh metadata
+TOPIC_UNKNOWN = {UNKNOWN_TOPIC, 17}  # UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC
 
 
 class ClusterUnreachable(RuntimeError):
@@ -241,6 +243,22 @@ class ClusterClient:
             client.force_metadata_update()
             return None
         return int(node)
+
+    def leads_elsewhere(self, topic: str, partition: int, node: int | None) -> bool:
+        """Whether a broker other than `node` is known to lead the partition."""
+        return self.known_leader(topic, partition) not in {None, node}
+
+    def why_no_leader(self, topic: str, partition: int) -> tuple[int, str]:
+        """Why no leader of the partition is known: an error code of Kafka's, and words for people."""
+        known, where = self.client.cluster, f"topic {topic} in {self.name}"
+        partitions = known.partitions_for_topic(topic)
+        if topic in known.unauthorized_topics:
+            return NOT_AUTHORISED, f"{where} may not be described"
+        if partitions is None:
+            return UNKNOWN_TOPIC, f"topic {topic} is not known in {self.name}"
+        if partition not in partitions:
+            return UNKNOWN_TOPIC, f"{where} has no partition {partition}"
+        return NO_LEADER, f"{topic}-{partition} in {self.name} has no leader"
 
     async def leader(self, topic: str, partition: int) -> int | None:
         """The broker that leads the partition as far as is known; None when nobody does."""

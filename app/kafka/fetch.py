@@ -34,7 +34,16 @@ from aiokafka.record.util import calc_crc32c
 from mode import Service
 
 from app.core.record_batch import MAX_BATCH_BYTES, CorruptBatch, take
-from app.kafka.clusters import LATEST, READ_COMMITTED, READ_UNCOMMITTED, ClusterClient
+from app.kafka.clusters import (
+    LATEST,
+    LEADER_TROUBLE,
+    NO_LEADER,
+    NOT_AUTHORISED,
+    READ_COMMITTED,
+    READ_UNCOMMITTED,
+    UNKNOWN_TOPIC,
+    ClusterClient,
+)
 from app.kafka.fetched import PARTITION_MAX_BYTES, ByteBudget, Fetched, FetchTrouble, PartitionFetch
 from app.kafka.log_watch import TOPIC_IDS_S, doubt_other_ids, find_gap
 from app.kafka.retention import RetentionWatch
@@ -56,9 +65,7 @@ WATERMARKS_S = 1.0
 
 OFFSET_OUT_OF_RANGE = 1
 CORRUPT = 2
-UNKNOWN_TOPIC, NO_LEADER, NOT_AUTHORISED = 3, 5, 29
 UNEXPECTED = -100  # no code of Kafka's
-LEADER_TROUBLE = {UNKNOWN_TOPIC, NO_LEADER, 6, 9, 56, 74, 75, 100, 103}  # heals with fresh metadata
 REMEDIES = {
     UNKNOWN_TOPIC: "create the topic, or correct its name in the workload",
     NOT_AUTHORISED: "grant Switchyard's principal Read and Describe on the topic",
@@ -164,7 +171,7 @@ class FetchService(Service):
             if part.idle and part.node is not None and self._last_is_busy(part.node):
                 continue
             if (node := part.node) is None:
-                await self._failed(part, *self._why_no_leader(part))
+                await self._failed(part, *self.client.why_no_leader(part.topic, part.partition))
                 wait_s = min(wait_s, part.retry_at_s - now_s)
             elif not part.removed:
                 # A request names a partition once: for a second group it is asked for in another.
@@ -189,18 +196,6 @@ class FetchService(Service):
 
     def _last_is_busy(self, node: int) -> bool:
         return CONNECTIONS - 1 not in self._free.get(node, {CONNECTIONS - 1})
-
-    def _why_no_leader(self, part: PartitionFetch) -> tuple[int, str]:
-        cluster = self.client.client.cluster
-        known = cluster.partitions_for_topic(part.topic)
-        if part.topic in cluster.unauthorized_topics:
-            return NOT_AUTHORISED, f"topic {part.topic} in {self.client.name} may not be described"
-        if known is None:
-            return UNKNOWN_TOPIC, f"topic {part.topic} is not known in {self.client.name}"
-        if part.partition not in known:
-            where = f"topic {part.topic} in {self.client.name}"
-            return UNKNOWN_TOPIC, f"{where} has no partition {part.partition}"
-        return NO_LEADER, f"{part.topic}-{part.partition} in {self.client.name} has no leader"
 
     async def _poll(self, node: int, connection: int, parts: list[PartitionFetch]) -> None:
         try:
@@ -355,10 +350,10 @@ class FetchService(Service):
                 continue
             await self.client.client.force_metadata_update()
             for part, former in self._leaderless.items():
-                if self._leader_is_not(former, part):
+                if self.client.leads_elsewhere(part.topic, part.partition, former):
                     part.retry_at_s = 0.0
             for patience, parts in self._silent(now_s):
-                if any(self._leader_is_not(part.node, part) for part in parts):
+                if any(self.client.leads_elsewhere(part.topic, part.partition, part.node) for part in parts):
                     patience.reschedule(0.0)
             self._wake.set()
 
@@ -368,9 +363,6 @@ class FetchService(Service):
             for patience, (since_s, parts) in self._asked.items()
             if since_s < now_s - SILENT_S and patience.when() is None  # else it is ending already
         ]
-
-    def _leader_is_not(self, node: int | None, part: PartitionFetch) -> bool:
-        return self.client.known_leader(part.topic, part.partition) not in {None, node}
 
     @Service.task
     async def _watch(self) -> None:

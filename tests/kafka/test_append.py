@@ -13,10 +13,11 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
-from app.kafka.append import Appender, Fenced, Lane, ProducerId, Refused
+from app.kafka.append import Appender
 from app.kafka.append_encode import copies, reencoded
-from app.kafka.append_errors import AppendTrouble
-from app.kafka.append_producers import describe_producers
+from app.kafka.append_errors import AppendTrouble, Fenced, Refused
+from app.kafka.append_lane import Lane
+from app.kafka.append_producers import ProducerId, describe_producers
 from app.kafka.append_seek import written
 from app.kafka.clusters import ClusterClient
 from app.kafka.fetch import FetchService
