@@ -1,7 +1,8 @@
 """What this worker's jobs have finished, made to last: snapshots to the tracker table, commits to Kafka.
 
 Rules
-1. Both are made only while the lease holds.
+1. Commits are made only while the lease holds. Snapshots always: the tracker topic's order fences those of
+   an older epoch, and a worker that waits for its lease and dies has saved what it had finished.
 2. A snapshot is sent at most every `SNAPSHOT_S` a job, when something changed; none is larger than
    `MAX_SNAPSHOT_BYTES`: the newest of what was finished is left out, and may come twice after a crash.
    They stand in the topic in the order in which they were taken: the last one of a job says it all.
@@ -82,8 +83,8 @@ class Checkpoints(Service):
     async def save(self, pumps: Iterable[DispatchPump]) -> None:
         """The last snapshot and commit of jobs that are let go."""
         pumps = list(pumps)
+        await self._snapshot(pumps)
         if pumps and self._lease.holds(time.monotonic()):
-            await self._snapshot(pumps)
             await self._commit(pumps)
 
     # -- snapshots -------------------------------------------------------------------------------
@@ -95,8 +96,6 @@ class Checkpoints(Service):
             interval_s = max(SNAPSHOT_S, len(pumps) / SNAPSHOTS_PER_S)
             await self.sleep(interval_s)
             began_s = time.monotonic()
-            if not self._lease.holds(began_s):
-                continue
             try:
                 await self._snapshot(self._pumps.values())
                 self._lease.saved(began_s, interval_s)

@@ -1,4 +1,4 @@
-"""Snapshots reach the tracker topic in the order in which they were taken."""
+"""Snapshots reach the tracker topic in the order in which they were taken, with a lease or without."""
 
 from __future__ import annotations
 
@@ -46,3 +46,15 @@ async def test_of_two_savers_of_a_job_the_one_that_knows_more_has_the_last_word(
     await asyncio.gather(*savers)
     assert trackers.sent == [6, 7]
     assert pump.snapshot_version == 7
+
+
+async def test_without_a_lease_what_was_finished_is_saved_all_the_same_and_nothing_is_committed() -> None:
+    lease, pump, trackers = Lease(1e9), a_pump(), Slow()
+    trackers.go.set()
+    pump.epoch, pump.lineage, pump.version = 1, 0, 3
+    pump.snapshot = lambda: Snapshot(3)
+    fake: Any = trackers
+    unreachable: Any = None  # committing would ask it for a cluster, and fail
+    checkpoints = Checkpoints({"j": pump}, unreachable, fake, lease, lambda *_: None)
+    await checkpoints.save([pump])
+    assert trackers.sent == [3]
