@@ -138,6 +138,7 @@ class Heartbeats(Service):
         self._options = kafka_options
         self._tail = TopicTail(topic, kafka_options, self._on_records, from_start=False)
         self._producer: AIOKafkaProducer | None = None
+        self._back_s = float("-inf")  # when the first heartbeat after a lapse was sent
 
     async def on_start(self) -> None:
         # One attempt a beat: a beat that waited in a retry queue would renew nothing of worth.
@@ -194,6 +195,11 @@ class Heartbeats(Service):
                 error=repr(error),
                 lease_left_s=round(self.lease.expires_at_s - time.monotonic(), 2),
             )
+            return False
+        if self.lease.lapsed(sent_s) and not 0 < sent_s - self._back_s < self.members.dead_after_s:
+            # A leader that had not heard it for long may be giving its jobs away just now: by the next
+            # heartbeat it has heard this one, and what it wrote before is read.
+            self._back_s = sent_s
             return False
         self.lease.renewed(sent_s)
         return True

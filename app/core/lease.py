@@ -2,10 +2,12 @@
 
 Rule: the lease counts from the moment a heartbeat was *sent* that the control cluster later acknowledged,
 and only once the control log was read to the end that it had after that: a worker that lay still knows what
-was given to others meanwhile before it acts again. The leader counts a worker dead only after it has seen no
-heartbeat for `dead_after_s`, which is longer, and counts from the moment the heartbeat *arrived*. Both count
-durations on their own monotonic clock, so that skewed clocks do not matter: the worker stops first, always.
-A process that was paused (SIGSTOP, a long GC of its host) finds its lease expired when it wakes.
+was given to others meanwhile before it acts again. Once it has lapsed it takes two heartbeats: whoever leads
+has heard the first when the log is read behind the second. The leader counts a worker dead only after it has
+seen no heartbeat for `dead_after_s`, which is longer, and counts from the moment the heartbeat *arrived*.
+Both count durations on their own monotonic clock, so that skewed clocks do not matter: the worker stops
+first, always. A process that was paused (SIGSTOP, a long GC of its host) finds its lease expired when it
+wakes.
 
 A second promise is kept here too: after kill -9 only what was in flight and one snapshot interval of
 acknowledgements is delivered again. While the control cluster is slow to take snapshots, no new call is
@@ -35,6 +37,10 @@ class Lease:
     def holds(self, now_s: float) -> bool:
         """Whether the worker may act at `now_s` (monotonic seconds)."""
         return now_s < self.expires_at_s
+
+    def lapsed(self, now_s: float) -> bool:
+        """Whether it was held once, and is not any more."""
+        return float("-inf") < self.expires_at_s <= now_s
 
     def saved(self, at_s: float, interval_s: float) -> None:
         """What was acknowledged before `at_s` (monotonic seconds) is in snapshots that were taken; the next

@@ -53,12 +53,14 @@ async def test_a_lease_is_renewed_only_behind_what_was_assigned_meanwhile(
         assert "me" in {held.worker for held in mine.view.assignments.values()}
 
         await mine._tail.stop()  # as if it lay still
-        lease.expires_at_s = float("-inf")
+        lease.expires_at_s = 0.0
         await others.append(assigned("w2", 2))
         assert not await heartbeats.beat(), "the heartbeat came through, but it has not read on"
         assert not lease.holds(time.monotonic())
 
         await mine._tail.restart()
+        assert not await heartbeats.beat(), "the leader may be giving its jobs away before it hears this one"
+        assert not lease.holds(time.monotonic())
         async with asyncio.timeout(ENOUGH_S):
             while not await heartbeats.beat():
                 pass

@@ -54,6 +54,14 @@ def test_a_worker_stops_before_a_leader_that_waits_longer_counts_it_dead(
     assert not (counted_dead and lease.holds(now_s))
 
 
+def test_what_was_never_held_has_not_lapsed() -> None:
+    lease = Lease(2.0)
+    assert not lease.lapsed(100.0)
+    lease.renewed(100.0)
+    assert not lease.lapsed(101.9)
+    assert lease.lapsed(102.0)
+
+
 def test_pushing_waits_for_snapshots_and_goes_on_with_them() -> None:
     lease = Lease(10.0)
     lease.renewed(0.0)
