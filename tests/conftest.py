@@ -20,7 +20,7 @@ from app.yard import Yard
 BOOTSTRAP_VARIABLE = "SWITCHYARD_TEST_BOOTSTRAP"
 
 settings.register_profile("dev", max_examples=50, deadline=None)
-settings.register_profile("ci", max_examples=500, deadline=None, derandomize=True)
+settings.register_profile("ci", max_examples=200, deadline=None, derandomize=True)
 settings.register_profile("soak", max_examples=20_000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev"))
 

@@ -135,7 +135,8 @@ def reset(
     told = client.ask(
         "POST", path, {"offsets": {str(row["partition"]): row["to"] for row in rows}, "execute": True}
     )
-    emit(told["partitions"], [*RESET_COLUMNS, "done", "why"], output, whole=told)
+    why = ["why"] if any(row.get("why") for row in told["partitions"]) else []
+    emit(told["partitions"], [*RESET_COLUMNS, "done", *why], output, whole=told)
     click.echo(f"{told['done']} of {len(rows)} partitions were reset", err=True)
     if not told["done"]:
         raise Failure("nothing was reset; the column why says what stood in the way", EXIT_PRECONDITION)

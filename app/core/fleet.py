@@ -57,7 +57,10 @@ class Slot:
 
     def measure(self) -> None:
         """Brings the level up to date."""
-        self.level = self.level_with(NONE)
+        used, capacity = self.used, self.capacity
+        cpu, memory, network = used[0] / capacity[0], used[1] / capacity[1], used[2] / capacity[2]
+        fullest = cpu if cpu > memory else memory
+        self.level = network if network > fullest else fullest
 
     def level_with(self, size: Vector) -> float:
         """The level with a job of this size in addition."""
@@ -154,8 +157,8 @@ class Bins:
 
     def put(self, slot: Slot, size: Vector, hot: str = "") -> None:
         """`slot` gets a job."""
-        slot.level = slot.level_with(size)
         slot.add(size)
+        slot.measure()
         if hot:
             slot.hot.add(hot)
         entry = (slot.level, slot.count, slot.name)

@@ -12,6 +12,11 @@ from app.core.plan import HIBERNATED, UNREAD, Decision, Member, Notice, Plan, Ru
 GONE = "the job is gone"
 
 
+def is_gone(held: Assignment) -> bool:
+    """Whether it was let go for good: it stands in the log for its epoch only."""
+    return not held.worker and held.reason.startswith(GONE)
+
+
 def _why_homeless(held: Assignment) -> str:
     """What its last owner was asked to let it go for: that is why it will be elsewhere."""
     if not held.reason or held.reason.startswith((GONE, HIBERNATED)):
@@ -53,7 +58,7 @@ class Round:
         self.hot_from = tuple(rules.hot * mean for mean in self.mean)
         self.grouped = bool(groups) or any(self.bins)
         self.settled: dict[str, list[str]] = {name: [] for name in self.slots}
-        self.homeless: list[tuple[str, str]] = []
+        self.homeless: dict[str, str] = {}  # job -> why
         self.arriving: list[str] = []
         self.misplaced: list[str] = []
         self.decisions: list[Decision] = []
@@ -91,7 +96,7 @@ class Round:
                 self._end(job, held)
             elif slot is None and owner not in live:
                 housed += 1
-                self.homeless.append((job, f"{owner} is dead"))
+                self.homeless[job] = f"{owner} is dead"
             elif held.release:
                 housed += 1
                 self.arriving.append(job)  # it counts for whoever gets it, not for whom it leaves
@@ -126,11 +131,9 @@ class Round:
             )
         if housed < len(wanted):
             assignments = self.assignments
-            self.homeless += [
-                (job, "it had no owner" if found is None else _why_homeless(found))
-                for job in wanted
-                if (found := assignments.get(job)) is None or not found.worker
-            ]
+            for job in wanted:
+                if (found := assignments.get(job)) is None or not found.worker:
+                    self.homeless[job] = "it had no owner" if found is None else _why_homeless(found)
 
     def _end(self, job: str, held: Assignment) -> None:
         """A job that should not run."""
@@ -171,14 +174,15 @@ class Round:
         crowded, lost = dict[str, int](), dict[str, list[str]]()
         loads, grouped, hot_from = self.loads, self.grouped, self.rules.hot
         cpu, memory, network = self.mean
-        ordered = []
-        for job, why in self.homeless:
-            size = vector(loads.get(job, DEFAULT_JOB))
-            level = max(size[0] / cpu, size[1] / memory, size[2] / network)
-            ordered.append((-level, job, why, size))
-        ordered.sort()
-        for level, job, why, size in ordered:
-            hot = topic_of(job) if -level >= hot_from else ""
+        sizes, levels = dict[str, Vector](), dict[str, float]()
+        for job in self.homeless:
+            sizes[job] = size = vector(loads.get(job, DEFAULT_JOB))
+            levels[job] = max(size[0] / cpu, size[1] / memory, size[2] / network)
+        ordered = sorted(self.homeless)
+        ordered.sort(key=levels.__getitem__, reverse=True)  # the largest first, equals by name
+        for job in ordered:
+            size, why = sizes[job], self.homeless[job]
+            hot = topic_of(job) if levels[job] >= hot_from else ""
             group = self._group(job) if grouped else ""
             bins = self.bins.get(group)
             if bins is None:
