@@ -12,10 +12,11 @@ from typing import Any
 import structlog
 
 from app import app, wire
-from app.core.control_events import Assignment, Begun, WorkloadDeleted, WorkloadPut
+from app.core.control_events import Assignment, Begun, RouteDeleted, RoutePut, WorkloadDeleted, WorkloadPut
 from app.core.job import names_a_job
 from tables.activity import activity
 from tables.assignments import assignments
+from tables.routes import routes
 from tables.workloads import workloads
 
 log = structlog.get_logger(__name__)
@@ -46,6 +47,10 @@ def _write(value: bytes | None, offset: int) -> None:
             workloads[decoded.key.encode()] = value
         case WorkloadDeleted():
             workloads.pop(decoded.key.encode(), None)
+        case RoutePut():
+            routes[decoded.key.encode()] = value
+        case RouteDeleted():
+            routes.pop(decoded.key.encode(), None)
         case Assignment() if names_a_job(decoded.job):
             stored = assignments.get(decoded.job.encode())
             if stored is not None:

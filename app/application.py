@@ -27,6 +27,7 @@ from app.control.meter import Meter
 from app.control.runtime import Runtime
 from app.control.tail import bounded
 from app.control.topic_settings import safe_replication
+from app.core.job import Kind
 from app.datadir import prepare_datadir, worker_directory
 from app.kafka.clusters import ClusterClient, ClusterSpec
 from app.kafka.topics import TopicSpec, ensure_topics
@@ -42,15 +43,15 @@ CHANNEL_BATCHES = (
     256  # each at most a fetch response's share of one partition; bytes are bounded by the budget
 )
 FAUST_STOP_S = 15.0
-AGENTS = {"control", "dispatch", "trackers"}
-TABLES = {"activity", "assignments", "trackers", "workloads"}
+AGENTS = {"checkpoints", "control", "dispatch", "replicate", "trackers"}
+TABLES = {"activity", "assignments", "checkpoints", "routes", "trackers", "workloads"}
 
 
 class SwitchyardApp(faust.App):
     """The Faust app with Switchyard's runtime beside it.
 
     Attributes: `settings`, `topics_declared` (the region's control topics), `dispatch_channel`,
-    `interceptors` and `runtime` (made when the worker starts).
+    `replicate_channel`, `interceptors` and `runtime` (made when the worker starts).
     """
 
     settings: Settings
@@ -76,6 +77,13 @@ class SwitchyardApp(faust.App):
         if not hasattr(self, "_dispatch_channel"):
             self._dispatch_channel = DataChannel(self, maxsize=CHANNEL_BATCHES)
         return self._dispatch_channel
+
+    @property
+    def replicate_channel(self) -> DataChannel:
+        """Where the fetch services put batches for the replicate agent."""
+        if not hasattr(self, "_replicate_channel"):
+            self._replicate_channel = DataChannel(self, maxsize=CHANNEL_BATCHES)
+        return self._replicate_channel
 
     async def on_first_start(self) -> None:
         missing = sorted(AGENTS - {name.rsplit(".", 1)[-1] for name in self.agents}) + sorted(
@@ -148,7 +156,9 @@ class SwitchyardApp(faust.App):
         return self.runtime
 
     async def _deliver(self, item: Any) -> None:
-        await self.dispatch_channel.put(item)
+        job, *_ = item.key
+        copied = job.startswith(f"{Kind.REPLICATE}:")
+        await (self.replicate_channel if copied else self.dispatch_channel).put(item)
 
     async def on_stop(self) -> None:
         """Drains first, then stops Faust; a thread ends the process should anything hang."""
@@ -156,7 +166,7 @@ class SwitchyardApp(faust.App):
         _end_after(2 * grace_s + FAUST_STOP_S + 30.0)
         if hasattr(self, "runtime"):
             await bounded(self.runtime.drain(), 2 * grace_s + 10.0, "drain")
-            if not self.runtime.jobs.pumps:
+            if not self.runtime.jobs.flowing:
                 # aiokafka's group coordinator may lose its cancellation and never close: nobody waits for it.
                 _end_after(2 * FAUST_STOP_S, 0)
         await bounded(super().on_stop(), FAUST_STOP_S, "Faust")

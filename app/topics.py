@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 TRACKER_PARTITIONS = 8  # how far writing the tracker table and answering takeovers can be spread over workers
+CHECKPOINT_PARTITIONS = 4  # the same of the offset map: a tenth of the trackers' events, and no answers
 
 _HOUR_MS = 3_600_000
 _DAY_MS = 24 * _HOUR_MS
@@ -73,6 +74,12 @@ class ControlTopics:
         return ControlTopic(f"{self.app_id}-trackers", TRACKER_PARTITIONS, _expiring(7 * _DAY_MS))
 
     @property
+    def checkpoints(self) -> ControlTopic:
+        """Barriers of the offset map (`app.core.offset_map`). An event carries those of many lines: what is
+        kept is the table, whose changelog is compacted, by line."""
+        return ControlTopic(f"{self.app_id}-checkpoints", CHECKPOINT_PARTITIONS, _expiring(7 * _DAY_MS))
+
+    @property
     def answers(self) -> ControlTopic:
         """Answers to takeovers, by those who follow the tracker topic; all workers read them from the end."""
         return ControlTopic(f"{self.app_id}-answers", 1, _expiring(_HOUR_MS))
@@ -92,10 +99,13 @@ class ControlTopics:
             self.control,
             self.heartbeats,
             self.trackers,
+            self.checkpoints,
             self.answers,
             self.incidents,
             self.changelog("workloads", 1),
+            self.changelog("routes", 1),
             self.changelog("assignments", 1),
             self.changelog("activity", 1),
             self.changelog("trackers", TRACKER_PARTITIONS),
+            self.changelog("checkpoints", CHECKPOINT_PARTITIONS),
         ]

@@ -14,6 +14,7 @@ import msgspec
 from app.core.control_events import AnyControlEvent, for_people
 from app.core.fencing import SnapshotItem, Snapshots, TakeoverAnswer, TrackerEvent, TrackerRecord
 from app.core.load import DEFAULT_WORKER, Load
+from app.core.offset_map import BarrierItem, Barriers, Line
 from app.core.pace import TargetStatus
 
 MAX_EVENT_BYTES = 900_000  # below what brokers and producers take unless told otherwise: 1 MB
@@ -35,7 +36,8 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     waits `behind` another of its key, for its time (`postponed`, the first until `due_ms`), or for its next
     attempt (`backoff`). `used` and `capacity` are the tracker's, `buffered_bytes` were fetched and wait.
     `load` is what it takes of its worker, once that was measured. `arriving` and `ceiling` are rates in
-    messages a second (`app.core.rates`), below 0 while unknown.
+    messages a second (`app.core.rates`), below 0 while unknown. `left_out` records have been where the route
+    leads (`app.replica.headers`).
     """
 
     job: str
@@ -62,6 +64,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     load: Load | None = None
     arriving: float = -1
     ceiling: float = -1
+    left_out: int = 0
 
 
 class HeadStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -162,6 +165,8 @@ _answer = msgspec.json.Decoder(TakeoverAnswer)
 _heartbeat = msgspec.json.Decoder(Heartbeat)
 _record = msgspec.json.Decoder(TrackerRecord)
 _incident = msgspec.json.Decoder(Incident)
+_barriers = msgspec.json.Decoder(Barriers)
+_line = msgspec.json.Decoder(Line)
 
 encode = msgspec.json.encode
 
@@ -205,6 +210,16 @@ def incident(data: bytes | None) -> Incident:
     return _decode(_incident, "incident", data)
 
 
+def barriers(data: bytes | None) -> Barriers:
+    """Raises `BadEvent`."""
+    return _decode(_barriers, "barriers event", data)
+
+
+def checkpoint_line(data: bytes | None) -> Line:
+    """A value of the checkpoint table. Raises `BadEvent`."""
+    return _decode(_line, "line of the offset map", data)
+
+
 def activity_entry(offset: int, event: AnyControlEvent) -> tuple[bytes, bytes]:
     """Key and value, in the activity table, of the event at `offset` of the control log."""
     told = msgspec.to_builtins(for_people(event))
@@ -233,6 +248,11 @@ def heartbeat_events(beat: Heartbeat) -> list[bytes]:
 def snapshots_events(worker: str, at_ms: int, items: Sequence[SnapshotItem]) -> list[bytes]:
     """Snapshots as events below `MAX_EVENT_BYTES`, unless one of them alone is larger."""
     return [encode(Snapshots(worker=worker, at_ms=at_ms, items=run)) for run in _runs(items)]
+
+
+def barriers_events(worker: str, at_ms: int, items: Sequence[BarrierItem]) -> list[bytes]:
+    """Barriers as events below `MAX_EVENT_BYTES`, unless one item alone is larger."""
+    return [encode(Barriers(worker=worker, at_ms=at_ms, items=run)) for run in _runs(items)]
 
 
 def _runs(items: Iterable[Any]) -> list[list[Any]]:

@@ -109,6 +109,13 @@ def workload_path(name: str) -> str:
     return f"/workloads/{quote(group, safe='')}/{quote(topic, safe='')}"
 
 
+def route_path(name: str) -> str:
+    """The API's path of a route. Raises Failure."""
+    if not name or "/" in name:
+        raise Failure(f"{name!r} names no route; write its name, as route list tells it", EXIT_USAGE)
+    return f"/routes/{quote(name, safe='')}"
+
+
 def actor() -> str:
     """Who asks, for the activity log."""
     user = os.environ.get("USER") or os.environ.get("LOGNAME") or "unknown"

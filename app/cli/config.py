@@ -6,7 +6,7 @@ import os
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import orjson
@@ -18,16 +18,25 @@ from app.cli.client import (
     Client,
     Failure,
     guarded,
+    route_path,
     workload_path,
 )
 from app.cli.output import emit, output_option, url_option
-from app.config.definitions import AnyDefinition, Workload, json_schema, load_definitions
+from app.config.definitions import (
+    AnyDefinition,
+    RouteDefinition,
+    Workload,
+    json_schema,
+    load_definitions,
+)
 from app.config.plan import Change, Plan, plan
 from app.config.static import DEFAULT_FILE, load_settings
 
 FILES = click.option("-f", "--file", "files", multiple=True, required=True, metavar="PATH",
                      help="A file or folder of definitions; may be given several times.")  # fmt: skip
-PRUNE = click.option("--prune", is_flag=True, help="Also delete workloads that the files do not define.")
+PRUNE = click.option(
+    "--prune", is_flag=True, help="Also delete workloads and routes that the files do not define."
+)
 
 
 @click.group()
@@ -83,24 +92,49 @@ def schema(of_api: bool) -> None:
     emit([], [], "json", whole=whole)
 
 
-def _current(client: Client) -> dict[str, Workload]:
-    found = {}
+class _Current(NamedTuple):
+    """All definitions in force. No route has a workload's key."""
+
+    workloads: dict[str, Workload]
+    routes: dict[str, RouteDefinition]
+
+    def get(self, key: str) -> AnyDefinition | None:
+        return self.workloads.get(key) or self.routes.get(key)
+
+
+def _current(client: Client) -> _Current:
+    found = _Current({}, {})
     for item in client.all("/workloads"):
         body = client.ask("GET", workload_path(item["key"]))
         workload = Workload.from_wire(body["definition"])
-        found[workload.key] = workload
+        found.workloads[workload.key] = workload
+    for item in client.all("/routes"):
+        body = client.ask("GET", route_path(item["name"]))
+        route = RouteDefinition.from_wire(body["definition"])
+        found.routes[route.key] = route
     return found
 
 
-def _plan(files: tuple[str, ...], url: str | None, prune: bool) -> tuple[Client, Plan, dict[str, Workload]]:
+def _path(change: Change) -> str:
+    return route_path(change.key) if change.kind == "Route" else workload_path(change.key)
+
+
+def _plan(files: tuple[str, ...], url: str | None, prune: bool) -> tuple[Client, Plan, _Current]:
     client = Client(url)
     wanted = _load(files)
     current = _current(client)
-    planned = plan(current, wanted, prune=prune)
+    planned = plan(current.workloads, wanted, prune=prune, routes=current.routes)
     if not planned.conflicts:
         for change in planned.changes:  # the worker knows what files cannot: which clusters there are
-            if change.workload is not None and change.action in {"create", "update"}:
-                client.ask("PUT", f"{workload_path(change.key)}?dry_run=true", change.workload.to_wire())
+            definition = change.workload or change.route
+            if definition is None or change.action not in {"create", "update"}:
+                continue
+            try:
+                client.ask("PUT", f"{_path(change)}?dry_run=true", definition.to_wire())
+            except Failure as failure:
+                # One route beside those that this plan changes, too, says nothing of all of them together.
+                if change.route is None or failure.code != EXIT_PRECONDITION:
+                    raise
     return client, planned, current
 
 
@@ -118,8 +152,6 @@ def _show(planned: Plan, output: str) -> None:
         click.echo(f"warning: {warning}", err=True)
     for conflict in planned.conflicts:
         click.echo(f"conflict: {conflict}", err=True)
-    if any(change.kind == "Route" for change in planned.changes):
-        click.echo("warning: routes are checked only: deploying them comes with a later release", err=True)
 
 
 @config.command("plan")
@@ -162,11 +194,6 @@ def deploy(
     _show(planned, output)
     if planned.conflicts:
         raise SystemExit(EXIT_PRECONDITION)
-    if routes := [change.key for change in planned.changes if change.kind == "Route"]:
-        raise Failure(
-            f"deploying routes comes with a later release; take {', '.join(routes)} out of the files for now",
-            EXIT_PRECONDITION,
-        )
     if planned.empty:
         click.echo("nothing to change", err=True)
         return
@@ -187,21 +214,21 @@ def deploy(
             if not done:
                 raise
             raise Failure(
-                f"{change.key}: {failure}; before it, {len(done)} changed: {', '.join(done)}. "
+                f"{change.name}: {failure}; before it, {len(done)} changed: {', '.join(done)}. "
                 "Deploy again: what is done is not done twice", EXIT_PARTIAL,
             ) from failure  # fmt: skip
-        done.append(change.key)
-        click.echo(f"{change.action}d {change.key}", err=True)
+        done.append(change.name)
+        click.echo(f"{change.action}d {change.name}", err=True)
 
 
-def _apply(client: Client, change: Change, before: Workload | None) -> None:
+def _apply(client: Client, change: Change, before: AnyDefinition | None) -> None:
     """One change, if it is still the one that was planned."""
-    path = workload_path(change.key)
     headers = {"If-Match": f'"{before.etag()}"'} if before else {"If-None-Match": "*"}
-    if change.workload is None:
-        client.ask("DELETE", path, headers=headers)
+    definition = change.workload or change.route
+    if definition is None:
+        client.ask("DELETE", _path(change), headers=headers)
     else:
-        client.ask("PUT", path, change.workload.to_wire(), headers)
+        client.ask("PUT", _path(change), definition.to_wire(), headers)
 
 
 @config.command()
@@ -237,11 +264,12 @@ def export(url: str | None) -> None:
     """Every definition in force, as YAML that deploy takes back.
 
     \b
-    switchyard config export > workloads.yaml
+    switchyard config export > definitions.yaml
     """
     from ruamel.yaml import YAML
 
     yaml = YAML()
     yaml.explicit_start = True
-    for _, workload in sorted(_current(Client(url)).items()):
-        yaml.dump(workload.to_wire(), sys.stdout)
+    current = _current(Client(url))
+    for _, definition in [*sorted(current.workloads.items()), *sorted(current.routes.items())]:
+        yaml.dump(definition.to_wire(), sys.stdout)

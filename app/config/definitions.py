@@ -53,13 +53,7 @@ def parse_definition(
     Raises:
         InvalidConfiguration: with everything that is wrong.
     """
-    document = _document(data, file, node)
-    if value_at(data, ("kind",)) == "Route":
-        remedy = "leave it out for now; config validate and config plan take it"
-        raise InvalidConfiguration(
-            [problem_at(document, ("kind",), "deploying routes comes with a later release", remedy)]
-        )
-    return _workload(document, clusters)
+    return _workload(_document(data, file, node), clusters)
 
 
 def parse_route(

@@ -115,6 +115,8 @@ def _plan_routes(
     keys = Counter(route.key for route in ordered)
     once = [route for route in ordered if keys[route.key] == 1]
     changes, warnings = [], []
+    if prune:  # before what may only be without them
+        changes += [Change("delete", key, kind="Route") for key in sorted(current.keys() - keys.keys())]
     for route in once:
         before = current.get(route.key)
         fields = () if before is None else tuple(_differences("", before.to_wire(), route.to_wire()))
@@ -125,11 +127,12 @@ def _plan_routes(
                 f"{route.key}: its clusters or names change: copies begin anew under other names, "
                 "from spec.start; those made so far stay where they are"
             )
-    if prune:
-        changes += [Change("delete", key, kind="Route") for key in sorted(current.keys() - keys.keys())]
     beside = [route for key, route in sorted(current.items()) if key not in keys and not prune]
     together = [route.route() for route in (*beside, *once)]
-    found = [f"{name}: {message}; {remedy}" for message, remedy, name in route_conflicts(together)]
+    changed = {change.key for change in changes if change.action in {"create", "update"}}
+    found = []
+    if changed:
+        found = [f"{name}: {what}; {remedy}" for what, remedy, name in route_conflicts(together, changed)]
     return Plan(tuple(changes), (*_several(keys), *found), tuple(warnings))
 
 

@@ -13,6 +13,7 @@ from app.core.routes_graph import find_duplicate, find_loop
 from app.core.routes_words import TooComplicated, Words
 
 TOPICS: Path_ = ("spec", "topics")
+OFFSETS: Path_ = ("spec", "offsets")
 
 
 def route_checks(
@@ -30,6 +31,9 @@ def route_checks(
         )  # fmt: skip
     if definition is None:
         return
+    if definition.spec.offsets is not None:
+        message = "not in force yet (groups are kept in step with a later release)"
+        yield problem_at(document, OFFSETS, message, "it is kept and ignored", "warning")
     try:
         route = definition.route()
         words = Words()
@@ -52,10 +56,15 @@ def between_routes(routes: Sequence[tuple[Document, Route]]) -> Iterator[Problem
         yield problem_at(documents[name], TOPICS, message, remedy)
 
 
-def conflicts(routes: Sequence[Route]) -> Iterator[tuple[str, str, str]]:
-    """The same, in words: what is wrong, what to do, and one of the routes to do it in."""
+def conflicts(
+    routes: Sequence[Route], changed: Collection[str] | None = None
+) -> Iterator[tuple[str, str, str]]:
+    """The same, in words: what is wrong, what to do, and one of the routes to do it in.
+
+    `changed` are the names of those that are new or changed, when the others are known to be sound together.
+    """
     try:
-        if loop := find_loop(routes):
+        if loop := find_loop(routes, changed=changed):
             yield f"would loop: {loop}", loop.remedy, loop.hops[-1][0]
         if double := find_duplicate(routes):
             yield f"would copy twice: {double}", double.remedy, double.routes[1]

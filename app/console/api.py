@@ -23,6 +23,7 @@ from app.console.move import MoveRoutes
 from app.console.openapi import openapi
 from app.console.operators import OperatorRoutes
 from app.console.placement import PlacementRoutes
+from app.console.routes import RouteRoutes
 from app.console.sizing import SizingRoutes
 from app.console.workloads import WorkloadRoutes
 from app.control.runtime import Runtime
@@ -77,6 +78,7 @@ class Api:
             web.get("/api/v1/incidents", self.get_incidents),
             web.get("/api/v1/workloads", self.get_workloads),
             *WorkloadRoutes(self).routes(),
+            *RouteRoutes(self).routes(),
             web.get(workload + "/partitions/{partition}/tracker", self.get_tracker),
             web.get(dlq_path, self.get_dlq),
             web.get(dlq_path + "/messages", told(self.get_dlq_messages)),

@@ -18,12 +18,14 @@ from app.console.flow import slowest
 from app.console.overview import BREAKER_ORDER, Jobs, lag_messages, lag_s
 from app.console.sizing import Sizing
 from app.control.runtime import Runtime
-from app.core.job import JobId
+from app.core.job import JobId, Kind
 from app.core.pace import TargetStatus
 from app.wire import JobStatus, WorkloadStatus
 
 JOB = ("workload", "topic", "partition")
+ROUTE_JOB = ("route", "topic", "partition")
 TARGET = ("workload", "target")
+REPLICATE = f"{Kind.REPLICATE}:"
 SERVING = {"serving": 1, "not-serving": 0}  # a receiver that says nothing of its health has no such series
 
 _JOB_GAUGES = {
@@ -46,6 +48,13 @@ _JOB_COUNTERS = {
     "delivered": "Messages acknowledged",
     "retried": "Messages moved to a retry topic",
     "dead_lettered": "Messages moved to the dead letter queue",
+}
+_ROUTE_GAUGES = {
+    "lag_messages": "Records that the destination does not have yet",
+    "lag_seconds": "Age of the oldest record that it does not have yet",
+    "unfinished_messages": "Records read whose copies are not acknowledged",
+    "fetched_bytes": "Fetched bytes that wait to be copied",
+    "paused": "1 while an operator's pause holds",
 }
 _TARGET_GAUGES = {
     "limit_messages": "Messages that may be in flight",
@@ -101,7 +110,8 @@ class _Collector:
     def collect(self) -> Iterator[Metric]:
         jobs = self.runtime.jobs.statuses()
         workloads = self.runtime.jobs.workload_statuses()
-        yield from _of_jobs(jobs)
+        yield from _of_jobs([job for job in jobs if not job.job.startswith(REPLICATE)])
+        yield from _of_routes([job for job in jobs if job.job.startswith(REPLICATE)])
         yield from _of_workloads(workloads, jobs)
         yield from _of_targets(workloads)
         yield from self._of_the_worker()
@@ -180,6 +190,27 @@ def _of_jobs(jobs: Sequence[JobStatus]) -> Iterator[Metric]:
             counter.add_metric(labels, getattr(status, name))
     yield from gauges
     yield from counters.values()
+
+
+def _of_routes(jobs: Sequence[JobStatus]) -> Iterator[Metric]:
+    gauges = _Family("switchyard_route", ROUTE_JOB, _ROUTE_GAUGES)
+    copied = CounterMetricFamily(
+        "switchyard_route_copied_messages", "Records that the destination acknowledged", labels=ROUTE_JOB
+    )
+    for status in jobs:
+        job = JobId.parse(status.job)
+        labels = (job.name, job.topic, str(job.partition))
+        values: dict[str, float | None] = {
+            "lag_messages": lag_messages(status),
+            "lag_seconds": lag_s(status, now_ms()),
+            "unfinished_messages": status.unfinished,
+            "fetched_bytes": status.buffered_bytes,
+            "paused": status.state == "paused",
+        }
+        gauges.add(labels, values)
+        copied.add_metric(labels, status.delivered)
+    yield from gauges
+    yield copied
 
 
 def _of_workloads(workloads: Sequence[WorkloadStatus], jobs: Sequence[JobStatus]) -> Iterator[Metric]:

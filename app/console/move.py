@@ -10,7 +10,7 @@ from aiohttp import web
 from aiokafka.errors import KafkaError
 
 from app.config.units import parse_duration
-from app.console import bodies, shapes
+from app.console import bodies, shapes_placement
 from app.console.acts import actor_of, flag_of, read_body
 from app.console.answers import ApiError, json_response
 from app.console.describe import ACTOR, described
@@ -38,7 +38,11 @@ class MoveRoutes:
         return [web.post("/api/v1/workloads/{group}/{topic}/move", acting(self.move))]
 
     @described(
-        shapes.ForeseenMove, answers=STARTED, headers=ACTOR, body=bodies.MoveBody, problems=(404, 409, 502)
+        shapes_placement.ForeseenMove,
+        answers=STARTED,
+        headers=ACTOR,
+        body=bodies.MoveBody,
+        problems=(404, 409, 502),
     )
     async def move(self, request: web.Request) -> web.Response:
         """Moves a workload to another cluster that has its topic; without `execute` says what it would do."""

@@ -42,7 +42,8 @@ PATH = {
     param.name: param
     for param in (
         Param("group", TEXT, "the workload's consumer group"),
-        Param("topic", TEXT, "the workload's topic"),
+        Param("topic", TEXT, "the workload's topic, or one of a route's"),
+        Param("name", TEXT, "the route's name"),
         Param("partition", whole(0, 2**31 - 1), "a partition's number"),
         Param("offset", whole(0, 10**18 - 1), "an offset"),
         Param("worker", TEXT, "a worker's name"),

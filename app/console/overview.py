@@ -20,10 +20,11 @@ from pydantic import ValidationError
 from app.config.definitions import Workload
 from app.console.flow import Told, WorkloadFlow, slowest, workload_flow
 from app.core.control import ControlState
-from app.core.control_events import Assignment, WorkloadPut
+from app.core.control_events import ALL, Assignment, RoutePut, WorkloadPut
 from app.core.job import JobId
 from app.core.pace import Pace, hibernated
-from app.core.plan import HIBERNATED
+from app.core.placement_round import is_gone
+from app.core.plan import HIBERNATED, topic_of
 from app.wire import Heartbeat, Incident, JobStatus, WorkloadStatus
 
 ASLEEP = "hibernated"  # the state of a sleeping workload's jobs
@@ -129,6 +130,8 @@ class Jobs:
         """Owned jobs, and those that wait for an owner. What was let go for good, with a retry tier that is
         no longer defined, stays in the log for its epoch only."""
         jobs, put = self._held.get(key, []), self.state.workloads.get(key)
+        if key in self.state.routes:
+            return [job for job in jobs if not is_gone(self.state.assignments[job])]
         if put is None or all(self.state.assignments[job].worker for job in jobs):
             return jobs
         try:
@@ -232,6 +235,33 @@ class Jobs:
             "troubles": _troubles(jobs),
         }
 
+    def route(self, put: RoutePut) -> dict[str, Any]:
+        """One route as the console shows it; sums over its partitions."""
+        jobs = self.statuses(put.key)
+        metadata, spec = (_mapping(put.definition.get(part)) for part in ("metadata", "spec"))
+        ages = [lag_s(job, self.now_ms) for job in jobs]
+        return {
+            "name": put.key,
+            "from": spec.get("from"),
+            "to": spec.get("to"),
+            "owner": metadata.get("owner", ""),
+            "etag": put.etag,
+            "topics": len({topic_of(job.job) for job in jobs}),
+            "partitions": len(jobs),
+            "waiting": _without_owner(jobs),
+            "paused": ALL in self.state.paused.get(put.key, ()),
+            "lag_messages": _sum(lag_messages(job) for job in jobs),
+            "lag_s": _greatest(ages),
+            "lag_s_at_least": max((age for age in ages if age is not None), default=None),
+            "copied": sum(job.delivered for job in jobs),
+            "unfinished": sum(job.unfinished for job in jobs),
+            "troubles": _troubles(jobs),
+        }
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
 
 def _without_owner(jobs: Iterable[JobStatus]) -> int:
     return sum(job.state in ("waiting", ASLEEP) for job in jobs)
@@ -299,6 +329,7 @@ def overview(
     """Everything the first page shows."""
     jobs = Jobs(state, live, now_ms)
     listed = [jobs.workload(put) for _, put in sorted(state.workloads.items())]
+    routes = [jobs.route(put) for _, put in sorted(state.routes.items())]
     awake = [shown for shown in listed if shown["hibernated"] is None]
     return {
         "region": region,
@@ -307,8 +338,10 @@ def overview(
         "leader": state.leader if state.leader in live else None,
         "workers": workers(state, heard, live, now_s),
         "workloads": listed,
+        "routes": routes,
         "totals": {
             "workloads": len(listed),
+            "routes": len(routes),
             "workers": len(live),
             "lag_messages": _sum(w["lag_messages"] for w in awake) if awake else 0,
             "in_flight": sum(w["in_flight"] for w in listed),

@@ -23,7 +23,8 @@ class Pages:
     def routes(self) -> list[web.RouteDef]:
         """Every page there is."""
         partition = "/workloads/{group}/{topic}/partitions/{partition}"
-        pages = ["/", "/workloads", "/workloads/{group}/{topic}", partition, "/placement", "/activity"]
+        pages = ["/", "/workloads", "/workloads/{group}/{topic}", partition]
+        pages += ["/routes", "/routes/{name}", "/placement", "/activity"]
         return [web.get(page, self.shell) for page in pages] + [web.get("/assets/{name}", self.asset)]
 
     async def shell(self, _: web.Request) -> web.Response:

@@ -15,7 +15,7 @@ import orjson
 from aiohttp import web
 
 from app.clock import now_ms
-from app.console import bodies, shapes
+from app.console import bodies, shapes_placement
 from app.console.acts import actor_of, flag_of, read_body, reason_of
 from app.console.answers import ApiError, json_response
 from app.console.bodies import MAX_MOVES
@@ -58,7 +58,7 @@ class PlacementRoutes:
             web.post("/api/v1/workers/{worker}/drain", acting(self.drain)),
         ]
 
-    @described(shapes.PlacementPlan, headers=ACTOR, body=bodies.PlanBody, problems=(409, 502))
+    @described(shapes_placement.PlacementPlan, headers=ACTOR, body=bodies.PlanBody, problems=(409, 502))
     async def plan(self, request: web.Request) -> web.Response:
         """What a round would do now, with `moves` by hand, or `even`; changes nothing."""
         body = await read_body(request, bodies.PlanBody)
@@ -68,7 +68,9 @@ class PlacementRoutes:
         made, plan_id = await self._planned(moves, even)
         return json_response(self._told(made, plan_id))
 
-    @described(shapes.PlacementApplied, headers=ACTOR, body=bodies.ApplyBody, problems=(409, 412, 502))
+    @described(
+        shapes_placement.PlacementApplied, headers=ACTOR, body=bodies.ApplyBody, problems=(409, 412, 502)
+    )
     async def apply(self, request: web.Request) -> web.Response:
         """Carries out the moves of a plan, if it still is what it was."""
         body = await read_body(request, bodies.ApplyBody)
@@ -113,7 +115,7 @@ class PlacementRoutes:
         told = None if wish is None else wish.worker
         return json_response({"job": job, "wish": told, "changed": wish is not None, "execute": execute})
 
-    @described(shapes.Drained, headers=ACTOR, body=bodies.DrainBody, problems=(404, 409))
+    @described(shapes_placement.Drained, headers=ACTOR, body=bodies.DrainBody, problems=(404, 409))
     async def drain(self, request: web.Request) -> web.Response:
         """Lets a worker give its jobs away and get no more (`draining: false`: have some again)."""
         worker = request.match_info["worker"]

@@ -11,7 +11,6 @@ from msgspec import Meta
 
 from app.console.flow import WorkloadFlow
 from app.core.load import Load
-from app.core.plan import Notice
 
 Spans = list[Annotated[list[int], Meta(min_length=2, max_length=2)]]  # offsets [from, before)
 
@@ -138,10 +137,35 @@ class Workload(TypedDict):
     troubles: list[str]
 
 
+# A route in numbers, summed over its partitions. `copied` counts the records that the destination has, since
+# the jobs' owners began.
+Route = TypedDict(
+    "Route",
+    {
+        "name": str,
+        "from": str | None,
+        "to": str | None,
+        "owner": str,
+        "etag": str,
+        "topics": int,
+        "partitions": int,
+        "waiting": int,
+        "paused": bool,
+        "lag_messages": int | None,
+        "lag_s": float | None,
+        "lag_s_at_least": float | None,
+        "copied": int,
+        "unfinished": int,
+        "troubles": list[str],
+    },
+)
+
+
 class Totals(TypedDict):
-    """Of the region."""
+    """Of the region; `lag_messages` is of workloads."""
 
     workloads: int
+    routes: int
     workers: int
     lag_messages: int | None
     in_flight: int
@@ -157,6 +181,7 @@ class Overview(TypedDict):
     leader: str | None
     workers: list[Worker]
     workloads: list[Workload]
+    routes: list[Route]
     totals: Totals
     incidents: list[Incident]
 
@@ -325,73 +350,3 @@ class Operation(TypedDict):
     progress: dict[str, Any]
     started_ms: int
     ended_ms: int | None
-
-
-# -- moves and placement ---------------------------------------------------------------------------
-
-
-class MovedPartition(TypedDict):
-    """Where a partition stands, and where it begins in the other cluster."""
-
-    partition: int
-    position: int | None
-    end: int | None
-    unfinished: int | None
-    since: str | None
-    to: int | None
-    again: int | None
-
-
-class MovedLetters(TypedDict):
-    """What becomes of the dead letters."""
-
-    offsets: int
-    action: Literal["copy", "leave"]
-
-
-# What a cluster move would do.
-ForeseenMove = TypedDict(
-    "ForeseenMove",
-    {
-        "key": str,
-        "from": str,
-        "to": str,
-        "margin_ms": int,
-        "partitions": list[MovedPartition],
-        "complete": bool,
-        "again": int,
-        "unfinished": int,
-        "waiting": dict[str, int],
-        "left_there": dict[str, int],
-        "dlq": MovedLetters,
-        "execute": Literal[False],
-    },
-)
-
-# A job's move, with its reason; null: nobody.
-PlacementMove = TypedDict("PlacementMove", {"job": str, "from": str | None, "to": str | None, "reason": str})
-
-
-class PlacementPlan(TypedDict):
-    """What a round would do. `plan` is its id, to be given to apply; `levels`: how full workers would be."""
-
-    plan: str
-    moves: list[PlacementMove]
-    notices: list[Notice]
-    levels: dict[str, float]
-
-
-class PlacementApplied(PlacementPlan):
-    """What was asked for: `wished` moves, which the leader makes one after the other."""
-
-    wished: int
-
-
-class Drained(TypedDict):
-    """Whether a worker gives its jobs away, and how many it has."""
-
-    worker: str
-    draining: bool
-    changed: bool
-    jobs: int
-    execute: bool

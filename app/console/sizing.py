@@ -149,6 +149,8 @@ class Sizing:
             group = _group_of(self._workload(key))
             awake = [job for job in self._jobs.statuses(key) if job.state != ASLEEP]
             jobs.setdefault(group, []).extend(awake)
+        for name in self._jobs.state.routes:
+            jobs.setdefault("", []).extend(self._jobs.statuses(name))  # a route has no group of its own
         return [self._fleet(group, jobs[group]) for group in sorted(jobs)]
 
     def _fleet(self, group: str, jobs: Sequence[JobStatus]) -> FleetSize:

@@ -42,12 +42,14 @@ class Anew:
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """`snapshot` says what is finished; `known`: the table holds exactly this already."""
+    """`snapshot` says what is finished; `known`: the table holds exactly this already; `is_first`: nothing of
+    this log was ever copied."""
 
     snapshot: Snapshot
     lineage: int
     log: LogId
     known: bool
+    is_first: bool = False
 
 
 async def find_beginning(
@@ -66,7 +68,7 @@ async def find_beginning(
         LookupError: what it needs to know cannot be known yet. KafkaError, ClusterUnreachable.
     """
     # Read before any offset: should the topic be made anew in between, the fetch sees another id.
-    present = await _log_id(job, cluster)
+    present = await log_id(job, cluster)
     if anew is not None:
         if anew.reason:
             _tell_anew(job, anew.reason, answer.log, present, anew.next_offset, tell)
@@ -83,7 +85,7 @@ async def find_beginning(
         _tell_anew(job, why, answer.log, present, start, tell)
         return Beginning(Snapshot(start), answer.lineage + 1, present, known=False)
     log = answer.log.filled_in(present)
-    snapshot = _read(job, answer.snapshot, tell)
+    snapshot = read_snapshot(job, answer.snapshot, tell)
     known = snapshot is not None and log == answer.log
     if snapshot is None or not answer.lineage:
         at = (job.topic, job.partition)
@@ -106,7 +108,8 @@ def _tell_anew(job: JobId, why: str, former: LogId, present: LogId, next_offset:
     )
 
 
-async def _log_id(job: JobId, cluster: DataCluster) -> LogId:
+async def log_id(job: JobId, cluster: DataCluster) -> LogId:
+    """Which log the job's topic is now. Raises LookupError: it does not exist, or may not be described."""
     topic_ids = await cluster.client.topic_ids([job.topic])
     if job.topic not in topic_ids:
         raise LookupError(f"topic {job.topic} does not exist in {cluster.name}, or may not be described")
@@ -125,7 +128,8 @@ async def _first_offset(
     return await cluster.fetch.offsets_at(job.topic, job.partition, EARLIEST)
 
 
-def _read(job: JobId, data: bytes, tell: Trouble) -> Snapshot | None:
+def read_snapshot(job: JobId, data: bytes, tell: Trouble) -> Snapshot | None:
+    """What the table knows; None when that is nothing, or cannot be read."""
     if not data:
         return None
     try:

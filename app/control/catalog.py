@@ -1,4 +1,5 @@
-"""Which jobs there should be: every partition of every topic of every workload.
+"""Which jobs there should be: every partition of every topic of every workload, and what routes copy
+(`app.control.routes_catalog`).
 
 Read from the data clusters' metadata every `REFRESH_S` by the leader, which also creates the retry
 topics and the DLQ of a workload when they are missing (`app.control.topic_settings`), records where `start:
@@ -16,19 +17,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 import structlog
 from aiokafka.errors import KafkaError, for_code
 
 from app.clock import now_ms
-from app.config.definitions import Workload
+from app.config.definitions import RouteDefinition, Workload
 from app.control.backlog import read_backlog
 from app.control.data_clusters import DataClusters
+from app.control.definitions import Parsed
 from app.control.hibernation import Sleepers
 from app.control.leftovers import Leftovers, candidates, is_left, partitions_of
 from app.control.log import ControlLog
+from app.control.routes_catalog import RoutesCatalog
 from app.control.topic_settings import create_topics, raise_settings, retry_retention_ms
 from app.core.control_events import Begun
 from app.core.job import JobId, Kind
@@ -57,29 +61,22 @@ class Catalog:
         self._partitions: dict[tuple[str, str], int] = {}
         self._read_at_s: dict[str, float] = {}
         self._prepared: dict[str, str] = {}
-        self._workloads: dict[str, tuple[str, Workload | None]] = {}
+        self._workloads = Parsed(lambda: control.view.workloads, _parsed, self._unread)
         self._reading: dict[str, asyncio.Task[None]] = {}
         self._late: set[str] = set()  # clusters that did not answer in time
         self._told: set[tuple[str, str]] = set()
         self._leftovers = Leftovers()
         self.sleepers = Sleepers()
+        self.routes = RoutesCatalog(control, clusters, on_trouble)
         self._told_left: set[tuple[str, str]] = set()
 
     def workload(self, key: str) -> Workload | None:
         """The definition of `key` as it stands in the control log, parsed once a change."""
-        put = self._control.view.workloads.get(key)
-        if put is None:
-            self._workloads.pop(key, None)
-            return None
-        etag, found = self._workloads.get(key, ("", None))
-        if etag != put.etag or key not in self._workloads:
-            try:
-                found = _checked(key, Workload.from_wire(put.definition))
-            except ValueError as error:
-                # Written past the API, or by a version that means something else: it stays as it was.
-                self._tell(key, f"its definition cannot be read: {error}", "deploy it again")
-            self._workloads[key] = put.etag, found
-        return found
+        return self._workloads.get(key)
+
+    def route(self, name: str) -> RouteDefinition | None:
+        """The definition of route `name` as it stands in the control log, parsed once a change."""
+        return self.routes.definition(name)
 
     def partitions(self, cluster: str, topic: str) -> int | None:
         """Last known number of partitions."""
@@ -99,7 +96,7 @@ class Catalog:
                 slept.setdefault(name_of(job), []).append(job)
                 continue
             held.setdefault(prefix, []).append(job)
-        await self._refresh_all({name_of(prefix) for prefix in owned})
+        await asyncio.gather(self._refresh_all({name_of(prefix) for prefix in owned}), self.routes.refresh())
         self._leftovers.keep(view.workloads)
         self.sleepers.keep(view.workloads)
         for known in (self._read_at_s, self._prepared):
@@ -115,6 +112,7 @@ class Catalog:
             wanted.update(self._jobs_of(workload, held))
             if workload.spec.hibernate is not None and not self.sleepers.knows(key):
                 wanted.difference_update(slept.get(key, ()))
+        wanted.update(self.routes.jobs(held))
         return wanted
 
     def _jobs_of(self, workload: Workload, held: dict[str, list[str]]) -> Iterable[str]:
@@ -285,14 +283,18 @@ class Catalog:
                     "nothing to do: they are delivered without delay, and its jobs end when it is empty",
                 )
 
+    def _unread(self, key: str, why: str) -> None:
+        self._tell(key, why, "deploy it again")
+
     def _tell(self, key: str, message: str, remedy: str) -> None:
         if (key, message) not in self._told:
             self._told.add((key, message))
             self._on_trouble("workload-trouble", key, message, remedy)
 
 
-def _checked(key: str, workload: Workload) -> Workload:
+def _parsed(key: str, definition: Mapping[str, Any]) -> Workload:
     """Raises ValueError: it is another workload's, or its jobs have no names (`app.core.job`)."""
+    workload = Workload.from_wire(definition)
     if workload.key != key:
         raise ValueError(f"it is of {workload.key!r}, and stands under {key!r}")
     for topic in (workload.metadata.topic, *workload.retry_topics(), *candidates(workload)):

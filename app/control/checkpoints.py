@@ -23,11 +23,11 @@ from mode import Service
 
 from app.control.beginning import Trouble
 from app.control.data_clusters import DataClusters
+from app.control.pumps import Pump
 from app.control.takeover import TrackerClient
 from app.core.fencing import LogId, SnapshotItem
 from app.core.lease import Lease
 from app.core.tracker import Snapshot
-from app.pump.dispatch import DispatchPump
 
 log = structlog.get_logger(__name__)
 
@@ -49,7 +49,7 @@ class Checkpoints(Service):
 
     def __init__(
         self,
-        pumps: Mapping[str, DispatchPump],
+        pumps: Mapping[str, Pump],
         clusters: DataClusters,
         trackers: TrackerClient,
         lease: Lease,
@@ -68,7 +68,7 @@ class Checkpoints(Service):
         self._cut: set[str] = set()
         self._in_order = asyncio.Lock()
 
-    def begin(self, pump: DispatchPump, log_id: LogId, *, known: bool) -> None:
+    def begin(self, pump: Pump, log_id: LogId, *, known: bool) -> None:
         """A pump starts, on the log with this id; unless `known`, the table learns of it at once."""
         self._logs[str(pump.job)] = log_id
         if not known:
@@ -80,7 +80,7 @@ class Checkpoints(Service):
         self._committed.pop(job, None)
         self._cut.discard(job)
 
-    async def save(self, pumps: Iterable[DispatchPump]) -> None:
+    async def save(self, pumps: Iterable[Pump]) -> None:
         """The last snapshot and commit of jobs that are let go."""
         pumps = list(pumps)
         await self._snapshot(pumps)
@@ -102,17 +102,15 @@ class Checkpoints(Service):
             except Exception as error:  # noqa: BLE001 - the next round sends the same facts and more
                 log.warning("snapshots were not taken and are sent again", error=repr(error))
 
-    async def _snapshot(self, pumps: Iterable[DispatchPump]) -> None:
+    async def _snapshot(self, pumps: Iterable[Pump]) -> None:
         items: list[SnapshotItem] = []
-        sent: list[tuple[DispatchPump, int]] = []
+        sent: list[tuple[Pump, int]] = []
         async with self._in_order:
             for pump in pumps:
                 version, job = pump.version, str(pump.job)
                 if version != pump.snapshot_version and not pump.closed:
-                    packed = self._packed(job, pump.snapshot())
-                    items.append(
-                        SnapshotItem(job, pump.epoch, packed, pump.lineage, self._logs.get(job, LogId()))
-                    )
+                    packed, log_id = self._packed(job, pump.snapshot()), self._logs.get(job, LogId())
+                    items.append(SnapshotItem(job, pump.epoch, packed, pump.lineage, log_id, pump.note))
                     sent.append((pump, version))
             taken = await self._trackers.send_snapshots(items) if items else []
         await asyncio.gather(*taken)
@@ -147,15 +145,14 @@ class Checkpoints(Service):
             except Exception as error:  # noqa: BLE001 - the next round commits the same and more
                 log.warning("offsets were not committed and are committed again", error=repr(error))
 
-    async def _commit(self, pumps: list[DispatchPump]) -> None:
+    async def _commit(self, pumps: list[Pump]) -> None:
         now_s = time.monotonic()
         rounds: dict[tuple[str, str], dict[tuple[str, int], int]] = defaultdict(dict)
         for pump in pumps:
             job, base = str(pump.job), pump.base
             last, at_s = self._committed.get(job, (-1, 0.0))
             if base != last or now_s - at_s > RECOMMIT_S:
-                metadata = pump.runtime.workload.metadata
-                rounds[metadata.cluster, metadata.group][pump.job.topic, pump.job.partition] = base
+                rounds[pump.commits_to][pump.job.topic, pump.job.partition] = base
         tried = {name for name, _ in rounds}
         self.unanswered = {name: since for name, since in self.unanswered.items() if name in tried}
         answered = await asyncio.gather(
@@ -173,7 +170,7 @@ class Checkpoints(Service):
         cluster_name: str,
         group: str,
         offsets: dict[tuple[str, int], int],
-        pumps: list[DispatchPump],
+        pumps: list[Pump],
         now_s: float,
     ) -> bool:
         """Commits, and tells the pumps; returns whether the cluster answered."""
@@ -189,8 +186,7 @@ class Checkpoints(Service):
             answered = False
         for pump in pumps:
             at = (pump.job.topic, pump.job.partition)
-            metadata = pump.runtime.workload.metadata
-            if (metadata.cluster, metadata.group) != (cluster_name, group) or at not in offsets:
+            if pump.commits_to != (cluster_name, group) or at not in offsets:
                 continue
             if refused := errors.get(at):
                 trouble = f"commit: {refused}"

@@ -1,4 +1,5 @@
-"""The data clusters of a worker: one client, fetch service, producer and committer each, on first use."""
+"""The data clusters of a worker: one client, fetch service, producer, appender and committer each, on first
+use."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from app.control.tail import bounded
+from app.kafka.append import Appender
 from app.kafka.clusters import ClusterClient, ClusterSpec
 from app.kafka.commit import OffsetCommitter
 from app.kafka.fetch import FetchService
@@ -20,12 +22,17 @@ class DataCluster:
     """Everything a worker needs of one cluster."""
 
     def __init__(
-        self, spec: ClusterSpec, deliver: Callable[[Any], Awaitable[None]], budget: ByteBudget
+        self,
+        spec: ClusterSpec,
+        deliver: Callable[[Any], Awaitable[None]],
+        budget: ByteBudget,
+        may_append: Callable[[], bool] = lambda: True,
     ) -> None:
         self.name = spec.name
         self.client = ClusterClient(spec)
         self.fetch = FetchService(self.client, deliver, budget)
         self.producer = Producer(spec)
+        self.appender = Appender(self.client, may_send=may_append)
         self.committer = OffsetCommitter(self.client)
 
     async def start(self) -> None:
@@ -48,6 +55,7 @@ class DataCluster:
         return [
             (f"client of {self.name}", self.client),
             (f"producer to {self.name}", self.producer),
+            (f"appender to {self.name}", self.appender),
             (f"fetch from {self.name}", self.fetch),
         ]
 
@@ -58,17 +66,20 @@ async def _stop(parts: list[tuple[str, Any]]) -> None:
 
 
 class DataClusters:
-    """Clusters by name; each is started when first asked for."""
+    """Clusters by name; each is started when first asked for. Copies are sent to them while the worker
+    `may_append`."""
 
     def __init__(
         self,
         specs: Mapping[str, ClusterSpec],
         deliver: Callable[[Any], Awaitable[None]],
         budget: ByteBudget,
+        may_append: Callable[[], bool] = lambda: True,
     ) -> None:
         self.specs = specs
         self.budget = budget
         self._deliver = deliver
+        self._may_append = may_append
         self._started: dict[str, DataCluster] = {}
         self._locks: dict[str, asyncio.Lock] = {}
 
@@ -83,7 +94,7 @@ class DataClusters:
         async with self._locks.setdefault(name, asyncio.Lock()):
             found = self._started.get(name)
             if found is None:
-                found = DataCluster(spec, self._deliver, self.budget)
+                found = DataCluster(spec, self._deliver, self.budget, self._may_append)
                 await found.start()
                 self._started[name] = found
             return found

@@ -23,6 +23,7 @@ import structlog
 from mode import Service
 
 from app.clock import now_ms
+from app.control.barriers import BarrierSender
 from app.control.beginning import Anew, Trouble
 from app.control.catalog import Catalog
 from app.control.catching_up import BACKLOG, CatchingUp
@@ -31,6 +32,8 @@ from app.control.checkpoints import Checkpoints
 from app.control.data_clusters import DataClusters
 from app.control.heads import Heads
 from app.control.log import ControlLog
+from app.control.pumps import Pump, both
+from app.control.replicas import Replicas
 from app.control.starting import START_RETRY_S, Starter
 from app.control.status import job_statuses, workload_statuses
 from app.control.takeover import TrackerClient
@@ -43,6 +46,7 @@ from app.kafka.fetched import Fetched, FetchTrouble, Gap
 from app.payload.interceptors import Interceptor
 from app.pump.dispatch import DispatchPump
 from app.pump.workload import WorkloadRuntime
+from app.replica.pump import ReplicaPump
 from app.wire import JobStatus, WorkloadStatus
 
 log = structlog.get_logger(__name__)
@@ -54,24 +58,18 @@ class Jobs(Service):
     """Reconciles the pumps of this worker with the control log."""
 
     def __init__(
-        self,
-        worker: str,
-        control: ControlLog,
-        catalog: Catalog,
-        clusters: DataClusters,
-        trackers: TrackerClient,
-        lease: Lease,
-        on_trouble: Trouble,
-        *,
-        grace_s: float,
-        interceptors: Sequence[tuple[str, Interceptor]] = (),
-    ) -> None:
+        self, worker: str, control: ControlLog, catalog: Catalog, clusters: DataClusters,
+        trackers: TrackerClient, lease: Lease, on_trouble: Trouble, *, grace_s: float,
+        interceptors: Sequence[tuple[str, Interceptor]] = (), barriers: BarrierSender | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.worker = worker
         self.pumps: dict[str, DispatchPump] = {}
+        self.replicas = Replicas(control, catalog, clusters, lease, on_trouble, barriers)
+        self.flowing: Mapping[str, Pump] = both(self.pumps, self.replicas.pumps)
         self.runtimes: dict[str, WorkloadRuntime] = {}
         self.draining = False
-        self.checkpoints = Checkpoints(self.pumps, clusters, trackers, lease, on_trouble)
+        self.checkpoints = Checkpoints(self.flowing, clusters, trackers, lease, on_trouble)
         self._control = control
         self._catalog = catalog
         self._clusters = clusters
@@ -84,8 +82,9 @@ class Jobs(Service):
         self._starting: set[str] = set()  # those of `_work` that start a job
         self._leaving: set[str] = set()  # their release is on its way into the log
         self._starter = Starter(
-            worker, control, catalog, clusters, trackers, lease, self.runtimes, on_trouble, interceptors
-        )
+            worker, control, catalog, clusters, trackers, lease, self.runtimes, on_trouble, interceptors,
+            self.replicas,
+        )  # fmt: skip
         self._changes = Changes(
             catalog, self.runtimes, interceptors, on_trouble,
             changed=self._on_definition, moved=self._restart_all, ended=self._changed.set,
@@ -94,19 +93,21 @@ class Jobs(Service):
     async def on_start(self) -> None:
         self._control.on_change(self._on_log)
         await self.add_runtime_dependency(self.checkpoints)
+        await self.add_runtime_dependency(self.replicas)
         await self.add_runtime_dependency(Heads(self.pumps, self._on_trouble))
         await self.add_runtime_dependency(CatchingUp(self.pumps, self._clusters, self._on_trouble))
         self._changed.set()
 
-    # -- what the fetch services deliver, through the dispatch agent -------------------------------
+    # -- what the fetch services deliver, through the agents `dispatch` and `replicate` -------------
 
     def take(self, item: Fetched | Gap | FetchTrouble) -> None:
         """Hands a fetched batch (or what was told instead) to its pump. Never raises."""
         job, epoch, *part = item.key
-        pump = self.pumps.get(job)
-        if pump is not None and part:
-            pump = None if pump.backlog is None else pump.backlog.pump
-        if pump is None or pump.epoch != epoch:
+        pump: Pump | None = self.flowing.get(job)
+        if part:
+            main = self.pumps.get(job)
+            pump = None if main is None or main.backlog is None else main.backlog.pump
+        if pump is None or pump.epoch != epoch or (isinstance(item, Fetched) and item.is_stale):
             if isinstance(item, Fetched):
                 item.release()
             return
@@ -116,6 +117,8 @@ class Jobs(Service):
                     pump.accept(item)
                     if not pump.closed and pump.trouble.startswith("fetch: "):
                         pump.trouble = ""
+                case Gap() if isinstance(pump, ReplicaPump):
+                    self.replicas.skip(pump, item)
                 case Gap() if item.begun_anew:
                     # Offsets mean something else now: the job starts over in a new lineage.
                     self.begin_anew(pump, pump.lineage + 1, item.end, item.reason)
@@ -138,7 +141,7 @@ class Jobs(Service):
                 item.release()
             self._changed.set()
 
-    def begin_anew(self, pump: DispatchPump, lineage: int, next_offset: int, reason: str = "") -> None:
+    def begin_anew(self, pump: Pump, lineage: int, next_offset: int, reason: str = "") -> None:
         """Ends this pump; the job begins again, in another lineage (`app.control.beginning`)."""
         job = str(pump.job)
         self._starter.anew[job] = Anew(pump.epoch, lineage, next_offset, reason)
@@ -155,7 +158,7 @@ class Jobs(Service):
         self._changed.set()
 
     def _close_moved(self) -> None:
-        for job, pump in list(self.pumps.items()):
+        for job, pump in list(self.flowing.items()):
             held = self._control.view.assignments.get(job)
             if held is None or held.worker != self.worker or held.epoch != pump.epoch:
                 log.warning("job was moved away; it is closed here", job=job, epoch=pump.epoch)
@@ -193,12 +196,13 @@ class Jobs(Service):
                 continue
             if held.release:
                 self._spawn(job, self._release(job, held, held.reason))
-            elif job not in self.pumps:
+            elif job not in self.flowing:
                 self._spawn(job, self._start_job(job, held))
                 self._starting.add(job)
         for pump in self.pumps.values():
             self._pause(pump)
         self._changes.look()
+        self.replicas.look(self._begin_again, self.begin_anew)
         self._share_limits()
 
     def _pause(self, pump: DispatchPump) -> None:
@@ -232,12 +236,13 @@ class Jobs(Service):
 
     def _close(self, job: str) -> None:
         """Nothing of this job counts here from now on."""
-        self.pumps[job].close()
+        self.flowing[job].close()
         self._drop(job)
 
     def _drop(self, job: str) -> None:
         """Forgets a pump that was closed or released; its runtime goes with the last one."""
-        pump = self.pumps.pop(job, None)
+        pump = self.flowing.get(job)
+        self.pumps.pop(job, None)
         self.checkpoints.forget(job)
         if pump is None:
             return
@@ -245,7 +250,9 @@ class Jobs(Service):
             cluster.fetch.remove((job, pump.epoch))
             cluster.fetch.remove((job, pump.epoch, BACKLOG))
         key = pump.job.name
-        if not any(other.job.name == key for other in self.pumps.values()):
+        if self.replicas.pumps.pop(job, None) is not None:
+            self.replicas.drop(key)
+        elif not any(other.job.name == key for other in self.pumps.values()):
             runtime = self.runtimes.pop(key, None)
             if runtime is not None:
                 asyncio.get_running_loop().create_task(runtime.close())
@@ -262,10 +269,14 @@ class Jobs(Service):
     def _restart_all(self, runtime: WorkloadRuntime) -> None:
         """Another order, or another cluster, is not for what is under way."""
         for job, pump in list(self.pumps.items()):
-            if pump.runtime is runtime and job not in self._work:
-                self._spawn(job, self._restart(pump))
+            if pump.runtime is runtime:
+                self._begin_again(job, pump)
 
-    async def _restart(self, pump: DispatchPump) -> None:
+    def _begin_again(self, job: str, pump: Pump) -> None:
+        if job not in self._work:
+            self._spawn(job, self._restart(pump))
+
+    async def _restart(self, pump: Pump) -> None:
         """Begins the job again from what it has finished."""
         await pump.drain(self._grace_s)
         await self.checkpoints.save([pump])
@@ -278,6 +289,7 @@ class Jobs(Service):
         if self._shares[0] != view.next_offset:
             self._shares = view.next_offset, shares(view.assignments, self.worker)
         share = self._shares[1]
+        self.replicas.share(share)
         for key, runtime in self.runtimes.items():
             try:
                 runtime.shared(share.get(key, 0.0))
@@ -292,26 +304,27 @@ class Jobs(Service):
             return
         pump, beginning = started.pump, started.beginning
         self.checkpoints.begin(pump, beginning.log, known=beginning.known)
-        self.pumps[job] = pump
-        self._pause(pump)
+        if isinstance(pump, ReplicaPump):
+            self.replicas.add(job, pump)
+        elif isinstance(pump, DispatchPump):
+            self.pumps[job] = pump
+            self._pause(pump)
         self._share_limits()
         snapshot = beginning.snapshot
         log.info("job flows", job=job, epoch=held.epoch, next_offset=snapshot.base,
                  already_finished_above=sum(end - start for start, end in snapshot.finished))  # fmt: skip
         started.cluster.fetch.add(
-            (job, held.epoch), pump.job.topic, pump.job.partition, pump.tracker.end,
-            topic_id=beginning.log.topic_id,
+            (job, held.epoch), pump.job.topic, pump.job.partition, snapshot.base,
+            topic_id=beginning.log.topic_id, leaves_bytes=started.leaves_bytes,
         )  # fmt: skip
 
     async def _release(self, job: str, held: Assignment, reason: str) -> None:
-        pump = self.pumps.get(job)
+        pump = self.flowing.get(job)
         if pump is not None:
             ended = await pump.drain(self._grace_s)
             await self.checkpoints.save([pump])
             if not ended:
-                log.warning(
-                    "calls were cut off at the end of the grace time; they are delivered again", job=job
-                )
+                log.warning("what was under way at the end of the grace time was cut off", job=job)
             pump.close()
             self._drop(job)
         await self._control.append(
@@ -323,9 +336,9 @@ class Jobs(Service):
         """SIGTERM: every job finishes what is in flight within the grace time, saves and lets go."""
         self.draining = True
         for job in list(self._work):
-            if job not in self.pumps:
+            if job not in self.flowing:
                 self._end_task(job)
-        pumps = [pump for job, pump in self.pumps.items() if job not in self._work]
+        pumps = [pump for job, pump in self.flowing.items() if job not in self._work]
         self._give_back()
         releases = [*self._work.values()]
         for pump in pumps:
@@ -333,23 +346,23 @@ class Jobs(Service):
         # One job that hangs holds up no other.
         await self._let_go([str(pump.job) for pump in pumps if not pump.is_busy])
 
-        async def finish(pump: DispatchPump) -> None:
+        async def finish(pump: Pump) -> None:
             await pump.drain(self._grace_s)
             await self._let_go([str(pump.job)])
 
-        await asyncio.gather(*(finish(pump) for pump in pumps if str(pump.job) in self.pumps))
+        await asyncio.gather(*(finish(pump) for pump in pumps if str(pump.job) in self.flowing))
         if releases:
             await asyncio.wait(releases, timeout=self._grace_s)
 
     def _give_back(self) -> None:
         """What was given to this worker and will not start here any more."""
         mine = self._control.view.owned_by(self.worker)
-        for job in mine.keys() - self.pumps.keys() - self._work.keys() - self._leaving:
+        for job in mine.keys() - self.flowing.keys() - self._work.keys() - self._leaving:
             self._spawn(job, self._release(job, mine[job], STOPPED))
 
     async def _let_go(self, jobs: Iterable[str]) -> None:
         """Saves what these jobs have finished and gives them back."""
-        pumps = [self.pumps[job] for job in jobs if job in self.pumps]
+        pumps = [self.flowing[job] for job in jobs if job in self.flowing]
         await self.checkpoints.save(pumps)
         mine = self._control.view.owned_by(self.worker)
         for pump in pumps:
@@ -373,12 +386,13 @@ class Jobs(Service):
         self, loads: Mapping[str, Load] | None = None, rates: Mapping[str, JobRates] | None = None
     ) -> list[JobStatus]:
         """What the heartbeat says of this worker's jobs; the rest was measured (`app.control.meter`)."""
-        for pump in self.pumps.values():
+        for job, pump in self.flowing.items():
             for cluster in self._clusters.started():
-                seen = cluster.fetch.high_watermark((str(pump.job), pump.epoch))
-                pump.high_watermark = max(pump.high_watermark, seen)
+                pump.high_watermark = max(
+                    pump.high_watermark, cluster.fetch.high_watermark((job, pump.epoch))
+                )
         mine = self._control.view.owned_by(self.worker)
-        return job_statuses(self.pumps.values(), mine, self._starter.troubles, loads, rates)
+        return job_statuses(self.flowing.values(), mine, self._starter.troubles, loads, rates)
 
     def workload_statuses(self) -> list[WorkloadStatus]:
         """What the heartbeat says of the receivers as seen from here."""

@@ -27,7 +27,15 @@ from app.clock import now_ms
 from app.control.log import ControlLog
 from app.control.membership import DRAINING, Members
 from app.control.placing import Placing, members_of
-from app.core.control_events import AnyControlEvent, Assignment, Claim, Drain, WorkloadDeleted
+from app.core.control_events import (
+    AnyControlEvent,
+    Assignment,
+    Claim,
+    Drain,
+    RouteDeleted,
+    RoutePut,
+    WorkloadDeleted,
+)
 from app.core.lease import Lease
 from app.core.placement import Member, Plan, Rules
 from app.wire import Heartbeat
@@ -181,10 +189,11 @@ class Leader(Service):
                 valid = state.assignments.get(refused.job)
                 if valid is not None:
                     repairs.append(msgspec.structs.replace(valid, term=term))
-            elif (put := state.workloads.get(refused.key)) is not None:
+            elif (put := state.standing(refused)) is not None:
                 repairs.append(msgspec.structs.replace(put, expected=put.etag))
             else:
-                repairs.append(WorkloadDeleted(at_ms=now_ms(), key=refused.key, actor="repair", expected=""))
+                gone = RouteDeleted if isinstance(refused, RoutePut | RouteDeleted) else WorkloadDeleted
+                repairs.append(gone(at_ms=now_ms(), key=refused.key, actor="repair", expected=""))
         if repairs:
             log.warning("events that were refused are overwritten with what counts", count=len(repairs))
             try:

@@ -21,10 +21,11 @@ from app.control.tail import STOP_S, TopicTail, bounded
 from app.core.control import ControlState
 from app.core.control_events import (
     AnyControlEvent,
+    AnyDefinitionEvent,
     Assignment,
     Begun,
-    WorkloadDeleted,
-    WorkloadPut,
+    DefinitionDeleted,
+    DefinitionPut,
     compaction_key,
     for_people,
 )
@@ -33,6 +34,7 @@ from app.kafka.clusters import LATEST, ClusterClient, ClusterUnreachable
 log = structlog.get_logger(__name__)
 
 READ_BACK_S = 10.0
+Repairable = Assignment | AnyDefinitionEvent
 KEEP_RECENT = 1000
 
 
@@ -43,7 +45,7 @@ class ControlLog(Service):
         super().__init__()
         self.topic = topic
         self.view = ControlState()
-        self._refused: dict[str, Assignment | WorkloadPut | WorkloadDeleted] = {}
+        self._refused: dict[str, Repairable] = {}
         self.recent: deque[dict[str, Any]] = deque(maxlen=KEEP_RECENT)  # what the activity page shows
         self._options = kafka_options
         self._tail = TopicTail(topic, kafka_options, self._on_records, from_start=True)
@@ -108,18 +110,19 @@ class ControlLog(Service):
             listener()
 
     def _refuse(self, event: AnyControlEvent) -> None:
-        changes = isinstance(event, WorkloadPut | WorkloadDeleted) and event.expected is not None
-        if changes or (isinstance(event, Assignment) and event.job in self.view.assignments):
-            assert isinstance(event, Assignment | WorkloadPut | WorkloadDeleted)
-            self._refused[compaction_key(event)] = event  # at most one each, whether it is taken or not
+        match event:
+            case DefinitionPut() | DefinitionDeleted() if event.expected is not None:
+                self._refused[compaction_key(event)] = event  # at most one each, whether it is taken or not
+            case Assignment() if event.job in self.view.assignments:
+                self._refused[compaction_key(event)] = event
 
-    def take_refused(self) -> list[Assignment | WorkloadPut | WorkloadDeleted]:
-        """The last refused assignment of each job, and definition of each workload, since the last call; the
-        leader repairs what they overwrote (rule 5)."""
+    def take_refused(self) -> list[Repairable]:
+        """The last refused assignment of each job, and definition of each workload and route, since the last
+        call; the leader repairs what they overwrote (rule 5)."""
         refused, self._refused = self._refused, {}
         return list(refused.values())
 
-    def refuse_again(self, refused: Iterable[Assignment | WorkloadPut | WorkloadDeleted]) -> None:
+    def refuse_again(self, refused: Iterable[Repairable]) -> None:
         """They were taken, and could not be repaired."""
         for event in refused:
             self._refused.setdefault(compaction_key(event), event)

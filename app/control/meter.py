@@ -13,9 +13,11 @@ from pathlib import Path
 
 import psutil
 
+from app.control.pumps import Pump
 from app.core.load import DEFAULT_WORKER, Load, Smoothed, Work, apportion
 from app.core.rates import JobRates
 from app.pump.dispatch import DispatchPump
+from app.replica.pump import ReplicaPump
 
 SAMPLE_S = 2.0
 IDLE_CPU = 0.03  # cores that a worker without jobs takes
@@ -48,7 +50,7 @@ class Meter:
         self._cpu_s = 0.0
         self._idle = Load(IDLE_CPU, self._process.memory_info().rss)
 
-    def sample(self, pumps: Mapping[str, DispatchPump], now_s: float) -> None:
+    def sample(self, pumps: Mapping[str, Pump], now_s: float) -> None:
         """Measures again unless that was less than `SAMPLE_S` ago; costs a fraction of a millisecond."""
         passed_s = now_s - self._at_s
         if passed_s < SAMPLE_S:
@@ -73,7 +75,7 @@ class Meter:
         self._at_s, self._cpu_s, self._done = now_s, cpu_s, done
 
 
-def _look(rates: JobRates, pump: DispatchPump, finished: float, full: bool, now_s: float) -> None:
+def _look(rates: JobRates, pump: Pump, finished: float, full: bool, now_s: float) -> None:
     status = pump.status()
     unread = max(0, status.high_watermark - status.fetched)
     waiting = unread + status.ready + status.behind
@@ -81,8 +83,11 @@ def _look(rates: JobRates, pump: DispatchPump, finished: float, full: bool, now_
     rates.sample(now_s, status.high_watermark, finished, waiting, alone)
 
 
-def work_of(pump: DispatchPump) -> Work:
+def work_of(pump: Pump) -> Work:
     """What a pump has done since it began; what it read it sent on, too."""
+    if isinstance(pump, ReplicaPump):
+        return pump.work()
+    assert isinstance(pump, DispatchPump), "there are no others"
     pumps = [pump] if pump.backlog is None else [pump, pump.backlog.pump]
     messages = sum(one.delivered + one.retried + one.dead_lettered for one in pumps)
     unary = pump.runtime.link.stream is None

@@ -22,6 +22,7 @@ from mode import Service
 
 from app import wire
 from app.clock import now_ms
+from app.control.barriers import BarrierSender
 from app.control.catalog import Catalog
 from app.control.data_clusters import DataClusters
 from app.control.jobs import Jobs
@@ -93,14 +94,17 @@ class Runtime(Service):
         self._incident_producer: AIOKafkaProducer | None = None
         self._pending: set[asyncio.Task[Any]] = set()
         self.control = ControlLog(topics.control.name, control_options)
-        self.clusters = DataClusters(clusters, deliver, ByteBudget(memory_budget_bytes))
+        self.clusters = DataClusters(
+            clusters, deliver, ByteBudget(memory_budget_bytes), may_append=self._may_act
+        )
         self.catalog = Catalog(self.control, self.clusters, self.tell)
         self._control_client = ClusterClient(control_spec)
         self.groups = OffsetCommitter(self._control_client)
         self.trackers = TrackerClient(self.worker, topics, control_options)
+        self.barriers = BarrierSender(topics, control_options, self.worker)
         self.jobs = Jobs(
             self.worker, self.control, self.catalog, self.clusters, self.trackers, self.lease, self.tell,
-            grace_s=grace_s, interceptors=interceptors,
+            grace_s=grace_s, interceptors=interceptors, barriers=self.barriers,
         )  # fmt: skip
         self.watchdog = Watchdog(self.jobs.checkpoints, self._may_not_commit, self._answers)
         self.heartbeats = Heartbeats(
@@ -127,6 +131,7 @@ class Runtime(Service):
         for service in (
             self.control,
             self.trackers,
+            self.barriers,
             self.heartbeats,
             self.follower,
             self._incident_tail,
@@ -147,7 +152,7 @@ class Runtime(Service):
             return
         self.draining = True
         self._state = DRAINING
-        log.info("draining", jobs=len(self.jobs.pumps), grace_s=self._grace_s)
+        log.info("draining", jobs=len(self.jobs.flowing), grace_s=self._grace_s)
         await bounded(self.heartbeats.beat(), GOODBYE_S, "heartbeat: draining")
         await bounded(self.jobs.drain_all(), self._grace_s * 2 + 5, "drain")
         self._state = STOPPED
@@ -164,7 +169,7 @@ class Runtime(Service):
             await bounded(self._incident_producer.stop(), STOP_S, "producer of incidents")
 
     def _compose(self) -> Heartbeat:
-        self.meter.sample(self.jobs.pumps, time.monotonic())
+        self.meter.sample(self.jobs.flowing, time.monotonic())
         return Heartbeat(
             worker=self.worker,
             at_ms=now_ms(),
@@ -211,7 +216,10 @@ class Runtime(Service):
     # -- watchdog --------------------------------------------------------------------------------
 
     def _may_not_commit(self) -> bool:
-        return not self.jobs.pumps or not self.lease.holds(time.monotonic())
+        return not self.jobs.flowing or not self._may_act()
+
+    def _may_act(self) -> bool:
+        return self.lease.holds(time.monotonic())
 
     async def _answers(self, cluster: str, group: str) -> bool:
         return await answers(self.clusters.specs[cluster], group)

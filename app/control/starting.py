@@ -6,22 +6,25 @@ A job that cannot start is tried again every `START_RETRY_S`, and `troubles` say
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 import structlog
 
 from app.clock import now_ms
+from app.config.definitions import Workload
 from app.control.beginning import Anew, Beginning, Trouble, find_beginning
 from app.control.catalog import Catalog
 from app.control.data_clusters import DataCluster, DataClusters
 from app.control.leftovers import tier_of
 from app.control.log import ControlLog
+from app.control.pumps import Started
+from app.control.replicas import Replicas
 from app.control.takeover import TrackerClient
 from app.control.topic_settings import create_delayed
 from app.core.control_events import Assignment, Released
-from app.core.job import JobId
+from app.core.fencing import TakeoverAnswer
+from app.core.job import JobId, Kind
 from app.core.lease import Lease
 from app.payload.interceptors import Interceptor
 from app.pump.chains import make_chain
@@ -34,17 +37,8 @@ log = structlog.get_logger(__name__)
 START_RETRY_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
-    """A job that is this worker's now, and what it flows by."""
-
-    pump: DispatchPump
-    beginning: Beginning
-    cluster: DataCluster
-
-
 class Starter:
-    """Makes pumps, and the runtimes of their workloads in `runtimes`.
+    """Makes pumps, and the runtimes of their workloads in `runtimes`; those of routes in `replicas`.
 
     Attributes:
         troubles: job -> why it cannot start yet.
@@ -62,6 +56,7 @@ class Starter:
         runtimes: dict[str, WorkloadRuntime],
         on_trouble: Trouble,
         interceptors: Sequence[tuple[str, Interceptor]],
+        replicas: Replicas,
     ) -> None:
         self.worker = worker
         self.troubles: dict[str, str] = {}
@@ -74,6 +69,7 @@ class Starter:
         self._runtimes = runtimes
         self._on_trouble = on_trouble
         self._interceptors = interceptors
+        self._replicas = replicas
 
     def keep(self, jobs: Collection[str]) -> None:
         """Forgets all other jobs."""
@@ -101,39 +97,82 @@ class Starter:
                 return started
 
     async def _take_over(self, identity: JobId, held: Assignment) -> Started | None:
-        job = str(identity)
-        workload = self._catalog.workload(identity.name)
-        if workload is None:
-            raise LookupError(f"this worker has no definition of {identity.name} that it can read")
-        name = workload.metadata.cluster
-        if name not in self._clusters.specs:
-            raise LookupError(f"cluster {name!r} is not in this worker's configuration")
-        cluster = await self._clusters.get(name)
+        job, is_replica = str(identity), identity.kind is Kind.REPLICATE
+        # What is wrong with a definition, or away, is known before anybody is fenced for it.
+        if is_replica:
+            await self._replicas.check(identity.name)
+        else:
+            await self._dispatched(identity.name)
         answer = await self._trackers.takeover(job, held.epoch)
         if not answer.granted:
             await self._refused(job, held, answer.known_epoch)
             return None
         anew = self.anew.get(job)
+        anew = anew if anew is not None and anew.epoch == held.epoch else None
+
+        def is_mine() -> bool:
+            current = self._control.view.assignments.get(job)
+            return current is not None and current.epoch == held.epoch and current.worker == self.worker
+
+        if is_replica:
+            started = await self._replicas.begin(identity, held.epoch, answer, anew, is_mine)
+        else:
+            started = await self._begin_dispatch(identity, held.epoch, answer, anew, is_mine)
+        if started is not None:
+            self.anew.pop(job, None)
+        return started
+
+    async def _dispatched(self, key: str) -> tuple[Workload, DataCluster]:
+        """A workload and its cluster. Raises LookupError, ClusterUnreachable."""
+        workload = self._catalog.workload(key)
+        if workload is None:
+            raise LookupError(f"this worker has no definition of {key} that it can read")
+        name = workload.metadata.cluster
+        if name not in self._clusters.specs:
+            raise LookupError(f"cluster {name!r} is not in this worker's configuration")
+        return workload, await self._clusters.get(name)
+
+    async def _begin_dispatch(
+        self,
+        identity: JobId,
+        epoch: int,
+        answer: TakeoverAnswer,
+        anew: Anew | None,
+        is_mine: Callable[[], bool],
+    ) -> Started | None:
+        workload, cluster = await self._dispatched(identity.name)
+        begun = self._control.view.begun.get(identity.name)
         beginning = await find_beginning(
-            identity, workload, cluster, answer, begun=self._control.view.begun.get(identity.name),
-            anew=anew if anew is not None and anew.epoch == held.epoch else None, tell=self._on_trouble,
-        )  # fmt: skip
+            identity, workload, cluster, answer, begun=begun, anew=anew, tell=self._on_trouble
+        )
         chain = await make_chain(workload, self._interceptors)
-        current = self._control.view.assignments.get(job)
-        if current is None or current.epoch != held.epoch or current.worker != self.worker:
+        if not is_mine():
             return None
         runtime = self._runtimes.get(identity.name)
-        if runtime is None:
-            targets = GrpcTargets(self.worker)
-            runtime = WorkloadRuntime(workload, targets, cluster.producer, self._lease, chain)
-            runtime.copier.make_delayed = partial(create_delayed, cluster.client, workload)
-            self._runtimes[identity.name] = runtime
-        elif runtime.workload.metadata.cluster != name:
+        if runtime is not None and runtime.workload.metadata.cluster != workload.metadata.cluster:
             raise LookupError(f"jobs of {identity.name} still leave its former cluster here")
+        made = runtime or WorkloadRuntime(
+            workload, GrpcTargets(self.worker), cluster.producer, self._lease, chain
+        )
+        try:
+            pump = self._pump(identity, epoch, made, workload, beginning)
+        except BaseException:
+            if runtime is None:
+                await made.close()
+            raise
+        if runtime is None:  # known only once it has a pump, with the last of which it goes
+            made.copier.make_delayed = partial(create_delayed, cluster.client, workload)
+            self._runtimes[identity.name] = made
+        return Started(pump, beginning, cluster)
+
+    @staticmethod
+    def _pump(
+        identity: JobId, epoch: int, runtime: WorkloadRuntime, workload: Workload, beginning: Beginning
+    ) -> DispatchPump:
         snapshot = beginning.snapshot
-        pump = DispatchPump(
+        return DispatchPump(
             identity,
-            held.epoch,
+            epoch,
             runtime,
             tier=tier_of(workload, identity.topic),
             merged=identity.topic in (workload.merge_topic(), workload.delayed_topic()),
@@ -143,8 +182,6 @@ class Starter:
             group=workload.metadata.group,
             lineage=beginning.lineage,
         )
-        self.anew.pop(job, None)
-        return Started(pump, beginning, cluster)
 
     async def _refused(self, job: str, held: Assignment, known_epoch: int) -> None:
         """The tracker table outlived the control log: the leader must give a higher epoch."""

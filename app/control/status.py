@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from app.control.leftovers import is_left
+from app.control.pumps import Pump
 from app.core.control_events import Assignment
 from app.core.load import Load
 from app.core.rates import JobRates
@@ -23,7 +24,7 @@ EMPTYING = "its retry tier is no longer defined: what waits here is delivered, t
 
 
 def job_statuses(
-    pumps: Iterable[DispatchPump],
+    pumps: Iterable[Pump],
     mine: Mapping[str, Assignment],
     troubles: Mapping[str, str],
     loads: Mapping[str, Load] | None = None,
@@ -49,7 +50,14 @@ def _rate(per_s: float | None) -> float:
     return -1 if per_s is None else round(per_s, 2)
 
 
-def _status(pump: DispatchPump) -> JobStatus:
+def _status(pump: Pump) -> JobStatus:
+    status = _dispatch_status(pump) if isinstance(pump, DispatchPump) else pump.status()
+    if len(status.trouble) > MAX_TROUBLE_CHARS:
+        status = msgspec.structs.replace(status, trouble=status.trouble[:MAX_TROUBLE_CHARS])
+    return status
+
+
+def _dispatch_status(pump: DispatchPump) -> JobStatus:
     tracker = pump.tracker
     used = tracker.capacity - tracker.room
     # msgspec leaves out what *is* the default, not what equals it.
@@ -57,8 +65,6 @@ def _status(pump: DispatchPump) -> JobStatus:
     status = msgspec.structs.replace(pump.status(), used=used, capacity=capacity)
     if status.state == "flowing" and is_left(pump.runtime.workload, pump.job.topic):
         status = msgspec.structs.replace(status, state="emptying", trouble=status.trouble or EMPTYING)
-    if len(status.trouble) > MAX_TROUBLE_CHARS:
-        status = msgspec.structs.replace(status, trouble=status.trouble[:MAX_TROUBLE_CHARS])
     return status
 
 

@@ -6,18 +6,15 @@ twice the longest delay, at least a week. With three replicas a copy counts as s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import structlog
-from aiokafka.errors import for_code
-from aiokafka.protocol.admin import DescribeConfigsRequest
-from aiokafka.protocol.api import Request, RequestStruct, Response
-from aiokafka.protocol.types import Array, Boolean, Int8, Int16, Int32, Schema, String
+from aiokafka.errors import KafkaError
 
 from app.config.definitions import Workload
 from app.core.due import LEVELS_MS
 from app.kafka.clusters import ClusterClient
+from app.kafka.topic_configs import alter, describe
 from app.kafka.topics import MAX_REPLICATION, TopicSpec, ensure_topics
 
 log = structlog.get_logger(__name__)
@@ -27,60 +24,6 @@ DAY_MS = 24 * 3_600_000
 RETRY_RETENTION_MS = 7 * DAY_MS
 DLQ_RETENTION_MS = 30 * DAY_MS
 COPY_MAX_BYTES = 16 * 1024 * 1024  # a copy is larger than its source by the headers; never refuse one
-TOPIC, SET = 2, 0  # a resource's type; an operation
-
-
-class _AlterResponse(Response):
-    API_KEY = 44
-    API_VERSION = 0
-    SCHEMA = Schema(
-        ("throttle_time_ms", Int32),
-        (
-            "resources",
-            Array(
-                ("error_code", Int16),
-                ("error_message", String("utf-8")),
-                ("resource_type", Int8),
-                ("resource_name", String("utf-8")),
-            ),
-        ),
-    )
-
-
-class _AlterStruct(RequestStruct):
-    API_KEY = 44
-    API_VERSION = 0
-    RESPONSE_TYPE = _AlterResponse
-    SCHEMA = Schema(
-        (
-            "resources",
-            Array(
-                ("resource_type", Int8),
-                ("resource_name", String("utf-8")),
-                (
-                    "configs",
-                    Array(("name", String("utf-8")), ("operation", Int8), ("value", String("utf-8"))),
-                ),
-            ),
-        ),
-        ("validate_only", Boolean),
-    )
-
-
-class _Alter(Request[_AlterStruct]):
-    """IncrementalAlterConfigs (Kafka 2.3): sets what is named and leaves all else as it is."""
-
-    API_KEY = 44
-
-    def __init__(self, settings: Mapping[str, Mapping[str, int]]) -> None:
-        self._settings = settings
-
-    def build(self, request_struct_class: type[_AlterStruct]) -> _AlterStruct:
-        resources = [
-            (TOPIC, topic, [(name, SET, str(value)) for name, value in changes.items()])
-            for topic, changes in self._settings.items()
-        ]
-        return request_struct_class(resources, False)
 
 
 def safe_replication(brokers: int) -> tuple[int, dict[str, str]]:
@@ -144,22 +87,16 @@ async def raise_settings(client: ClusterClient, workload: Workload, topics: Sequ
     if not topics:
         return
     least = {"retention.ms": retry_retention_ms(workload), "max.message.bytes": COPY_MAX_BYTES}
-    node = await client.any_node()
-    wanted = [(TOPIC, topic, list(least)) for topic in topics]
-    changes: dict[str, dict[str, int]] = {}
-    for _, topic, entries in _sound(client, await client.send(node, DescribeConfigsRequest(wanted))):
-        present = {name: int(value) for name, value, *_ in entries if value is not None}
-        low = {name: value for name, value in least.items() if 0 <= present.get(name, -1) < value}
+    changes: dict[str, dict[str, str | None]] = {}
+    for topic, found in (await describe(client, topics, least)).items():
+        if isinstance(found, KafkaError):
+            raise found
+        low = {
+            name: str(value) for name, value in least.items() if 0 <= int(found.config.get(name, -1)) < value
+        }
         if low:
-            changes[topic] = low
+            changes[topic] = {**low}
+    for refused in (await alter(client, changes)).values():
+        raise refused
     if changes:
-        _sound(client, await client.send(node, _Alter(changes)))
         log.info("raised settings of topics", cluster=client.name, changes=changes)
-
-
-def _sound(client: ClusterClient, answer: Any) -> list[tuple[Any, ...]]:
-    """The answer's resources without their error, when none has one. Raises KafkaError."""
-    for code, message, _, topic, *_ in answer.resources:
-        if code:
-            raise for_code(code)(f"settings of topic {topic} in {client.name}: {message}")
-    return [tuple(resource[2:]) for resource in answer.resources]

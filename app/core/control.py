@@ -1,4 +1,4 @@
-"""The fold of the control log's events: who leads, which workloads exist, who owns which job.
+"""The fold of the control log's events: who leads, which workloads and routes exist, who owns which job.
 
 The control log is one Kafka partition, read by every worker from its beginning (it is compacted).
 Kafka gives it a total order, so every worker that has read up to the same offset holds the same
@@ -28,6 +28,7 @@ Rules
    the pause, names the new cluster and says where the workload begins there (`begun`).
 10. The first definition that a reader finds of a workload counts in spite of 6 and 9: compaction dropped what
    it replaced. What was deleted is known as such until then.
+11. What is said of workloads' definitions holds for routes' too. Their keys cannot be the same.
 
 Invariants: `term` and every job's epoch never decrease; a job has at most one owner.
 """
@@ -42,12 +43,16 @@ from app.core.control_events import (
     Assignment,
     Begun,
     Claim,
+    DefinitionDeleted,
+    DefinitionPut,
     Drain,
     MoveWish,
     Moving,
     OperatorAct,
     Paused,
     Released,
+    RouteDeleted,
+    RoutePut,
     WorkloadDeleted,
     WorkloadPut,
 )
@@ -63,6 +68,7 @@ class ControlState:
         term: the current leader's term, 0 before the first claim.
         leader: the current leader's worker id, "" before the first claim.
         workloads: key ("group/topic") -> `WorkloadPut`.
+        routes: name -> `RoutePut`.
         assignments: job -> the valid `Assignment`; one whose worker is "" has no owner.
         floor: job -> the highest epoch ever named for it.
         begun: key -> its `Begun`, when its leader or a move wrote one.
@@ -76,13 +82,14 @@ class ControlState:
 
     __slots__ = (
         "assignments", "begun", "deleted", "draining", "floor", "leader", "moves", "next_offset", "paused",
-        "refused", "term", "wishes", "workloads",
+        "refused", "routes", "term", "wishes", "workloads",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.term = 0
         self.leader = ""
         self.workloads: dict[str, WorkloadPut] = {}
+        self.routes: dict[str, RoutePut] = {}
         self.assignments: dict[str, Assignment] = {}
         self.floor: dict[str, int] = {}
         self.begun: dict[str, Begun] = {}
@@ -103,16 +110,16 @@ class ControlState:
 
     def _apply(self, event: AnyControlEvent) -> bool:
         match event:
-            case WorkloadPut():
+            case WorkloadPut() | RoutePut():
                 return self._put(event)
-            case WorkloadDeleted():
+            case WorkloadDeleted() | RouteDeleted():
                 if not self._is_expected(event):
                     return False
                 self.deleted.add(event.key)
                 if event.expected != "":  # a repair changes nothing: what was paused meanwhile stays so
                     for told in (self.paused, self.begun, self.moves):
                         told.pop(event.key, None)
-                return self.workloads.pop(event.key, None) is not None or event.expected == ""
+                return self._defined(event).pop(event.key, None) is not None or event.expected == ""
             case Claim():
                 if event.term <= self.term:
                     return False
@@ -160,13 +167,18 @@ class ControlState:
                     self.moves.pop(event.key, None)
                 return True
 
-    def _put(self, event: WorkloadPut) -> bool:
-        if event.key in self.workloads or event.key in self.deleted:
-            move = self.moves.get(event.key)
-            if not self._is_expected(event) or (event.move and (move is None or move.move != event.move)):
+    def _put(self, event: WorkloadPut | RoutePut) -> bool:
+        defined = self._defined(event)
+        if event.key in defined or event.key in self.deleted:
+            if not self._is_expected(event):
+                return False
+            if isinstance(event, WorkloadPut) and event.move and not self._is_moving(event):
                 return False
         self.moves.pop(event.key, None)
         self.deleted.discard(event.key)
+        if isinstance(event, RoutePut):
+            self.routes[event.key] = event
+            return True
         # Without the move's name: as a repair (rule 5) it has to count again.
         self.workloads[event.key] = msgspec.structs.replace(event, move="") if event.move else event
         begun = self.begun.get(event.key)
@@ -176,8 +188,22 @@ class ControlState:
             self.begun[event.key] = msgspec.structs.replace(begun, etag="")  # to be written again (rule 8)
         return True
 
-    def _is_expected(self, event: WorkloadPut | WorkloadDeleted) -> bool:
-        stands = self.workloads.get(event.key)
+    def _defined(
+        self, event: DefinitionPut | DefinitionDeleted
+    ) -> dict[str, WorkloadPut] | dict[str, RoutePut]:
+        """Those of the event's kind."""
+        return self.routes if isinstance(event, RoutePut | RouteDeleted) else self.workloads
+
+    def standing(self, event: DefinitionPut | DefinitionDeleted) -> WorkloadPut | RoutePut | None:
+        """The definition that stands where `event` wants to change one."""
+        return self._defined(event).get(event.key)
+
+    def _is_moving(self, event: WorkloadPut) -> bool:
+        move = self.moves.get(event.key)
+        return move is not None and move.move == event.move
+
+    def _is_expected(self, event: DefinitionPut | DefinitionDeleted) -> bool:
+        stands = self.standing(event)
         return event.expected is None or event.expected == ("" if stands is None else stands.etag)
 
     def _begin(self, event: Begun) -> bool:

@@ -50,11 +50,10 @@ class Begun(ControlEvent, frozen=True, tag="begun"):
         return at.offsets[partition]
 
 
-class WorkloadPut(ControlEvent, frozen=True, tag="workload-put"):
-    """A workload is defined or changed: `definition` is the validated document (wire form).
+class DefinitionPut(ControlEvent, frozen=True):
+    """Something is defined or changed: `definition` is the validated document (wire form).
 
     `expected` is the etag of the definition it replaces, "" for none, None for whatever there is.
-    A move ends with one that has its name, and says where the workload has `begun` in its new cluster.
     """
 
     key: str
@@ -62,16 +61,35 @@ class WorkloadPut(ControlEvent, frozen=True, tag="workload-put"):
     etag: str
     actor: str
     expected: str | None = None
-    move: str = ""
-    begun: Begun | None = None
 
 
-class WorkloadDeleted(ControlEvent, frozen=True, tag="workload-deleted"):
-    """A workload is gone; its jobs finish what is in flight and stop. `expected` as in `WorkloadPut`."""
+class DefinitionDeleted(ControlEvent, frozen=True):
+    """It is gone; its jobs finish what is in flight and stop. `expected` as in `DefinitionPut`."""
 
     key: str
     actor: str
     expected: str | None = None
+
+
+class WorkloadPut(DefinitionPut, frozen=True, tag="workload-put"):
+    """A workload. A move ends with one that has its name, and says where the workload has `begun` in its new
+    cluster.
+    """
+
+    move: str = ""
+    begun: Begun | None = None
+
+
+class WorkloadDeleted(DefinitionDeleted, frozen=True, tag="workload-deleted"):
+    """A workload is gone."""
+
+
+class RoutePut(DefinitionPut, frozen=True, tag="route-put"):
+    """A route; its key is its name, which has no '/' as a workload's has."""
+
+
+class RouteDeleted(DefinitionDeleted, frozen=True, tag="route-deleted"):
+    """A route is gone; what it copied stays where it is."""
 
 
 class Claim(ControlEvent, frozen=True, tag="claim"):
@@ -111,6 +129,7 @@ class Released(ControlEvent, frozen=True, tag="released"):
 
 class Paused(ControlEvent, frozen=True, tag="paused"):
     """A partition of a workload's main topic is paused, or resumed; `ALL` stands for all, retry topics too.
+    Of a route (`key` is its name) there is but `ALL`.
 
     Resuming all ends every pause of the workload.
     """
@@ -159,9 +178,12 @@ class Moving(ControlEvent, frozen=True, tag="moving"):
     actor: str
 
 
+AnyDefinitionEvent = WorkloadPut | WorkloadDeleted | RoutePut | RouteDeleted
 AnyControlEvent = (
     WorkloadPut
     | WorkloadDeleted
+    | RoutePut
+    | RouteDeleted
     | Claim
     | Assignment
     | Released
@@ -184,6 +206,8 @@ def compaction_key(event: AnyControlEvent) -> str:
     match event:
         case WorkloadPut() | WorkloadDeleted():
             return f"workload/{event.key}"
+        case RoutePut() | RouteDeleted():
+            return f"route/{event.key}"
         case Claim():
             return f"claim/{event.term}/{event.worker}"
         case Assignment():

@@ -14,6 +14,9 @@ Rules
    and only there may the base go back.
 4. A record says of which log it speaks: the ids of its cluster and topic. Within a lineage they are only
    ever filled in, never changed: a new owner that finds another log begins a new lineage.
+5. A snapshot may carry a note, the owner's own words to its successor (`app.replica.note`). The note of the
+   last snapshot that counted stands; it is not joined with others, so that it has to say itself of which base
+   it speaks.
 
 Invariants: a record's epoch never decreases; within a lineage its base never decreases.
 """
@@ -63,6 +66,7 @@ class TrackerRecord(msgspec.Struct, frozen=True, kw_only=True):
         cluster_id, topic_id: of the log that the offsets are of; "" is not known.
         at_ms: when it last changed, by the event's own time.
         offset: of the last event of the tracker topic that is in it (`app.core.tracker_fold`).
+        note: of the last snapshot (rule 5).
     """
 
     epoch: int = 0
@@ -74,6 +78,7 @@ class TrackerRecord(msgspec.Struct, frozen=True, kw_only=True):
     cluster_id: str = ""
     topic_id: str = ""
     offset: int = -1
+    note: bytes = b""
 
     @property
     def log(self) -> LogId:
@@ -82,13 +87,14 @@ class TrackerRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SnapshotItem(msgspec.Struct, frozen=True, array_like=True):
-    """One job's snapshot on its way to the table: (job, epoch, bytes, lineage, log)."""
+    """One job's snapshot on its way to the table: (job, epoch, bytes, lineage, log, note)."""
 
     job: str
     epoch: int
     snapshot: bytes
     lineage: int = 0
     log: LogId = LogId()
+    note: bytes = b""
 
 
 class Snapshots(msgspec.Struct, frozen=True, tag="snapshots", tag_field="event", kw_only=True):
@@ -124,6 +130,7 @@ class TakeoverAnswer(msgspec.Struct, frozen=True, tag="takeover-answer", tag_fie
     snapshot: bytes = b""
     lineage: int = 0
     log: LogId = LogId()
+    note: bytes = b""
 
 
 def on_takeover(record: TrackerRecord | None, event: Takeover) -> tuple[TrackerRecord, TakeoverAnswer]:
@@ -144,6 +151,7 @@ def on_takeover(record: TrackerRecord | None, event: Takeover) -> tuple[TrackerR
         snapshot=current.snapshot if granted else b"",
         lineage=current.lineage,
         log=current.log,
+        note=current.note if granted else b"",
     )
     return current, answer
 
@@ -169,7 +177,7 @@ def on_snapshot(
         with contextlib.suppress(CorruptSnapshot):
             new = Snapshot.from_bytes(record.snapshot).merge(new)
     packed = new.to_bytes()
-    if packed == record.snapshot and same and log == record.log:
+    if packed == record.snapshot and same and log == record.log and item.note == record.note:
         return None
     return msgspec.structs.replace(
         record,
@@ -179,4 +187,5 @@ def on_snapshot(
         at_ms=max(record.at_ms, at_ms),
         cluster_id=log.cluster_id,
         topic_id=log.topic_id,
+        note=item.note,
     )

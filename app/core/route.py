@@ -147,6 +147,10 @@ class Route:
         copy = self.rename(topic)
         return copy if is_topic(copy) else None
 
+    def means(self, topic: str) -> bool:
+        """Whether an entry of `topics` does, be it excluded or internal."""
+        return topic in self.names or self._meant(topic)
+
     def why_not(self, topic: str) -> str | None:
         """Why the topic is not copied, in words; None when it is."""
         if self.destination(topic) is not None:
@@ -154,7 +158,7 @@ class Route:
         words = Words()
         for entry in self.exclude:
             if words.holds(language(words, entry), topic):
-                return f"excluded by {entry!r}"
+                return f"excluded by '{entry}'"
         if topic not in self.names and not words.holds(self.patterns(words), topic):
             return "no entry of topics means it"
         if topic not in self.names and words.holds(_internal(words), topic):
@@ -184,6 +188,10 @@ class Route:
     def _exclusion(self, words: Words) -> Language:
         expressions = (language(words, entry) for entry in self.exclude if not is_name(entry))
         return words.either(words.one_of(filter(is_name, self.exclude)), *expressions)
+
+    @cached_property
+    def _meant(self) -> Matcher:
+        return Matcher(self.patterns)
 
     @cached_property
     def _matched(self) -> Matcher:

@@ -29,6 +29,7 @@ SYNCED = frozenset({
     "compression.zstd.level", "delete.retention.ms", "max.compaction.lag.ms", "min.compaction.lag.ms",
     "min.cleanable.dirty.ratio", "retention.bytes", "retention.ms", "segment.bytes", "segment.ms",
 })  # fmt: skip
+SETTINGS = SYNCED | {MAX_BYTES, TIMESTAMP_TYPE, NEWEST, OLDEST}  # all that a plan looks at
 
 
 @dataclass(frozen=True, slots=True)

@@ -237,9 +237,13 @@ class Stage:
     # -- definitions -----------------------------------------------------------------------------
 
     def deploy(self, worker: Process, definition: dict[str, Any]) -> None:
-        """PUTs a workload's definition. Raises StageError when it is refused."""
+        """PUTs a workload's or route's definition. Raises StageError when it is refused."""
         metadata = definition["metadata"]
-        url = f"{worker.url}/api/v1/workloads/{metadata['group']}/{metadata['topic']}"
+        is_route = definition["kind"] == "Route"
+        path = (
+            f"routes/{metadata['name']}" if is_route else f"workloads/{metadata['group']}/{metadata['topic']}"
+        )
+        url = f"{worker.url}/api/v1/{path}"
         status, body = http("PUT", url, definition)
         if status not in {200, 201}:
             raise StageError(f"PUT {url} answered {status}: {body!r}")

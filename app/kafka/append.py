@@ -12,6 +12,7 @@ Rules
    before. At most `REQUEST_BYTES` (or one batch) a request are in flight as copies.
 4. What is in flight at a broker that does not answer, and is not the leader any more, is given up: its lanes
    send it to the new one. The sequence numbers see to it that it is in the log once.
+5. Nothing is sent while it `may_send` nothing; what is queued waits.
 """
 
 from __future__ import annotations
@@ -38,17 +39,23 @@ log = structlog.get_logger(__name__)
 REQUEST_BYTES = 1024 * 1024
 BROKER_MS = 5_000  # a broker waits so long for its replicas; below the client's own patience (REQUEST_MS)
 SEEK_S, SILENT_S = 0.25, 2.0
+MAY_NOT_S = 0.05
 CONNECTION = "append"
 
 
 class Appender:
-    """See the module. `tell` takes `AppendTrouble`; it must not raise."""
+    """See the module. `tell` takes the `AppendTrouble` of lanes without a `tell` of their own; neither may
+    raise."""
 
     def __init__(
-        self, cluster: ClusterClient, tell: Callable[[AppendTrouble], None] = lambda trouble: None
+        self,
+        cluster: ClusterClient,
+        tell: Callable[[AppendTrouble], None] = lambda trouble: None,
+        may_send: Callable[[], bool] = lambda: True,
     ) -> None:
         self.cluster = cluster
         self.tell = tell
+        self._may_send = may_send
         self._lanes: dict[Lane, None] = {}
         self._ready: dict[Lane, None] = {}  # in the order of their turns
         self._in_flight: Counter[int] = Counter()  # requests of each broker
@@ -73,7 +80,13 @@ class Appender:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def lane(self, topic: str, partition: int, producer: ProducerId | None = None) -> Lane:
+    async def lane(
+        self,
+        topic: str,
+        partition: int,
+        producer: ProducerId | None = None,
+        tell: Callable[[AppendTrouble], None] | None = None,
+    ) -> Lane:
         """A way to append to a partition.
 
         Args:
@@ -88,7 +101,7 @@ class Appender:
         floor = (await self.cluster.offsets([at], LATEST)).get(at, -1)
         if self._stopped:
             raise LaneClosed(f"the appender to {self.cluster.name} is stopped")
-        lane = Lane(self, topic, partition, producer, floor)
+        lane = Lane(self, topic, partition, producer, floor, tell)
         self._lanes[lane] = None
         return lane
 
@@ -118,6 +131,10 @@ class Appender:
     def _send(self) -> None:
         self._woken = False
         if self._stopped:
+            return
+        if self._ready and not self._may_send():
+            self._woken = True
+            asyncio.get_running_loop().call_later(MAY_NOT_S, self._send)
             return
         by_node: dict[int, list[Lane]] = {}
         for lane in list(self._ready):

@@ -7,7 +7,7 @@ uncompressed one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 
@@ -19,7 +19,8 @@ from app.kafka.decompress import BOUNDED, decompressed
 from app.kafka.fetched import Fetched
 
 Headers = Sequence[tuple[str, bytes | None]]
-Edit = Callable[[int, Headers], Headers]  # a record's source offset and headers to those of its copy
+# A record's source offset and headers to those of its copy; None: it gets no copy.
+Edit = Callable[[int, Headers], Headers | None]
 
 _NO_LIMIT = (1 << 31) - 1
 _MAGIC = 2
@@ -60,43 +61,52 @@ def copies(fetched: Fetched, max_batch_bytes: int, edit: Edit | None = None) -> 
             position = copy.source_end
 
 
+def records_of(batch: Batch) -> Iterable[Record]:
+    """All records of a batch. Raises whatever the decoder does, here or while they are read."""
+    packed = batch.header.compression in BOUNDED
+    return DefaultRecordBatch(decompressed(batch) if packed else bytes(batch.data))
+
+
 def reencoded(batch: Batch, position: int, max_batch_bytes: int, edit: Edit | None = None) -> list[Copy]:
     """The records of a batch from offset `position` on, in as few batches as `max_batch_bytes` allows.
 
-    A record that is too large by itself has a batch of its own. [] when compaction took them all.
+    A record that is too large by itself has a batch of its own. [] when compaction or `edit` took them all.
 
     Raises:
         UndecodableBatch: the batch cannot be decoded.
     """
     codec = batch.header.compression
     try:
-        decoded = DefaultRecordBatch(decompressed(batch) if codec in BOUNDED else bytes(batch.data))
-        records: list[Record] = [record for record in decoded if record.offset >= position]
+        records: list[tuple[Record, Headers]] = [
+            (record, headers)
+            for record in records_of(batch)
+            if record.offset >= position
+            and (headers := edit(record.offset, record.headers) if edit else record.headers) is not None
+        ]
     except Exception as error:
         start = max(position, batch.header.base_offset)
         reason = f"{type(error).__name__}: {error}"
         raise UndecodableBatch(start, batch.header.next_offset, bytes(batch.data), reason) from error
     if not records:
         return []
-    built = list(_built(records, codec, max_batch_bytes, edit))
-    ends = [part[0].offset for part, _ in built[1:]] + [batch.header.next_offset]
+    built = list(_built(records, codec, max_batch_bytes))
+    ends = [part[0][0].offset for part, _ in built[1:]] + [batch.header.next_offset]
     starts = [position, *ends]
     return [Copy(data, len(part), starts[at], ends[at]) for at, (part, data) in enumerate(built)]
 
 
 def _built(
-    records: list[Record], codec: int, max_batch_bytes: int, edit: Edit | None
-) -> Iterator[tuple[list[Record], bytes]]:
+    records: list[tuple[Record, Headers]], codec: int, max_batch_bytes: int
+) -> Iterator[tuple[list[tuple[Record, Headers]], bytes]]:
     """One batch of them, or two halves when that is too large."""
     builder = DefaultRecordBatchBuilder(_MAGIC, codec, 0, -1, -1, -1, _NO_LIMIT)
     append = builder.append
-    for index, record in enumerate(records):
-        headers = record.headers if edit is None else edit(record.offset, record.headers)
+    for index, (record, headers) in enumerate(records):
         append(index, record.timestamp, record.key, record.value, list(headers))
     data = bytes(builder.build())
     if len(data) <= max_batch_bytes or len(records) == 1:
         yield records, data
         return
     half = len(records) // 2
-    yield from _built(records[:half], codec, max_batch_bytes, edit)
-    yield from _built(records[half:], codec, max_batch_bytes, edit)
+    yield from _built(records[:half], codec, max_batch_bytes)
+    yield from _built(records[half:], codec, max_batch_bytes)

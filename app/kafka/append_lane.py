@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from aiokafka.errors import for_code
@@ -76,16 +76,26 @@ class Lane:
     Attributes:
         producer: the id and epoch it appends under; the epoch changes by rules 4 and 5.
         floor: what the lane has in flight is not below this offset; -1: not known yet.
+
+    Args:
+        tell: takes its `AppendTrouble`; without it, the appender's.
     """
 
     def __init__(
-        self, appender: Appender, topic: str, partition: int, producer: ProducerId, floor: int = -1
+        self,
+        appender: Appender,
+        topic: str,
+        partition: int,
+        producer: ProducerId,
+        floor: int = -1,
+        tell: Callable[[AppendTrouble], None] | None = None,
     ) -> None:
         self.topic, self.partition = topic, partition
         self.producer = producer
         self.node: int | None = None  # who has what is in flight
         self.floor = floor
         self._appender = appender
+        self._own_tell = tell
         self._loop = asyncio.get_running_loop()
         self._queue: deque[Pending] = deque()
         self._held_bytes = 0
@@ -341,7 +351,8 @@ class Lane:
             self._empty.set()
 
     def _tell(self, message: str, remedy: str) -> None:
-        self._appender.tell(AppendTrouble(self.topic, self.partition, message, remedy))
+        tell = self._own_tell or self._appender.tell
+        tell(AppendTrouble(self.topic, self.partition, message, remedy))
 
     def _end(self, error: AppendError) -> None:
         if self._error is not None:

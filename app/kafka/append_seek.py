@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 from aiokafka.errors import KafkaError, for_code
 from aiokafka.protocol.fetch import FetchRequest
 
-from app.core.record_batch import BatchHeader, iter_batches
+from app.core.record_batch import Batch, BatchHeader, iter_batches
 from app.kafka.append_protocol import EpochEndRequest
 from app.kafka.clusters import READ_UNCOMMITTED, ClusterClient, ClusterUnreachable
 from app.kafka.topic_ids import TopicIdsRequest
@@ -36,6 +37,26 @@ async def written(
         KafkaError: not authorised (Read and Describe on the topic).
     """
     found: list[BatchHeader] = []
+
+    def take(batch: Batch) -> None:
+        if batch.header.producer_id == producer_id:
+            found.append(batch.header)
+
+    await walk(cluster, topic, partition, start_offset, take)
+    return found
+
+
+async def walk(
+    cluster: ClusterClient, topic: str, partition: int, start_offset: int, take: Callable[[Batch], None]
+) -> int:
+    """Hands every batch from `start_offset` to the log's end to `take`, in order, committed or not.
+
+    Returns:
+        Where the log ends; -1 when it does not reach to `start_offset` (any more).
+
+    Raises:
+        As `written`.
+    """
     next_offset, deadline_s = start_offset, time.monotonic() + WAIT_S
     while True:
         trouble: Exception = ClusterUnreachable("it has no leader")
@@ -48,14 +69,15 @@ async def written(
                 response = await cluster.send(node, request, CONNECTION)
                 ((_, ((_, code, high_watermark, *rest),)),) = response.topics
                 if code == OFFSET_OUT_OF_RANGE:
-                    return found
+                    return -1
                 if code == 0:
                     for batch in iter_batches(rest[-1]):
-                        next_offset = batch.header.next_offset
-                        if batch.header.producer_id == producer_id:
-                            found.append(batch.header)
+                        if batch.header.next_offset > next_offset:
+                            next_offset = batch.header.next_offset
+                            take(batch)
+                            deadline_s = time.monotonic() + WAIT_S
                     if next_offset >= max(log_end, high_watermark):
-                        return found
+                        return next_offset
                     if next_offset < high_watermark:
                         continue
                     trouble = ClusterUnreachable(f"its replicas have offset {high_watermark} of {log_end}")

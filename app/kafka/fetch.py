@@ -104,14 +104,19 @@ class FetchService(Service):
 
     # -- what is fetched -------------------------------------------------------------------------
 
-    def add(self, key: Any, topic: str, partition: int, next_offset: int, topic_id: str = "") -> None:
+    def add(
+        self, key: Any, topic: str, partition: int, next_offset: int, topic_id: str = "",
+        leaves_bytes: int = 0,
+    ) -> None:  # fmt: skip
         """Fetches the partition from `next_offset` on, under `key`; ends what was fetched under it before.
 
         `topic_id`: of the topic that the offset speaks of; without it, of the topic seen first. When the
-        topic is found to have another, a `Gap` tells that it has begun anew.
+        topic is found to have another, a `Gap` tells that it has begun anew. With no more than `leaves_bytes`
+        of the budget free, the partition is fetched as if there was no room.
         """
         self.remove(key)
-        self._partitions[key] = PartitionFetch(self, key, topic, partition, next_offset, topic_id)
+        part = PartitionFetch(self, key, topic, partition, next_offset, topic_id, leaves_bytes)
+        self._partitions[key] = part
         self._wake.set()
 
     def remove(self, key: Any) -> None:
@@ -159,8 +164,9 @@ class FetchService(Service):
         wait_s = WATERMARKS_S
         ready: dict[tuple[int, int], list[PartitionFetch]] = {}
         asked: Counter[tuple[str, int]] = Counter()
-        most_bytes = PARTITION_BUFFER_BYTES if self.budget.free_bytes > 0 else 1
+        free_bytes = self.budget.free_bytes
         for part in list(self._partitions.values()):
+            most_bytes = PARTITION_BUFFER_BYTES if free_bytes > part.leaves_bytes else 1
             if part.polling or part.unreleased_bytes >= most_bytes:
                 continue
             if part.retry_at_s > now_s:
@@ -217,9 +223,11 @@ class FetchService(Service):
     async def _fetch(self, node: int, connection: int, parts: list[PartitionFetch]) -> None:
         topics: dict[str, list[tuple[int, int, int]]] = {}
         by_name: dict[tuple[str, int], PartitionFetch] = {}
-        least_only = self.budget.free_bytes <= 0
+        free_bytes = self.budget.free_bytes
+        least_only = free_bytes <= 0
         for part in parts:
-            most_bytes = min(part.max_bytes, LEAST_BYTES) if least_only else part.max_bytes
+            has_room = free_bytes > part.leaves_bytes
+            most_bytes = part.max_bytes if has_room else min(part.max_bytes, LEAST_BYTES)
             topics.setdefault(part.topic, []).append((part.partition, part.next_offset, most_bytes))
             by_name[part.topic, part.partition] = part
         wait_ms = LAST_WAIT_MS if connection == CONNECTIONS - 1 else MAX_WAIT_MS

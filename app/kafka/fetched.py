@@ -73,6 +73,11 @@ class Fetched:
         self.high_watermark = high_watermark
         self.nbytes = budget_bytes
 
+    @property
+    def is_stale(self) -> bool:
+        """Its partition is not fetched under this key any more, or anew."""
+        return self._owner is not None and self._owner.removed
+
     def release(self) -> None:
         """Gives the bytes back to the budget; a second time does nothing."""
         owner, self._owner = self._owner, None
@@ -120,6 +125,7 @@ class PartitionFetch:
     partition: int
     next_offset: int
     topic_id: str = ""  # "": not known yet
+    leaves_bytes: int = 0  # of the budget, to others
     doubted: bool = False  # the topic may be another one now: nothing is believed until that is known
     polling: bool = False
     removed: bool = False

@@ -57,6 +57,8 @@ class DispatchPump:
         self.epoch = epoch
         self.lineage = lineage
         self.runtime = runtime
+        self.commits_to = runtime.workload.metadata.cluster, group
+        self.note = b""  # the snapshot says it all
         self.tier = tier
         self.tracker = Tracker(next_offset, capacity, snapshot)
         self.open: dict[int, Delivery] = {}  # sent on their own, and not finished
@@ -173,13 +175,9 @@ class DispatchPump:
             )
         template = MetadataTemplate(origin.topic, self._group, origin.partition)
         return template.build(
-            origin.offset,
-            record.key,
-            record.headers,
-            origin.timestamp_ms,
-            origin.retry_count,
+            origin.offset, record.key, record.headers, origin.timestamp_ms, origin.retry_count,
             origin.attempt + delivery.attempts,
-        )
+        )  # fmt: skip
 
     def later(self, delivery: Delivery, delay_s: float) -> None:
         """Delivers again after `delay_s`; meanwhile it takes no call's place."""

@@ -19,12 +19,13 @@ import msgspec
 from aiohttp import web
 
 from app.clock import now_ms
-from app.config.definitions import Workload
+from app.config.definitions import RouteDefinition, Workload
 from app.console import server
 from app.control.membership import Members
+from app.control.routes_catalog import RoutesCatalog
 from app.control.runtime import Runtime
 from app.core.control import ControlState
-from app.core.control_events import AnyControlEvent, Assignment, WorkloadPut
+from app.core.control_events import AnyControlEvent, Assignment, RoutePut, WorkloadPut
 from app.core.job import JobId, Kind
 from app.core.lease import Lease
 from app.core.pace import TargetStatus
@@ -53,6 +54,27 @@ def put(data: dict[str, Any]) -> WorkloadPut:
     )
 
 
+def route(
+    name: str = "mirror", source: str = "east", target: str = "west", *topics: str, **spec: Any
+) -> dict[str, Any]:
+    """A route's definition that is valid where its clusters are known."""
+    return {
+        "apiVersion": "switchyard/v1", "kind": "Route", "metadata": {"name": name},
+        "spec": {"from": source, "to": target, "topics": list(topics or ("orders",)), **spec},
+    }  # fmt: skip
+
+
+def put_route(data: dict[str, Any]) -> RoutePut:
+    """The event that defines it."""
+    made = RouteDefinition.model_validate(data)
+    return RoutePut(at_ms=1, key=made.key, definition=made.to_wire(), etag=made.etag(), actor="test")
+
+
+def copying(partition: int, topic: str = "orders", name: str = "mirror") -> str:
+    """A replicate job's name."""
+    return str(JobId(Kind.REPLICATE, name, topic, partition))
+
+
 def job(partition: int, topic: str = "orders", key: str = "billing/orders") -> str:
     """A dispatch job's name."""
     return str(JobId(Kind.DISPATCH, key, topic, partition))
@@ -73,7 +95,8 @@ def beat(
     *jobs: JobStatus, worker: str = ME, url: str = "http://127.0.0.1:1", breaker: str = "closed", **told: Any
 ) -> Heartbeat:
     """A heartbeat of a worker that runs `jobs`; `told` is more of what it says of their workloads."""
-    keys = sorted({JobId.parse(status.job).name for status in jobs})
+    parsed = [JobId.parse(status.job) for status in jobs]
+    keys = sorted({one.name for one in parsed if one.kind is Kind.DISPATCH})
     receivers = [WorkloadStatus(key=key, breaker=breaker, in_flight=0, limit=100, **told) for key in keys]
     return Heartbeat(worker=worker, at_ms=1, started_ms=1, url=url, state="running", term=0, jobs=list(jobs),
                      workloads=receivers)  # fmt: skip
@@ -134,8 +157,12 @@ class Log:
 class Catalog:
     """Definitions as they stand in the log."""
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: Log, clusters: Any = None) -> None:
         self._log = log
+        self.routes = RoutesCatalog(cast("Any", log), clusters, lambda *_: None)
+
+    def route(self, name: str) -> RouteDefinition | None:
+        return self.routes.definition(name)
 
     def workload(self, key: str) -> Workload | None:
         found = self._log.view.workloads.get(key)
@@ -146,7 +173,7 @@ class Clusters:
     """One cluster that is known and cannot be reached."""
 
     def __init__(self) -> None:
-        self.specs = {"east": None}
+        self.specs = {"east": None, "west": None}
         self.budget = SimpleNamespace(used_bytes=4096, capacity_bytes=1 << 20)
 
     async def get(self, name: str) -> Any:

@@ -24,9 +24,23 @@ from app.console.openapi import openapi
 from app.core.outcome import Decision
 from app.kafka.clusters import ClusterUnreachable
 from tests.console.client import Console
-from tests.console.hand_fed import HandFed, beat, definition, flowing, in_trouble, incident, job, serving
+from tests.console.hand_fed import (
+    HandFed,
+    assigned,
+    beat,
+    copying,
+    definition,
+    flowing,
+    in_trouble,
+    incident,
+    job,
+    put_route,
+    route,
+    serving,
+)
 from tests.console.test_operators import HeldPump
 from tests.console.test_placement import lead
+from tests.console.test_routes import listed
 from tests.dlq.served import served
 
 ROUTES = Api(lambda: None, "east").routes()
@@ -49,7 +63,7 @@ CONFIG = {
 }
 DESCRIPTION = schemathesis.openapi.from_dict(DOCUMENT, config=SchemathesisConfig.from_dict(CONFIG))
 api = DESCRIPTION.exclude(path="/api/v1/events")  # it does not end
-EXISTING = {"group": "billing", "topic": "orders", "worker": "w2", "partition": 0}
+EXISTING = {"group": "billing", "topic": "orders", "worker": "w2", "partition": 0, "name": "mirror"}
 MAX_LINE_BYTES = 8_000  # a server takes no longer request lines, whatever they ask
 
 
@@ -62,7 +76,7 @@ class ActingPump(HeldPump):
 
 
 def region(console: Console) -> None:
-    """The same as ever: two workers, a workload of two partitions with every trouble, an incident."""
+    """The same as ever: two workers, a workload with every trouble, a route, an incident."""
     fed, url = console.fed, console.url
     fed.__init__()  # type: ignore[misc]  # the server keeps this very object
     fed.url = url
@@ -72,7 +86,10 @@ def region(console: Console) -> None:
 
     fed.clusters.get = away  # type: ignore[method-assign]
     lead(console)
-    fed.hear(beat(flowing(job(0)), flowing(job(1)), url=url, **in_trouble()))
+    fed.apply(put_route(route("mirror", "east", "west", "orders.*")), assigned(copying(0)))
+    listed(fed, "east", orders=1)
+    statuses = (flowing(job(0)), flowing(job(1)), flowing(copying(0)))
+    fed.hear(beat(*statuses, url=url, **in_trouble()))
     fed.incidents.append(incident())
     fed.jobs.worker, fed.jobs.draining, fed.jobs._lease = fed.worker, False, fed.lease
     fed.jobs._catalog, fed.jobs._clusters = fed.catalog, fed.clusters
@@ -132,6 +149,7 @@ def test_the_document_is_printed_without_a_worker() -> None:
 WORKLOAD = "/api/v1/workloads/{group}/{topic}"
 TRACKER = WORKLOAD + "/partitions/{partition}/tracker"
 DLQ = "/api/v1/dlq/{group}/{topic}"
+ROUTE = "/api/v1/routes/{name}"
 
 
 class Client:
@@ -166,15 +184,25 @@ def test_what_succeeds_is_as_described_too(console: Console) -> None:
         client.ask("POST", f"{TRACKER}/{verb}", body=ranges | {"execute": True, "reason": "poison"})
     client.ask("POST", WORKLOAD + "/pause", body={"partitions": [1]})
     client.ask("POST", WORKLOAD + "/resume", body={})
+    etag = client.ask("GET", ROUTE).headers["etag"][0]
+    changed_route = client.ask("PUT", ROUTE, body=route(), headers={"If-Match": etag})
+    client.ask("PUT", ROUTE, 422, body=route(start="sideways"))
+    client.ask("PUT", ROUTE + "/topics/{topic}", headers={"If-Match": changed_route.headers["etag"][0]})
+    client.ask("DELETE", ROUTE + "/topics/{topic}", 409)
+    (topic,) = client.ask("GET", ROUTE + "/topics", query={"limit": 1}).json()["items"]
+    assert topic["state"] == "preparing"
+    client.ask("POST", ROUTE + "/pause")
+    client.ask("POST", ROUTE + "/resume")
     made = client.ask("POST", "/api/v1/placement/plan", body={"even": True}).json()
     assert made["moves"]
     client.ask("POST", "/api/v1/placement/apply", 412, body={"plan": "another"})
     client.ask("POST", "/api/v1/placement/apply", body={"even": True, "plan": made["plan"]})
     client.ask("POST", "/api/v1/workers/{worker}/drain", body={"execute": True})
-    for path in ("workers", "assignments", "activity", "incidents", "workloads"):
+    for path in ("workers", "assignments", "activity", "incidents", "workloads", "routes"):
         page = client.ask("GET", f"/api/v1/{path}", query={"limit": 1})
         assert len(page.json()["items"]) == 1
     client.ask("DELETE", WORKLOAD, headers={"If-Match": changed})
+    client.ask("DELETE", ROUTE)
     client.ask("PUT", WORKLOAD, 201, body=body, headers={"If-None-Match": "*"})
 
 

@@ -34,8 +34,17 @@ def console(_shared_yard: Yard) -> Iterator[tuple[Stage, Process, str]]:
         topic = f"pages-{stage.region}"
         bootstrap = _shared_yard.bootstrap("east-aggregate")
         asyncio.run(create_topic(bootstrap, topic, 2))
+        source = _shared_yard.bootstrap("east-regional")
+        for name in ("orders", "test"):
+            asyncio.run(create_topic(source, f"{topic}.{name}", 2))
+        asyncio.run(produce(source, f"{topic}.orders", messages(100)))
         receiver = stage.receiver("billing", topic)
         worker = stage.worker()
+        stage.deploy(worker, {
+            "apiVersion": "switchyard/v1", "kind": "Route", "metadata": {"name": "copied", "owner": EVIL},
+            "spec": {"from": "east-regional", "to": "east-aggregate", "topics": [f"{topic}\\..*"],
+                     "exclude": [".*\\.test"], "rename": "{cluster}.{topic}"},
+        })  # fmt: skip
         stage.deploy(worker, workload("billing", topic, "east-aggregate", receiver.address,
                                       retry=[{"delay": "1s", "attempts": 2}]))  # fmt: skip
 
@@ -115,7 +124,7 @@ def test_the_tracker_page_draws_the_window(console: Any, browse: Any) -> None:
     assert "committed (base)" in page.inner_text("main")
 
 
-@pytest.mark.parametrize("path", ["/", "/workloads", "/placement", "/activity"])
+@pytest.mark.parametrize("path", ["/", "/workloads", "/routes", "/routes/copied", "/placement", "/activity"])
 def test_no_page_is_wider_than_a_phone(browse: Any, path: str, tmp_path: Path) -> None:
     page = browse(path, dark=True, width=380)
     assert page.evaluate("document.documentElement.scrollWidth") <= 380
@@ -142,6 +151,32 @@ def test_the_placement_page_shows_what_a_real_worker_measured_and_has(
     assert f"of {found['capacity']['cpu_cores']:.2f}" in text
     assert "the emptiest of 1 with room" in text
     page.screenshot(path=tmp_path / "placement.png", full_page=True)
+
+
+def test_the_route_page_shows_topics_and_partitions_as_text_and_pauses_it(
+    console: Any, browse: Any, tmp_path: Path
+) -> None:
+    _, worker, topic = console
+    page = browse("/routes/copied")
+    page.get_by_text(f"east-regional.{topic}.orders").wait_for(timeout=30_000)
+    page.get_by_text("excluded by '.*\\.test'").wait_for(timeout=15_000)
+    page.locator("td .pill.good", has_text="copied").wait_for(timeout=30_000)
+    assert page.query_selector("main img") is None
+    assert "onerror" in page.inner_text("main pre")
+    assert "owned" not in page.title()
+    page.screenshot(path=tmp_path / "route.png", full_page=True)
+    page.on("dialog", lambda dialog: dialog.accept())
+    page.get_by_role("button", name="Pause").click()
+    page.get_by_text("Paused: nothing is copied").wait_for(timeout=15_000)
+    page.get_by_role("button", name="Resume").click()
+    page.get_by_role("button", name="Pause").wait_for(timeout=15_000)
+    assert http("GET", f"{worker.url}/api/v1/routes/copied")[1]["status"]["paused"] is False
+
+
+def test_the_list_of_routes_shows_what_each_copies_and_leads_to_it(console: Any, browse: Any) -> None:
+    page = browse("/routes")
+    page.get_by_role("link", name="copied").click()
+    page.wait_for_url("**/routes/copied")
 
 
 def test_an_unknown_workload_is_told_in_words(browse: Any) -> None:

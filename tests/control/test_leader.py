@@ -12,12 +12,21 @@ import pytest
 
 from app.control import leader as module
 from app.control.leader import Leader
+from app.control.log import Repairable
 from app.control.membership import STOPPED, Members
 from app.control.placing import Placing
-from app.core.control_events import AnyControlEvent, Assignment, Claim, Drain, WorkloadDeleted, WorkloadPut
+from app.core.control_events import (
+    AnyControlEvent,
+    Assignment,
+    Claim,
+    Drain,
+    RouteDeleted,
+    RoutePut,
+    WorkloadPut,
+)
 from app.core.lease import Lease
 from app.wire import Heartbeat
-from tests.console.hand_fed import definition, put
+from tests.console.hand_fed import definition, put, put_route, route
 from tests.control import test_jobs
 
 JOB = "dispatch:billing/orders:orders:0"
@@ -31,10 +40,10 @@ class Log(test_jobs.Log):
 
     def __init__(self) -> None:
         super().__init__()
-        self.refused: list[Assignment | WorkloadPut | WorkloadDeleted] = []
+        self.refused: list[Repairable] = []
         self.before_append: Callable[[], None] = lambda: None
 
-    def take_refused(self) -> list[Assignment | WorkloadPut | WorkloadDeleted]:
+    def take_refused(self) -> list[Repairable]:
         refused, self.refused = self.refused, []
         return refused
 
@@ -217,3 +226,22 @@ async def test_a_repair_of_a_definition_leaves_an_operators_newer_one(
     written = [event for event in region.log.appended if isinstance(event, WorkloadPut)]
     assert [event.etag for event in written] == [stands.etag], "it was repaired"
     assert region.log.view.workloads["billing/orders"] == newer
+
+
+async def test_refused_definitions_of_routes_are_repaired_with_what_stands_or_that_it_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    region = await a_region_in_which_a_leads(monkeypatch)
+    stands = put_route(route())
+    region.log.apply(stands)
+    late = msgspec.structs.replace(stands, etag="late", expected="of long ago")
+    region.log.refused = [late, RouteDeleted(at_ms=0, key="gone", actor="ann", expected="of long ago")]
+    region.hear("a", "b")
+    await region.round("a")
+    written = {
+        event.key: event for event in region.log.appended if isinstance(event, RoutePut | RouteDeleted)
+    }
+    assert written["mirror"] == msgspec.structs.replace(stands, expected=stands.etag)
+    assert isinstance(written["gone"], RouteDeleted)
+    assert written["gone"].expected == ""
+    assert region.log.view.routes == {"mirror": written["mirror"]}

@@ -21,6 +21,8 @@ from app.core.control_events import (
     Paused,
     Position,
     Released,
+    RouteDeleted,
+    RoutePut,
     WorkloadDeleted,
     WorkloadPut,
     compaction_key,
@@ -50,12 +52,20 @@ def deleted(key: str = "g/t") -> WorkloadDeleted:
     return WorkloadDeleted(at_ms=0, key=key, actor="me")
 
 
+def route(etag: str = "x", expected: str | None = None) -> RoutePut:
+    return RoutePut(at_ms=0, key="r", definition={}, etag=etag, actor="me", expected=expected)
+
+
+def route_deleted(expected: str | None = None) -> RouteDeleted:
+    return RouteDeleted(at_ms=0, key="r", actor="me", expected=expected)
+
+
 def begun(*ends: int, etag: str = "x", topic_id: str = "") -> Begun:
     return Begun(at_ms=0, key="g/t", etag=etag, ends=list(ends), topic_id=topic_id)
 
 
-def paused(partition: int, *, on: bool = True) -> Paused:
-    return Paused(at_ms=0, key="g/t", partition=partition, paused=on, actor="me")
+def paused(partition: int, *, on: bool = True, key: str = "g/t") -> Paused:
+    return Paused(at_ms=0, key=key, partition=partition, paused=on, actor="me")
 
 
 def fold(*events: AnyControlEvent) -> ControlState:
@@ -155,6 +165,25 @@ def test_of_two_changes_of_the_same_definition_one_is_refused() -> None:
 def test_what_must_be_new_is_refused_where_something_stands() -> None:
     state = fold(expecting("", etag="x"), expecting("", etag="y"))
     assert (state.workloads["g/t"].etag, state.refused) == ("x", 1)
+
+
+def test_a_route_is_defined_changed_and_deleted_like_a_workload() -> None:
+    state = fold(route(), route("y", expected="x"), route("z", expected="x"))
+    assert (state.routes["r"].etag, state.refused, state.workloads) == ("y", 1, {})
+    assert not state.apply(route_deleted(expected="x"))
+    assert state.apply(route_deleted(expected="y"))
+    assert not state.apply(route_deleted())
+    assert not state.apply(route("z", expected="y")), "it was deleted, which is known"
+    assert state.apply(route("z", expected=""))
+
+
+def test_a_pause_of_a_route_holds_it_up_and_ends_with_it() -> None:
+    state = fold(route(), paused(ALL, key="r"))
+    assert state.is_paused("r", 3)
+    state.apply(route("y"))
+    assert state.is_paused("r", 3), "another definition of it is paused, too"
+    state.apply(route_deleted())
+    assert not state.is_paused("r", 3)
 
 
 def expecting(expected: str, *, etag: str) -> WorkloadPut:
@@ -268,6 +297,46 @@ def test_a_repair_never_overwrites_what_an_operator_changed_meanwhile() -> None:
     state.apply(put(etag="z"))
     assert not state.apply(late)
     assert state.workloads["g/t"].etag == "z"
+
+
+def route_repair(state: ControlState) -> RoutePut | RouteDeleted:
+    """What the leader writes behind a route's definition that was refused."""
+    stands = state.routes.get("r")
+    if stands is None:
+        return RouteDeleted(at_ms=0, key="r", actor="repair", expected="")
+    return msgspec.structs.replace(stands, expected=stands.etag)
+
+
+conditions = st.sampled_from([None, "", "x", "y"])
+route_steps = st.one_of(
+    st.builds(route, st.sampled_from("xyz"), conditions),
+    st.builds(route_deleted, conditions),
+    st.builds(paused, st.just(ALL), on=st.booleans(), key=st.just("r")),
+)
+
+
+@given(st.lists(route_steps, max_size=25), st.integers(0, 30))
+def test_whatever_was_compacted_a_fresh_reader_knows_which_routes_there_are(
+    log: list[AnyControlEvent], cleaned: int
+) -> None:
+    state, written, marks = ControlState(), list[AnyControlEvent](), [0]
+    for event in log:
+        written.append(event)
+        counted = state.apply(event)
+        if not counted and isinstance(event, RoutePut | RouteDeleted) and event.expected is not None:
+            written.append(route_repair(state))
+            assert state.apply(written[-1])
+        if isinstance(event, RouteDeleted) and "r" not in state.routes:
+            written.append(paused(ALL, on=False, key="r"))  # as the API does
+            state.apply(written[-1])
+        marks.append(len(written))
+    clean = marks[min(cleaned, len(marks) - 1)]
+    last = {compaction_key(event): index for index, event in enumerate(written[:clean])}
+    fresh = fold(*(e for n, e in enumerate(written) if n >= clean or last[compaction_key(e)] == n))
+    assert {key: put.etag for key, put in fresh.routes.items()} == {
+        key: put.etag for key, put in state.routes.items()
+    }
+    assert fresh.paused == state.paused
 
 
 steps = st.one_of(

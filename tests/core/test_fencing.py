@@ -27,7 +27,7 @@ def takeover(epoch: int, worker: str, *, nonce: str = "n", at_ms: int = 0) -> Ta
 
 
 def snapshot(epoch: int, worker: str, base: int, *finished: tuple[int, int]) -> tuple[str, SnapshotItem]:
-    return worker, SnapshotItem(JOB, epoch, Snapshot(base, finished).to_bytes())
+    return worker, SnapshotItem(JOB, epoch, Snapshot(base, finished).to_bytes(), note=worker.encode())
 
 
 def apply(record: TrackerRecord | None, event: Event) -> tuple[TrackerRecord | None, TakeoverAnswer | None]:
@@ -247,6 +247,20 @@ def test_a_snapshot_before_any_takeover_makes_no_record() -> None:
     worker, item = snapshot(1, "a", 9)
 
     assert on_snapshot(None, item, worker=worker, at_ms=0) is None
+
+
+def test_the_successor_is_told_the_note_of_the_last_snapshot_that_counted() -> None:
+    def noted(epoch: int, worker: str, base: int, note: bytes, lineage: int = 0) -> tuple[str, SnapshotItem]:
+        return worker, SnapshotItem(JOB, epoch, Snapshot(base).to_bytes(), lineage, note=note)
+
+    first = fold(takeover(1, "a"), noted(1, "a", 5, b"one"), noted(1, "a", 5, b"two"))
+    assert on_takeover(first, takeover(2, "b"))[1].note == b"two"
+    assert on_takeover(first, takeover(0, "b"))[1].note == b"", "who is refused is told nothing"
+    late = fold(takeover(1, "a"), noted(1, "a", 5, b"two"), takeover(2, "b"), noted(1, "a", 9, b"late"))
+    assert late.note == b"two", "a fenced owner's note is refused with its snapshot"
+    anew = fold(takeover(1, "a"), noted(1, "a", 5, b"two"), noted(1, "a", 0, b"", 1))
+    assert anew.note == b"", "a new lineage replaces it"
+    assert wire.takeover_answer(wire.encode(on_takeover(first, takeover(2, "b"))[1])).note == b"two"
 
 
 def test_a_snapshot_that_says_nothing_new_writes_nothing() -> None:

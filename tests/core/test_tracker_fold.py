@@ -43,7 +43,8 @@ class Owner:
     def snapshot(self) -> SnapshotItem:
         base = next(offset for offset in range(END + 2) if offset not in self.done)
         above = tuple((o, o + 1) for o in sorted(self.done) if o > base)
-        return SnapshotItem(self.job, self.epoch, Snapshot(base, above).to_bytes(), self.lineage)
+        note = f"{self.epoch} {self.lineage} {sorted(self.done)}".encode()
+        return SnapshotItem(self.job, self.epoch, Snapshot(base, above).to_bytes(), self.lineage, note=note)
 
 
 class Writer:

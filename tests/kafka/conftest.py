@@ -77,9 +77,9 @@ async def client(bootstrap: str) -> AsyncIterator[ClusterClient]:
 
 
 @asynccontextmanager
-async def connected(bootstrap: str) -> AsyncIterator[ClusterClient]:
+async def connected(bootstrap: str, name: str = "east-regional") -> AsyncIterator[ClusterClient]:
     """A started client."""
-    made = ClusterClient(ClusterSpec("east-regional", (bootstrap,)))
+    made = ClusterClient(ClusterSpec(name, (bootstrap,)))
     await made.start()
     try:
         yield made

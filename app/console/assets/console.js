@@ -3,6 +3,7 @@
 import { clock, duration, el, link, number, pill, state, table } from "./dom.js";
 import { bound, flowSections, share } from "./flow.js";
 import { placementPage, placementPaths, sizingSection, workerPath, workersTable } from "./placement.js";
+import { routePage, routePath, routesTable } from "./routes.js";
 
 const main = document.getElementById("main");
 const live = document.getElementById("live");
@@ -33,20 +34,25 @@ function tiles(entries) {
   return el("div", { class: "tiles" }, entries.map(([name, value]) => el("div", { class: "tile" }, el("b", {}, value), el("span", {}, name))));
 }
 
-function rate(now, key) {
-  const old = before?.workloads.find((w) => w.key === key);
-  const current = now.workloads.find((w) => w.key === key);
-  if (!old || !current || now.at_ms <= before.at_ms || current.delivered < old.delivered) return "";
-  return `${number(((current.delivered - old.delivered) * 1000) / (now.at_ms - before.at_ms))}/s`;
+function perSecond(now, then, count) {
+  if (!now || !then || now.at_ms <= then.at_ms || !(now[count] >= then[count])) return "";
+  return `${number(((now[count] - then[count]) * 1000) / (now.at_ms - then.at_ms))}/s`;
+}
+
+function rate(now, list, name, key, count) {
+  const [old, current] = [before, now].map((o) => o && { ...o[list].find((x) => x[name] === key), at_ms: o.at_ms });
+  return perSecond(current, old, count);
 }
 
 function workloadTable(o) {
   const columns = [["Workload"], ["Breaker"], ["Held back by"], ["Lag", "n"], ["Lag in time", "n"], ["Delivered", "n"], ["Rate", "n"], ["In flight", "n"], ["Retried", "n"], ["Dead letters", "n"], ["Trouble", "wrap"]];
   return table("Workloads", columns, o.workloads.map((w) => [
     link(workloadPath(w), w.key), state(w.breaker), w.bound ? el("span", { title: w.why }, bound(w.bound)) : "", lag(w), lagTime(w), number(w.delivered),
-    rate(o, w.key), number(w.in_flight), number(w.retried), number(w.dead_lettered), w.troubles.join("; "),
+    rate(o, "workloads", "key", w.key, "delivered"), number(w.in_flight), number(w.retried), number(w.dead_lettered), w.troubles.join("; "),
   ]), "No workload yet. Deploy one: switchyard config deploy -f workload.yaml --execute");
 }
+
+const routesList = (o) => routesTable(o.routes, (name) => rate(o, "routes", "name", name, "copied"), lagTime);
 
 function incidents(list) {
   if (!list.length) return el("p", { class: "quiet" }, "None.");
@@ -68,7 +74,13 @@ function verdict(o) {
     words.push(...w.troubles.filter((trouble) => !w.waiting || !trouble.includes("worker")));
     if (words.length) wrong.push([link(workloadPath(w), w.key), words.join("; ")]);
   }
-  if (!wrong.length) return el("p", { class: "verdict good" }, o.workloads.length ? "All workloads flow." : "Nothing runs yet.");
+  for (const r of o.routes) {
+    const words = r.waiting ? [`${r.waiting} of ${r.partitions} partitions wait for a worker`] : [];
+    if (!r.partitions && !r.paused) words.push("nothing of it is copied; its page says why");
+    words.push(...r.troubles.filter((trouble) => !r.waiting || !trouble.includes("worker")));
+    if (words.length) wrong.push([link(routePath(r.name), r.name), words.join("; ")]);
+  }
+  if (!wrong.length) return el("p", { class: "verdict good" }, o.workloads.length ? "All workloads flow." : o.routes.length ? "All routes flow." : "Nothing runs yet.");
   return el("div", { class: "verdict bad" }, el("b", {}, wrong.length === 1 ? "One thing needs attention" : `${wrong.length} things need attention`),
     el("ul", {}, wrong.map(([who, what]) => el("li", {}, who, `: ${what}`))));
 }
@@ -78,6 +90,7 @@ function overviewPage(o) {
     el("h1", {}, `Region ${o.region}`), verdict(o),
     tiles([["workloads", number(o.totals.workloads)], ["live workers", number(o.totals.workers)], ["lag, messages", number(o.totals.lag_messages)], ["in flight", number(o.totals.in_flight)], ["leader's term", number(o.term)]]),
     el("h2", {}, "Workloads"), workloadTable(o),
+    o.routes.length ? [el("h2", {}, "Routes"), routesList(o)] : "",
     el("h2", {}, "Workers"),
     workersTable(o.workers),
     el("h2", {}, "Incidents"), incidents(o.incidents),
@@ -95,7 +108,8 @@ function workloadPage(w, dlq, size) {
   });
   const dead = dlq.items.map((m) => [clock(m.at_ms), `${m.origin.topic}-${m.origin.partition} @ ${m.origin.offset}`, m.code, m.reason, m.attempt, m.key?.text ?? m.key?.base64 ?? "null", (m.value?.text ?? m.value?.base64 ?? "null").slice(0, 300)]);
   return [
-    where(link("/workloads", "Workloads")), el("h1", {}, s.key), pauses(w),
+    where(link("/workloads", "Workloads")), el("h1", {}, s.key),
+    pauses(s.key, w.partitions.some((p) => p.state !== "paused"), w.partitions.some((p) => p.state === "paused"), "workload pause|resume|reset"),
     tiles([["breaker", s.breaker], ["lag, messages", lag(s)], ["lag in time", lagTime(s)], ["in flight", number(s.in_flight)], ["delivered", number(s.delivered)], ["dead letters", number(s.dead_lettered)]]),
     s.breaker === "closed" || s.breaker === "unknown" ? "" : el("div", { class: "note" }, "A receiver is away or overloaded. Nothing is burnt: messages wait here, and flow again once it answers."),
     ...flowSections(w), ...sizingSection(size),
@@ -110,17 +124,16 @@ function workloadPage(w, dlq, size) {
 
 // Buttons keep no listener of their own: the page is patched every second (see `patch`), what is pressed is
 // looked up when it is pressed.
-function pauses(w) {
-  const states = w.partitions.map((p) => p.state);
-  const button = (verb, text) => el("button", { type: "button", "data-act": verb, "data-of": w.status.key }, text);
+function pauses(of, canPause, canResume, command) {
+  const button = (verb, text) => el("button", { type: "button", "data-act": verb, "data-of": of }, text);
   return el("p", { class: "acts" },
-    states.some((s) => s !== "paused") ? button("pause", "Pause") : "", states.includes("paused") ? button("resume", "Resume") : "",
-    el("span", { class: "quiet" }, ` or: switchyard workload pause|resume|reset ${w.status.key}`));
+    canPause ? button("pause", "Pause") : "", canResume ? button("resume", "Resume") : "", el("span", { class: "quiet" }, ` or: switchyard ${command} ${of}`));
 }
 
 async function act(button) {
   const { act: verb, of } = button.dataset;
-  if (!confirm(verb === "pause" ? `Deliver nothing of ${of} until it is resumed?` : `Deliver ${of} again?`)) return;
+  const what = page === "routes" ? "Copy" : "Deliver";
+  if (!confirm(verb === "pause" ? `${what} nothing of ${of} until it is resumed?` : `${what} ${of} again?`)) return;
   button.disabled = true;
   try {
     const answer = await fetch(`${api}/${verb}`, { method: "POST", headers: { "X-Switchyard-Actor": "console" }, signal: AbortSignal.timeout(PATIENCE_MS) });
@@ -186,6 +199,8 @@ function activityPage(list) {
   const what = (a) => ({
     "workload-put": () => `workload ${a.key} deployed by ${a.actor}`,
     "workload-deleted": () => `workload ${a.key} deleted by ${a.actor}`,
+    "route-put": () => `route ${a.key} deployed by ${a.actor}`,
+    "route-deleted": () => `route ${a.key} deleted by ${a.actor}`,
     claim: () => `${a.worker} leads term ${a.term}`,
     assignment: () => (a.release ? `${a.worker} is asked to release ${a.job}: ${a.reason}` : `${a.job} goes to ${a.worker || "nobody"} under epoch ${a.epoch}: ${a.reason}`),
     released: () => `${a.worker} released ${a.job}: ${a.reason}`,
@@ -292,7 +307,7 @@ for (const anchor of document.querySelectorAll("nav a")) {
   if (anchor.pathname === `/${page}`) anchor.setAttribute("aria-current", "page");
 }
 document.title = `${path.length ? path.slice(-2).join("/") : "Overview"} · Switchyard`;
-const api = `/api/v1/workloads/${path.slice(1, 3).map(encodeURIComponent).join("/")}`;
+const api = `/api/v1/${page}/${path.slice(1, 3).map(encodeURIComponent).join("/")}`;
 if (page === "") follow(overviewPage);
 else if (page === "workloads" && path.length === 1) follow((o) => [el("h1", {}, "Workloads"), workloadTable(o)]);
 else if (page === "workloads" && path.length === 3) {
@@ -310,7 +325,23 @@ else if (page === "workloads" && path.length === 3) {
     return workloadPage(await get(api), dead, size);
   });
 } else if (page === "workloads") poll(async () => trackerPage(await get(`${api}/partitions/${encodeURIComponent(path[4])}/tracker${location.search}`)));
-else if (page === "placement") {
+else if (page === "routes" && path.length === 1) follow((o) => [el("h1", {}, "Routes"), routesList(o)]);
+else if (page === "routes") {
+  let topics = null;
+  let asked = 0;
+  let then = null;
+  poll(async () => {
+    if (Date.now() - asked > 5000) { // the leader is asked for them, whose time is dear
+      asked = Date.now();
+      topics = await get(`${api}/topics?limit=500`).catch(() => topics);
+    }
+    const route = await get(api);
+    const now = { ...route.status, at_ms: Date.now() };
+    const speed = perSecond(now, then, "copied");
+    then = now;
+    return routePage(route, topics, speed, { lagTime, pauses, tiles, where });
+  });
+} else if (page === "placement") {
   poll(async () => {
     const [workers, sizing, jobs] = await Promise.all([get(placementPaths.workers), get(placementPaths.sizing), get(placementPaths.jobs)]);
     return placementPage(workers.items, sizing, jobs, workloadPath);

@@ -2,6 +2,7 @@
 
 import { clock, el, link, number, pill, state, table } from "./dom.js";
 import { bytes } from "./flow.js";
+import { routePath } from "./routes.js";
 
 const MAX_ROWS = 1000; // of jobs, in one page
 const cores = (n) => n.toFixed(n < 0.1 ? 3 : 2);
@@ -69,12 +70,12 @@ function sizesTable(items, path) {
 }
 
 function jobsTable(items, path) {
-  const columns = [["Job"], ["Workload"], ["Worker"], ["Since"], ["Why there", "wrap"], ["Cpu", "n"], ["Memory", "n"], ["Network", "n"]];
+  const columns = [["Job"], ["Workload or route"], ["Worker"], ["Since"], ["Why there", "wrap"], ["Cpu", "n"], ["Memory", "n"], ["Network", "n"]];
   return table("Jobs", columns, items.map((a) => {
-    const [, key, topic, partition] = a.job.split(":");
+    const [kind, key, topic, partition] = a.job.split(":");
     const [group, of] = key.split("/");
     return [
-      `${topic}-${partition}`, link(path({ group, topic: of }), key), [a.worker || "nobody", a.release ? [" ", pill("leaving", "warn")] : "", a.wish ? [" ", pill(`wanted on ${a.wish}`, "warn")] : ""], clock(a.at_ms), a.reason,
+      `${topic}-${partition}`, link(kind === "replicate" ? routePath(key) : path({ group, topic: of }), key), [a.worker || "nobody", a.release ? [" ", pill("leaving", "warn")] : "", a.wish ? [" ", pill(`wanted on ${a.wish}`, "warn")] : ""], clock(a.at_ms), a.reason,
       measured(a.cpu_cores, cores), measured(a.memory_bytes, bytes), measured(a.network_bytes_per_s, (n) => `${bytes(n)}/s`),
     ];
   }), "No job yet.");

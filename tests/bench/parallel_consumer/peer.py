@@ -15,9 +15,8 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from app.yard import ivy
-from app.yard.jars import LOCK_TIMEOUT_S, file_lock, switchyard_home
 from app.yard.java import Java, find_java
+from tests.bench.peer_jars import fetched
 
 VERSION = "0.5.3.3"
 ECJ = "3.41.0"
@@ -41,7 +40,7 @@ def build(work: Path) -> tuple[Java, str]:
         RuntimeError: the source does not compile, with the compiler's words.
     """
     java = find_java()
-    jars = _jars(java)
+    jars = fetched(java, f"parallel-consumer-{VERSION}", COORDINATES)
     classes = work / "classes"
     classes.mkdir(parents=True, exist_ok=True)
     path = os.pathsep.join(str(jar) for jar in jars)
@@ -56,18 +55,6 @@ def build(work: Path) -> tuple[Java, str]:
     if done.returncode != 0:
         raise RuntimeError(f"{SOURCE.name} does not compile:\n{done.stdout}{done.stderr}")
     return java, os.pathsep.join([str(classes), path])
-
-
-def _jars(java: Java) -> list[Path]:
-    folder = switchyard_home() / f"parallel-consumer-{VERSION}"
-    complete = folder / "complete"
-    with file_lock(folder / ".lock", LOCK_TIMEOUT_S, "another process is fetching it") as lock:
-        if not complete.exists():
-            work = folder / ".ivy"
-            ivy.retrieve(java, COORDINATES, folder, work, transitive=True, keep_open=(lock,))
-            shutil.rmtree(work, ignore_errors=True)
-            complete.touch()
-    return sorted(folder.glob("*.jar"))
 
 
 class Peer:

@@ -1,0 +1,51 @@
+"""Agent `checkpoints`: the single writer of the offset map. What it writes is a fold (`app.core.offset_map`):
+events that come again change nothing. Nothing here raises: an exception would skip the event anyway and
+stall the agent.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import structlog
+
+from app import app, wire
+from app.core.offset_map import BarrierItem, after
+from tables.checkpoints import checkpoints
+
+log = structlog.get_logger(__name__)
+
+source = app.raw_topic(app.topics_declared.checkpoints)
+
+
+@app.agent(source, name="checkpoints")
+async def write_checkpoints(stream: Any) -> None:
+    """Adds barriers to the lines that they are of."""
+    async for event in stream.events():
+        try:
+            items = wire.barriers(event.value).items
+        except wire.BadEvent as error:
+            log.error(
+                "a record of the checkpoint topic is no event", offset=event.message.offset, error=str(error)
+            )
+            continue
+        for item in items:
+            try:
+                _write(item)
+            except Exception as error:
+                log.exception("barriers were not written; later ones go on", line=item.key, error=repr(error))
+
+
+def _write(item: BarrierItem) -> None:
+    key = item.key.encode()
+    stored, line = checkpoints.get(key), None
+    if stored is not None:
+        try:
+            line = wire.checkpoint_line(stored)
+        except wire.BadEvent as error:
+            log.error(
+                "a line of the offset map cannot be read and begins anew", line=item.key, error=str(error)
+            )
+    new = after(line, item)
+    if new is not None:
+        checkpoints[key] = wire.encode(new)

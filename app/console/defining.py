@@ -1,0 +1,99 @@
+"""What requests that define, change or delete something have in common: a definition as their body,
+conditions (RFC 9110, 13.1), dry runs.
+
+A change is made only if the one it replaces is still there: conditions are compared here for a clear answer,
+and by the fold of the control log at the change's own place in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from app.clock import now_ms
+from app.config.problems import Document, read_documents
+from app.console.acts import actor_of
+from app.console.answers import ApiError
+from app.console.describe import TEXT, Param
+from app.core.control_events import ALL, AnyControlEvent, DefinitionPut, Paused, RouteDeleted, WorkloadDeleted
+
+if TYPE_CHECKING:
+    from app.console.api import Api
+
+YAML = ("application/yaml", "application/x-yaml", "text/yaml")
+DRY_RUN = (Param("dry_run", {"type": "boolean", "default": False}, "only check it"),)
+MATCH = (
+    Param("If-Match", TEXT, "only while the definition has (one of) these ETags; *: while there is one"),
+    Param("If-None-Match", TEXT, "only while it has none of these; *: while there is none"),
+)
+
+
+async def append(api: Api, event: AnyControlEvent) -> None:
+    """Into the control log. Raises ApiError: it did not count, since another change came before it."""
+    control = api.runtime.control
+    if not control.counted(await control.append(event)):
+        raise ApiError(
+            412, "Changed meanwhile", "somebody else changed it at the same moment; read it, then decide"
+        )
+
+
+async def delete(api: Api, request: web.Request, put: DefinitionPut) -> None:
+    """Deletes what `put` defined. Raises ApiError."""
+    actor, at_ms, expected = actor_of(request), now_ms(), condition(request, put)
+    was_paused = put.key in api.runtime.control.view.paused
+    kind = RouteDeleted if put.key in api.runtime.control.view.routes else WorkloadDeleted
+    await append(api, kind(at_ms=at_ms, key=put.key, actor=actor, expected=expected))
+    if was_paused:
+        # Compaction may drop the deletion, and a pause must not come back with the next definition.
+        await append(api, Paused(at_ms=at_ms, key=put.key, partition=ALL, paused=False, actor=actor))
+
+
+async def read_definition(request: web.Request) -> Document:
+    """The one definition that the body is. Raises ApiError, InvalidConfiguration."""
+    raw = await request.read()
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ApiError(400, "Not UTF-8", f"the body is not UTF-8 (byte {error.start})") from error
+    # YAML is read by a patient parser: away from the loop that pushes messages.
+    documents = await asyncio.to_thread(read_documents, text, "body")
+    if len(documents) != 1:
+        raise ApiError(400, "Bad body", f"the body must be one definition, it has {len(documents)}")
+    return documents[0]
+
+
+def condition(request: web.Request, current: DefinitionPut | None) -> str | None:
+    """The etag of what a conditional change replaces, "" for nothing; None when there is no condition.
+
+    Raises:
+        ApiError: the condition does not hold.
+    """
+    told = {name: ",".join(request.headers.getall(name, [])) for name in ("If-Match", "If-None-Match")}
+    if current is None and told["If-Match"]:
+        raise ApiError(412, "Not there", "If-Match: there is no such definition any more; read, then decide")
+    if current is not None and told["If-Match"] and not _names(told["If-Match"], current.etag):
+        raise ApiError(
+            412, "Changed meanwhile", f"the definition's ETag is {current.etag}; read it again, then decide"
+        )
+    if current is not None and told["If-None-Match"] and _names(told["If-None-Match"], current.etag):
+        raise ApiError(412, "There already", f"If-None-Match: {current.key} is there; read it, then decide")
+    if not any(told.values()):
+        return None
+    return "" if current is None else current.etag
+
+
+def _names(tags: str, etag: str) -> bool:
+    """Whether `tags` name `etag`; also as a weak one, which it becomes in a gateway that compresses."""
+    return tags.strip() == "*" or etag in {
+        tag.strip().removeprefix("W/").strip('"') for tag in tags.split(",")
+    }
+
+
+def flag(request: web.Request, name: str) -> bool:
+    """A flag of the query string. Raises ApiError: what is mistyped must not be taken for no."""
+    text = request.query.get(name, "false")
+    if text not in {"true", "false"}:
+        raise ApiError(400, "Bad query", f"{name}={text[:40]!r} must be true or false")
+    return text == "true"

@@ -1,0 +1,209 @@
+"""The REST side of routes: their definitions, their topics, their pauses.
+
+What becomes of each topic knows the leader, who reads the clusters: whichever worker is asked asks it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+from app.clock import now_ms
+from app.config.definitions import RouteDefinition, parse_route
+from app.config.plan import plan
+from app.config.route_edit import NoSuchEdit, with_topic, without_topic
+from app.console import overview, shapes, shapes_routes
+from app.console.acts import actor_of
+from app.console.answers import ApiError, json_response, paged
+from app.console.defining import DRY_RUN, MATCH, YAML, append, condition, delete, flag, read_definition
+from app.console.describe import ACTOR, JSON, PAGE, Answer, Page, described
+from app.console.hop import HOP, LOOK_S, hand_over
+from app.control.operators import Operators
+from app.core.control_events import ALL, RoutePut
+from app.core.route import is_topic
+
+if TYPE_CHECKING:
+    from app.console.api import Api
+
+PUT = {
+    status: Answer({JSON: shapes.Put}, about, ("ETag",))
+    for status, about in ((200, "changed, as it was, or a dry run"), (201, "there is a new route"))
+}
+EDITED = {200: Answer({JSON: shapes_routes.RouteEdited}, "changed, as it was, or a dry run", ("ETag",))}
+
+
+class RouteRoutes:
+    """Handlers; `api` finds the runtime."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+
+    def routes(self) -> list[web.RouteDef]:
+        """Everything there is."""
+        route = "/api/v1/routes/{name}"
+        return [
+            web.get("/api/v1/routes", self.get_routes),
+            web.get(route, self.get_route),
+            web.put(route, self.put_route),
+            web.delete(route, self.delete_route),
+            web.get(route + "/topics", self.get_route_topics),
+            web.put(route + "/topics/{topic}", self.add_topic),
+            web.delete(route + "/topics/{topic}", self.drop_topic),
+            web.post(route + "/pause", self.pause_route),
+            web.post(route + "/resume", self.resume_route),
+        ]
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    def _jobs(self) -> overview.Jobs:
+        return overview.Jobs(self._api.runtime.control.view, self._api.beats(), now_ms())
+
+    @described(Page[shapes.Route], query=PAGE)
+    async def get_routes(self, request: web.Request) -> web.Response:
+        """Every route, in numbers."""
+        jobs = self._jobs()
+        puts = [put for _, put in sorted(self._api.runtime.control.view.routes.items())]
+        page = paged(puts, request)
+        return json_response({**page, "items": [jobs.route(put) for put in page["items"]]})
+
+    @described(answers={200: Answer({JSON: shapes_routes.RouteDetail}, headers=("ETag",))}, problems=(404,))
+    async def get_route(self, request: web.Request) -> web.Response:
+        """One route: its definition, and its partitions with their owners, states and lags."""
+        put, jobs = self._put_of(request), self._jobs()
+        body = {
+            "definition": put.definition,
+            "status": jobs.route(put),
+            "partitions": jobs.partitions(put.key),
+            "deployed": {"at_ms": put.at_ms, "by": put.actor},
+        }
+        return json_response(body, headers={"ETag": f'"{put.etag}"'})
+
+    @described(shapes_routes.RouteTopics, query=PAGE, problems=(404, 502))
+    async def get_route_topics(self, request: web.Request) -> web.Response:
+        """What becomes of each topic that the route means: copied where to, or why not; the leader knows."""
+        put, runtime = self._put_of(request), self._api.runtime
+        leader = runtime.control.view.leader
+        if not runtime.leader.leads and leader and not request.headers.get(HOP):
+            return await hand_over(self._api, request, leader, patience_s=LOOK_S)
+        told = runtime.catalog.routes.told(put.key)
+        read_s = None if told is None else round(time.monotonic() - told.read_at_s, 1)
+        page = paged([] if told is None else told.topics, request)
+        return json_response({**page, "read_s_ago": read_s, "others": 0 if told is None else told.others})
+
+    def _put_of(self, request: web.Request) -> RoutePut:
+        name = request.match_info["name"]
+        put = self._api.runtime.control.view.routes.get(name)
+        if put is None:
+            detail = f"there is no route {name[:100]!r}; GET /api/v1/routes lists them"
+            raise ApiError(404, "No such route", detail)
+        return put
+
+    def _definition_of(self, put: RoutePut) -> RouteDefinition:
+        found = self._api.runtime.catalog.route(put.key)
+        if found is None:
+            detail = f"this worker cannot read the definition of {put.key}; deploy it again, or ask another"
+            raise ApiError(503, "Unreadable definition", detail)
+        return found
+
+    # -- changing ----------------------------------------------------------------------------------
+
+    @described(
+        answers=PUT, query=DRY_RUN, headers=(*MATCH, *ACTOR), body=RouteDefinition, kinds=(JSON, *YAML),
+        problems=(409, 412, 422),
+    )  # fmt: skip
+    async def put_route(self, request: web.Request) -> web.Response:
+        """Defines or changes a route; 201, or 200 when it was there. `?dry_run=true` only checks."""
+        names, dry_run = self._api.runtime.clusters.specs.keys(), flag(request, "dry_run")
+        body = await read_definition(request)
+        route, warnings = await asyncio.to_thread(
+            parse_route, body.data, clusters=names, file=body.file, node=body.node
+        )
+        if route.key != (told := request.match_info["name"]):
+            detail = f"the definition is of {route.key}, the address of {told[:100]}"
+            raise ApiError(422, "Wrong address", detail)
+        current = self._api.runtime.control.view.routes.get(route.key)
+        expected = condition(request, current)
+        answer = await self._define(request, route, current, expected, dry_run=dry_run)
+        answer["warnings"] = [*map(str, warnings), *answer["warnings"]]
+        created = current is None and not dry_run
+        return json_response(answer, 201 if created else 200, {"ETag": f'"{answer["etag"]}"'})
+
+    async def _define(
+        self,
+        request: web.Request,
+        route: RouteDefinition,
+        current: RoutePut | None,
+        expected: str | None,
+        *,
+        dry_run: bool,
+    ) -> dict[str, Any]:
+        """Writes it down, if it goes together with all others. Raises ApiError."""
+        catalog, view, etag = self._api.runtime.catalog, self._api.runtime.control.view, route.etag()
+        known = {name: found for name in list(view.routes) if (found := catalog.route(name)) is not None}
+        # What is proved of names takes a moment: away from the loop that pushes messages.
+        planned = await asyncio.to_thread(plan, {}, [route], routes=known)
+        if planned.conflicts:
+            raise ApiError(409, "Conflict", "; ".join(planned.conflicts))
+        changed = current is None or current.etag != etag
+        if changed and not dry_run:
+            event = RoutePut(
+                at_ms=now_ms(),
+                key=route.key,
+                definition=route.to_wire(),
+                etag=etag,
+                actor=actor_of(request),
+                expected=expected,
+            )
+            await append(self._api, event)
+        return {"key": route.key, "etag": etag, "changed": changed, "dry_run": dry_run,
+                "warnings": list(planned.warnings)}  # fmt: skip
+
+    @described(shapes.Deleted, headers=(*MATCH, *ACTOR), problems=(404, 412))
+    async def delete_route(self, request: web.Request) -> web.Response:
+        """Deletes a route; it stops once what is in flight has arrived. Nothing is deleted at either end."""
+        put = self._put_of(request)
+        await delete(self._api, request, put)
+        return json_response({"key": put.key, "deleted": True})
+
+    @described(answers=EDITED, query=DRY_RUN, headers=(*MATCH, *ACTOR), problems=(404, 409, 412, 422))
+    async def add_topic(self, request: web.Request) -> web.Response:
+        """Lets a route copy one topic more: by its name, or by ending its exclusion."""
+        return await self._edit(request, with_topic)
+
+    @described(answers=EDITED, query=DRY_RUN, headers=(*MATCH, *ACTOR), problems=(404, 409, 412, 422))
+    async def drop_topic(self, request: web.Request) -> web.Response:
+        """Lets a route copy one topic less: by taking its name out, or by an exclusion."""
+        return await self._edit(request, without_topic)
+
+    async def _edit(self, request: web.Request, edit: Any) -> web.Response:
+        put, topic, dry_run = self._put_of(request), request.match_info["topic"], flag(request, "dry_run")
+        definition = self._definition_of(put)
+        condition(request, put)
+        if not is_topic(topic):
+            raise ApiError(400, "Bad topic", f"{topic[:60]!r} is no topic's name; one topic at a time")
+        try:
+            route, done = await asyncio.to_thread(edit, definition, topic)
+        except NoSuchEdit as error:
+            raise ApiError(409, "Refused", str(error)) from error
+        # Made of that very definition: whatever came meanwhile must not be undone by it.
+        answer = await self._define(request, route, put, put.etag, dry_run=dry_run)
+        return json_response({**answer, "done": done}, headers={"ETag": f'"{answer["etag"]}"'})
+
+    @described(shapes_routes.RoutePaused, headers=ACTOR, problems=(404,))
+    async def pause_route(self, request: web.Request) -> web.Response:
+        """Copies nothing more until it is resumed; positions stay."""
+        return await self._pause(request, paused=True)
+
+    @described(shapes_routes.RoutePaused, headers=ACTOR, problems=(404,))
+    async def resume_route(self, request: web.Request) -> web.Response:
+        """Copies again, from where it was paused."""
+        return await self._pause(request, paused=False)
+
+    async def _pause(self, request: web.Request, *, paused: bool) -> web.Response:
+        put, runtime = self._put_of(request), self._api.runtime
+        operators = Operators(runtime.jobs, runtime.control)
+        changed = await operators.pause(put.key, [ALL], paused, actor_of(request))
+        return json_response({"key": put.key, "changed": changed, "paused": paused})

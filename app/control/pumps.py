@@ -1,0 +1,104 @@
+"""What the job manager, checkpoints, meter and heartbeats use of a pump, whatever it pumps for."""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from app.control.beginning import Beginning
+from app.control.data_clusters import DataCluster
+from app.core.job import JobId
+from app.core.ranges import Snapshot
+from app.kafka.fetched import Fetched, Gap
+from app.wire import JobStatus
+
+
+class Pump(Protocol):
+    """A job that flows here. `app.pump.dispatch` and `app.replica.pump` are such.
+
+    Attributes:
+        job, epoch, lineage: whose, under which assignment, and since which log.
+        trouble: what others have found out about it; "" for none.
+        snapshot_version: the `version` that the tracker table has; -1: it has to learn of this pump.
+        high_watermark: where its partition ends, as last heard.
+    """
+
+    job: JobId
+    epoch: int
+    lineage: int
+    closed: bool
+    draining: bool
+    trouble: str
+    snapshot_version: int
+    high_watermark: int
+
+    @property
+    def base(self) -> int:
+        """Everything below it is finished: what may be committed."""
+        ...
+
+    @property
+    def version(self) -> int:
+        """Grows whenever snapshot or note change."""
+        ...
+
+    @property
+    def note(self) -> bytes:
+        """What the tracker table keeps for the successor, beside the snapshot."""
+        ...
+
+    @property
+    def commits_to(self) -> tuple[str, str]:
+        """Cluster and group that the base is committed to."""
+        ...
+
+    def snapshot(self) -> Snapshot:
+        """All that is finished."""
+        ...
+
+    def status(self) -> JobStatus:
+        """What the heartbeat says of it."""
+        ...
+
+    def accept(self, fetched: Fetched) -> None:
+        """Takes what was fetched."""
+        ...
+
+    def skip(self, gap: Gap) -> None:
+        """The log lost these offsets."""
+        ...
+
+    @property
+    def is_busy(self) -> bool:
+        """Something of it is on its way."""
+        ...
+
+    def stop_intake(self) -> None:
+        """Begins nothing new."""
+        ...
+
+    async def drain(self, grace_s: float) -> bool:
+        """Waits for what is on its way; whether all of it ended."""
+        ...
+
+    def close(self) -> None:
+        """Nothing of it counts from now on."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A job that is this worker's now, and what it flows by; its fetching `leaves_bytes` to others."""
+
+    pump: Pump
+    beginning: Beginning
+    cluster: DataCluster
+    leaves_bytes: int = 0
+
+
+def both(some: Mapping[str, Pump], others: Mapping[str, Pump]) -> Mapping[str, Pump]:
+    """Pumps of two kinds by job, as they are when it is looked into."""
+    maps: list[Any] = [some, others]
+    return ChainMap(*maps)

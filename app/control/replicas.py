@@ -1,0 +1,226 @@
+"""The routes of this worker: runtimes, their pumps' beginning, changed definitions, barriers on their way.
+
+Rules
+1. A changed definition is for what is fetched from then on: its replicas drain, save, and begin again. One of
+   which only the limits changed comes into force at once.
+2. A runtime is known only once it has a pump, and goes with its last one.
+3. Barriers are sent a few times a second, while the lease holds; one that is lost costs precision only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+
+import structlog
+from mode import Service
+
+from app.clock import now_ms
+from app.config.route import RouteDefinition
+from app.control.barriers import BarrierSender
+from app.control.beginning import Anew, Trouble
+from app.control.beginning_replica import find_replica_beginning
+from app.control.catalog import Catalog
+from app.control.data_clusters import DataCluster, DataClusters
+from app.control.log import ControlLog
+from app.control.pumps import Pump, Started
+from app.core.fencing import TakeoverAnswer
+from app.core.job import JobId
+from app.core.lease import Lease
+from app.core.offset_map import Barrier, BarrierItem
+from app.kafka.fetched import Gap
+from app.replica.pump import ReplicaPump
+from app.replica.runtime import RouteRuntime
+from app.replica.verify import new_budget
+
+log = structlog.get_logger(__name__)
+
+SEND_S = 0.5
+AGAIN_S = 2.0  # what is lost at once again must not fill the log
+KEEP = 1_000  # barriers of a job that wait for a control cluster that is away
+
+
+class Replicas(Service):
+    """See the module.
+
+    Attributes: `pumps` (by job), `routes` (the runtimes, by name).
+    """
+
+    def __init__(
+        self,
+        control: ControlLog,
+        catalog: Catalog,
+        clusters: DataClusters,
+        lease: Lease,
+        on_trouble: Trouble,
+        sender: BarrierSender | None,
+    ) -> None:
+        super().__init__()
+        self.pumps: dict[str, ReplicaPump] = {}
+        self.routes: dict[str, RouteRuntime] = {}
+        self._control = control
+        self._catalog = catalog
+        self._clusters = clusters
+        self._lease = lease
+        self._on_trouble = on_trouble
+        self._sender = sender
+        self._verify_budget = new_budget()
+        self._barriers: dict[ReplicaPump, list[Barrier]] = {}
+
+    # -- beginning -------------------------------------------------------------------------------
+
+    async def check(self, name: str) -> tuple[RouteDefinition, DataCluster, DataCluster]:
+        """A route, its source and its target.
+
+        Raises:
+            LookupError: it is not there, or its clusters are not. ClusterUnreachable.
+        """
+        found = self._catalog.route(name)
+        if found is None:
+            raise LookupError(f"this worker has no definition of route {name} that it can read")
+        for cluster in (found.spec.source, found.spec.target):
+            if cluster not in self._clusters.specs:
+                raise LookupError(f"cluster {cluster!r} is not in this worker's configuration")
+        source = await self._clusters.get(found.spec.source)
+        return found, source, await self._clusters.get(found.spec.target)
+
+    async def begin(
+        self,
+        identity: JobId,
+        epoch: int,
+        answer: TakeoverAnswer,
+        anew: Anew | None,
+        is_mine: Callable[[], bool],
+    ) -> Started | None:
+        """The pump of a job that was taken over; None when it is not this worker's any more.
+
+        Raises:
+            LookupError: what it needs to know cannot be known yet. KafkaError, ClusterUnreachable.
+        """
+        definition, source, target = await self.check(identity.name)
+        put = self._control.view.routes.get(identity.name)
+        beginning = await find_replica_beginning(
+            identity, definition, source, answer, since_ms=0 if put is None else put.at_ms, anew=anew,
+            tell=self._on_trouble,
+        )  # fmt: skip
+        if not is_mine():
+            return None
+        if self._catalog.route(identity.name) is not definition:
+            raise LookupError(f"route {identity.name} has just changed")
+        runtime = self.routes.get(identity.name)
+        if runtime is not None and not runtime.takes(definition):
+            raise LookupError(f"jobs of {identity.name} still leave its former definition here")
+        if runtime is None:
+            runtime = RouteRuntime(
+                definition, source.client, target.client, target.appender, self._lease, self._on_trouble,
+                self._verify_budget,
+            )  # fmt: skip
+        is_same_log = beginning.lineage == answer.lineage
+        try:
+            pump = ReplicaPump(
+                identity, epoch, runtime, next_offset=beginning.snapshot.base, lineage=beginning.lineage,
+                note=answer.note, is_same_log=is_same_log, is_first=beginning.is_first,
+                source_log=beginning.log, tell=self._on_trouble, on_barrier=self._on_barrier,
+            )  # fmt: skip
+        except BaseException:
+            if identity.name not in self.routes:
+                await runtime.close()
+            raise
+        self.routes[identity.name] = runtime
+        return Started(pump, beginning, source, runtime.leaves(self._clusters.budget.capacity_bytes))
+
+    def drop(self, name: str) -> None:
+        """A pump of the route is gone; its runtime goes with the last one."""
+        if not any(pump.job.name == name for pump in self.pumps.values()):
+            runtime = self.routes.pop(name, None)
+            if runtime is not None:
+                asyncio.get_running_loop().create_task(runtime.close())
+
+    def add(self, job: str, pump: ReplicaPump) -> None:
+        """It flows from now on."""
+        self.pumps[job] = pump
+        self._pause(pump)
+
+    def _pause(self, pump: ReplicaPump) -> None:
+        pump.pause(self._control.view.is_paused(pump.job.name, None))
+
+    def skip(self, pump: ReplicaPump, gap: Gap) -> None:
+        """The source's log lost something, or is another one now: it is told; the route goes on or not."""
+        stops = pump.runtime.definition.spec.on_gap == "stop"
+        if gap.begun_anew:
+            what = f"{pump.where}: the source's log is another one from {gap.start} on: {gap.reason}"
+        else:
+            what = (
+                f"{pump.where}: offsets [{gap.start}, {gap.end}) are gone and were not copied: {gap.reason}"
+            )
+        pump.halted = stops
+        if stops:
+            pump.trouble = f"{what}; the route stops at gaps: set onGap to continue to go on at {gap.end}"
+        else:
+            pump.skip(gap)
+        self._on_trouble(
+            "log-begun-anew" if gap.begun_anew else "offsets-lost", str(pump.job),
+            pump.trouble if stops else f"{what}; copying goes on at {gap.end}",
+            "lengthen the topic's retention, or see why the route was that far behind",
+        )  # fmt: skip
+
+    # -- looked at with every round of the job manager ---------------------------------------------
+
+    def look(
+        self, begin_again: Callable[[str, Pump], None], begin_anew: Callable[[Pump, int, int], None]
+    ) -> None:
+        """Rule 1; pumps that are lost begin again, too, and those whose log is another one begin anew."""
+        old: set[RouteRuntime] = set()
+        for name, runtime in self.routes.items():
+            definition = self._catalog.route(name)
+            if definition is None or definition is runtime.definition:
+                continue
+            if runtime.takes(definition):
+                runtime.change(definition)
+                log.info("a changed definition is in force", route=name)
+            else:
+                old.add(runtime)
+        for job, pump in list(self.pumps.items()):
+            self._pause(pump)
+            if pump.anew is not None:
+                begin_anew(pump, pump.lineage + 1, pump.anew.end)
+            elif pump.runtime in old or (pump.lost and time.monotonic() - pump.lost_at_s > AGAIN_S):
+                begin_again(job, pump)
+
+    def share(self, shares: dict[str, float]) -> None:
+        """This worker's shares of the routes' jobs, by name."""
+        for name, runtime in self.routes.items():
+            runtime.shared(shares.get(name, 0.0))
+
+    # -- barriers --------------------------------------------------------------------------------
+
+    def _on_barrier(self, pump: ReplicaPump, source_end: int, target_end: int) -> None:
+        waiting = self._barriers.setdefault(pump, [])
+        waiting.append(Barrier(source_end, target_end, now_ms()))
+        if len(waiting) > KEEP:
+            del waiting[1]  # the oldest but the genesis
+
+    @Service.task
+    async def _send_barriers(self) -> None:
+        while not self.should_stop:
+            await self.sleep(SEND_S)
+            if self._sender is None or not self._barriers or not self._lease.holds(time.monotonic()):
+                continue
+            waiting, self._barriers = self._barriers, {}
+            try:
+                await asyncio.gather(*await self._sender.send(_items(waiting.items())))
+            except Exception as error:  # noqa: BLE001 - newer ones say the same, less precisely
+                log.warning("barriers of the offset map were not taken", error=repr(error))
+
+
+def _items(waiting: Iterable[tuple[ReplicaPump, list[Barrier]]]) -> list[BarrierItem]:
+    return [
+        BarrierItem(
+            route=pump.job.name, topic=pump.job.topic, partition=pump.job.partition, epoch=pump.epoch,
+            lineage=pump.lineage, source=pump.source_log, target=pump.target_log,
+            target_topic=pump.target[0], target_partition=pump.target[1], barriers=barriers,
+        )
+        for pump, barriers in waiting
+        if not pump.closed
+    ]  # fmt: skip

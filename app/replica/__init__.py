@@ -1,0 +1,1 @@
+"""Copies partitions into another cluster."""

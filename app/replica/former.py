@@ -1,0 +1,97 @@
+"""What a former owner of a replica wrote, read from the destination's log, and compared with the source.
+
+A broker's memory of producers is no help here (`app.kafka.append_seek`); the log itself is. Its records are
+compared with the source's (`app.core.already`), not counted: compaction or retention may have taken some of
+those that were copied from the source meanwhile, and counting would leave out others that never were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from app.core.record import Record
+from app.core.record_batch import Batch, iter_batches
+from app.core.verbatim import LOG_APPEND_TIME, Copy
+from app.kafka.append_encode import records_of, reencoded
+from app.kafka.append_seek import walk
+from app.kafka.clusters import ClusterClient
+
+
+class Former(NamedTuple):
+    """What a producer id wrote from an offset on: a print of each record, in order.
+
+    Attributes:
+        epoch: the highest that it wrote under; -1: it wrote nothing.
+        end: where the log ended.
+        timed: the log keeps the records' own timestamps.
+        is_known: the log still reaches to that offset, so that this is all.
+    """
+
+    prints: list[int]
+    epoch: int
+    end: int
+    timed: bool
+    is_known: bool
+
+
+async def former_of(
+    cluster: ClusterClient, topic: str, partition: int, producer_id: int, start_offset: int
+) -> Former:
+    """Reads it.
+
+    Raises:
+        ClusterUnreachable, KafkaError: see `app.kafka.append_seek.written`.
+    """
+    prints: list[int] = []
+    epoch, timed = -1, True
+
+    def take(batch: Batch) -> None:
+        nonlocal epoch, timed
+        header = batch.header
+        if header.producer_id != producer_id or header.is_control:
+            return
+        epoch = max(epoch, header.producer_epoch)
+        own_time = not header.attributes & LOG_APPEND_TIME
+        timed = timed and own_time
+        prints.extend(_prints(records_of(batch), timed=own_time))
+
+    end = await walk(cluster, topic, partition, start_offset, take)
+    return Former(prints, epoch, end, timed, end >= 0)
+
+
+def prints_of(copy: Copy, *, timed: bool) -> list[int]:
+    """The prints of a copy's records, to be compared with a `Former`'s. Raises what the decoder raises."""
+    return _prints(records_of(_batch(copy)), timed=timed)
+
+
+def without(copy: Copy, count: int, max_batch_bytes: int) -> list[Copy]:
+    """The copy without its first `count` records. Which of its source's offsets those have is not known: all
+    but the last of what is returned end where they begin.
+
+    Raises: UndecodableBatch.
+    """
+    batch = _batch(copy)
+    found = reencoded(batch, batch.header.base_offset + count, max_batch_bytes)
+    return squeezed(found, copy)
+
+
+def squeezed(pieces: list[Copy], copy: Copy) -> list[Copy]:
+    """Pieces of `copy`, of which only the last moves a position: to the end of the copy."""
+    start, end = copy.source_start, copy.source_end
+    last = len(pieces) - 1
+    return [
+        piece._replace(source_start=start, source_end=end if at == last else start)
+        for at, piece in enumerate(pieces)
+    ]
+
+
+def _batch(copy: Copy) -> Batch:
+    return next(iter_batches(memoryview(copy.data)))
+
+
+def _prints(records: Iterable[Record], *, timed: bool) -> list[int]:
+    return [
+        hash((record.timestamp if timed else 0, record.key, record.value, tuple(record.headers)))
+        for record in records
+    ]

@@ -1,0 +1,189 @@
+"""What the replicas of one route share on this worker: its definition, its clusters, its limits.
+
+Rates are this worker's share of the route's, by the share of the route's jobs that are here; they are held
+before a batch is appended, so that a batch of more than a burst goes when the bucket is full.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+import structlog
+from aiokafka.errors import KafkaError
+
+from app.config.route import RouteDefinition
+from app.core.fencing import LogId
+from app.core.lease import Lease
+from app.core.rate import TokenBucket
+from app.core.routes_topic import MAX_BYTES
+from app.kafka.append import Appender
+from app.kafka.clusters import LATEST, ClusterClient
+from app.kafka.topic_configs import TopicSettings, describe
+from app.replica.headers import HeaderEdit
+from app.replica.verify import Tell, Verifier
+
+if TYPE_CHECKING:
+    from app.replica.pump import ReplicaPump
+
+log = structlog.get_logger(__name__)
+
+LOOK_S = 1.0
+TOPIC_IDS_S = 3.0
+KAFKA_MAX_BYTES = 1_048_588  # Kafka's own max.message.bytes, where the destination's is not to be known
+LEAST_SHARE = 0.001
+# Of the worker's memory for fetched data so much stays free of those that wait for no hurry.
+LEAVES = {"high": 0.0, "normal": 0.2, "low": 0.5}
+
+
+class RouteRuntime:
+    """See the module.
+
+    Attributes:
+        definition, route: as it is in force.
+        source, target: the clusters' clients; `appender` appends to the latter.
+        messages, bytes: this worker's shares of the limits, None without one.
+        group: of the source cluster, under which positions are committed, for people and their tools.
+        pumps: the replicas that are here.
+    """
+
+    def __init__(
+        self,
+        definition: RouteDefinition,
+        source: ClusterClient,
+        target: ClusterClient,
+        appender: Appender,
+        lease: Lease,
+        tell: Tell,
+        verify_budget: TokenBucket,
+    ) -> None:
+        self.definition = definition
+        self.route = definition.route()
+        self.source = source
+        self.target = target
+        self.appender = appender
+        self.lease = lease
+        self.group = f"switchyard-{definition.key}"
+        self.pumps: set[ReplicaPump] = set()
+        self.messages: TokenBucket | None = None
+        self.bytes: TokenBucket | None = None
+        self._keeps = definition.keeps_header()
+        self._share = 1.0
+        self._set_limits()
+        self.verifier = Verifier(target, tell, verify_budget)
+        self._topic_ids_at_s = time.monotonic()
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(work) for work in (self._look_for_ever(), self.verifier.run())]
+
+    async def close(self) -> None:
+        """Its last replica is gone."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # -- limits ----------------------------------------------------------------------------------
+
+    def takes(self, definition: RouteDefinition) -> bool:
+        """Whether a changed definition can come into force here: only its limits are others."""
+        spec = self.definition.spec.model_copy(update={"limits": definition.spec.limits})
+        return self.definition.model_copy(update={"spec": spec}) == definition
+
+    def change(self, definition: RouteDefinition) -> None:
+        """A definition that it `takes` is in force from now on."""
+        self.definition = definition
+        self._set_limits()
+
+    def shared(self, share: float) -> None:
+        """The part (0 to 1) of the route's jobs that are here."""
+        if share != self._share:
+            self._share = share
+            self._set_limits()
+
+    def _set_limits(self) -> None:
+        limits = self.definition.spec.limits
+        self.messages = self._bucket(self.messages, limits.messages_per_second)
+        self.bytes = self._bucket(self.bytes, limits.bytes_per_second)
+
+    def _bucket(self, bucket: TokenBucket | None, rate_per_s: float | None) -> TokenBucket | None:
+        if rate_per_s is None:
+            return None
+        rate_per_s *= max(self._share, LEAST_SHARE)
+        if bucket is None:
+            return TokenBucket(rate_per_s)
+        bucket.change(rate_per_s, time.monotonic())
+        return bucket
+
+    def wait_s(self, now_s: float, records: int, size_bytes: int) -> float:
+        """Seconds until a batch may go."""
+        wait_s = 0.0
+        if self.messages is not None:
+            wait_s = self.messages.wait_s(now_s, records)
+        if self.bytes is not None:
+            wait_s = max(wait_s, self.bytes.wait_s(now_s, size_bytes))
+        return wait_s
+
+    def take(self, now_s: float, records: int, size_bytes: int) -> None:
+        """A batch goes."""
+        if self.messages is not None:
+            self.messages.take(now_s, records)
+        if self.bytes is not None:
+            self.bytes.take(now_s, size_bytes)
+
+    def leaves(self, capacity_bytes: int) -> int:
+        """Bytes of the worker's memory that its fetching leaves to others, by its priority."""
+        return int(LEAVES[self.definition.spec.limits.priority] * capacity_bytes)
+
+    # -- a partition's ---------------------------------------------------------------------------
+
+    def edit(self, topic: str, partition: int, target_topic: str) -> HeaderEdit | None:
+        """How the headers of a partition's copies differ; None: they do not."""
+        provenance = self.definition.spec.headers.provenance
+        if self._keeps is None and not provenance:
+            return None
+        source, target = f"{self.source.name}/{topic}", f"{self.target.name}/{target_topic}"
+        return HeaderEdit(self.definition.key, source, partition, target, self._keeps, provenance=provenance)
+
+    async def max_batch_bytes(self, target_topic: str) -> int:
+        """`max.message.bytes` of a destination topic; Kafka's own where it is not to be known."""
+        try:
+            found = (await describe(self.target, [target_topic], [MAX_BYTES])).get(target_topic)
+            if isinstance(found, TopicSettings):
+                return int(found.config[MAX_BYTES])
+        except (KafkaError, OSError, TimeoutError, RuntimeError, LookupError, ValueError) as error:
+            log.debug("a topic's limit is not known", topic=target_topic, error=repr(error))
+        return KAFKA_MAX_BYTES
+
+    # -- on a timer ------------------------------------------------------------------------------
+
+    async def _look_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                for pump in list(self.pumps):
+                    pump.look(time.monotonic())
+                await self._idle_barriers()
+                await self._known_targets()
+            except Exception as error:  # noqa: BLE001 - the next look tells the same
+                log.debug("a route could not be looked at", route=self.definition.key, error=repr(error))
+
+    async def _known_targets(self) -> None:
+        """A destination topic that was made anew is another log: its replicas begin again."""
+        ready = [pump for pump in self.pumps if pump.target_log.topic_id]
+        if not ready or time.monotonic() - self._topic_ids_at_s < TOPIC_IDS_S:
+            return
+        self._topic_ids_at_s = time.monotonic()
+        ids = await self.target.topic_ids({pump.target[0] for pump in ready})
+        for pump in ready:
+            if pump.target_log.is_another(LogId(topic_id=ids.get(pump.target[0], ""))):
+                pump.lose("its destination topic was deleted and made anew")
+
+    async def _idle_barriers(self) -> None:
+        now_s = time.monotonic()
+        idle = {pump: pump.appended for pump in self.pumps if pump.wants_idle_barrier(now_s)}
+        if not idle:
+            return
+        ends = await self.target.offsets({pump.target for pump in idle}, LATEST)
+        for pump, appended in idle.items():
+            if pump.appended == appended and (end := ends.get(pump.target)) is not None:
+                pump.idle_barrier(end, time.monotonic())

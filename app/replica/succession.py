@@ -1,0 +1,112 @@
+"""How a replica goes on behind a former owner: what has a copy already, and under whose name it appends.
+
+    the note (app.replica.note) -> what the former owner wrote behind it -> records that have no copy
+                                -> the same producer's next epoch, saved before it is used
+
+Rules
+1. What the former owner wrote is looked for when there is first something to copy, and once more right before
+   the first batch goes: what it had under way may arrive meanwhile. From that batch on the broker refuses it.
+2. Where nothing can be told (no note, or the destination's log does not reach back to it any more), copying
+   goes on from the last saved position: what was copied behind it comes twice. That is told.
+"""
+
+from __future__ import annotations
+
+from app.core.already import Already
+from app.core.verbatim import Copy
+from app.kafka.append_producers import ProducerId
+from app.kafka.append_seek import written
+from app.kafka.clusters import ClusterClient
+from app.replica.former import former_of, prints_of, without
+from app.replica.note import Note
+
+
+class Succession:
+    """See the module.
+
+    Args:
+        note: of the former owner; None when there was none.
+        is_same_log: the note's position is of the log that is copied now; otherwise its producer is
+            succeeded, but nothing of the source has a copy.
+
+    Attributes:
+        is_sure: what the former owner wrote is known, all of it.
+        looked_to: where the destination's log ended when it was last looked at.
+    """
+
+    def __init__(
+        self, cluster: ClusterClient, topic: str, partition: int, note: Note | None, *, is_same_log: bool
+    ) -> None:
+        self.note = note
+        self.is_sure = True
+        self.looked_to = -1
+        self._cluster, self._topic, self._partition = cluster, topic, partition
+        self._searches = note is not None and is_same_log
+        self._already = Already()
+        self._timed = True
+        self._seen_epoch = -1
+        self._begun_at = 0 if note is None else note.passed
+
+    async def look_up(self) -> None:
+        """Rule 1. Raises ClusterUnreachable, KafkaError: it cannot be known now."""
+        note = self.note
+        if note is None or not self._searches:
+            return
+        begins = self.looked_to < 0
+        start_offset = note.floor if begins else self.looked_to
+        found = await former_of(self._cluster, self._topic, self._partition, note.producer_id, start_offset)
+        if not found.is_known:
+            self.is_sure = self._searches = False
+            return
+        self._timed = self._timed and found.timed
+        self._seen_epoch = max(self._seen_epoch, found.epoch)
+        self._already.add(found.prints[note.passed :] if begins else found.prints)
+        self.looked_to = found.end
+
+    async def late(self, end_offset: int, epoch: int) -> int:
+        """How many records a former owner got into the log behind the last look and before `end_offset`,
+        where the first batch of `epoch` begins: their source records came twice."""
+        if self.note is None or self.looked_to < 0 or end_offset <= self.looked_to:
+            return 0
+        headers = await written(
+            self._cluster, self._topic, self._partition, self.note.producer_id, self.looked_to
+        )
+        return sum(
+            header.record_count
+            for header in headers
+            if header.producer_epoch < epoch and header.base_offset < end_offset
+        )
+
+    @property
+    def is_over(self) -> bool:
+        """All of the former owner's copies are behind."""
+        return self._already.is_over
+
+    @property
+    def unmatched(self) -> int:
+        """Of its copies so many have no record in the source (any more); once it is over."""
+        return self._already.left
+
+    def rest(self, copy: Copy, max_batch_bytes: int) -> list[Copy]:
+        """What of the next copy, in order, is to be appended. Raises what the decoder raises."""
+        if self._already.is_over:
+            return [copy]
+        dropped = self._already.drop(prints_of(copy, timed=self._timed))
+        if dropped == copy.record_count:
+            return []
+        return without(copy, dropped, max_batch_bytes) if dropped else [copy]
+
+    @property
+    def accounted(self) -> int:
+        """Records of the producer at or above the note's floor whose source records are behind."""
+        return self._begun_at + self._already.passed
+
+    @property
+    def goes_on(self) -> bool:
+        """The former owner's copies are copies of this source, and known: they count on."""
+        return self.is_sure and self._searches
+
+    @property
+    def producer(self) -> ProducerId | None:
+        """Under which the copies go on; None: a new one."""
+        return None if self.note is None else self.note.successor(self._seen_epoch)

@@ -1,0 +1,13 @@
+"""Table `checkpoints`: route/topic/partition -> `Line` (the offset map's barriers of a source partition).
+
+Writer: the agent `agents.checkpoints`, alone. Changelog: `{app}-checkpoints-changelog`, compacted: whoever
+reads it to its end knows the map, in another region too. Readers: failover, offset sync, Spark and people
+(`app.wire.checkpoint_line`).
+"""
+
+from __future__ import annotations
+
+from app import app
+from tables.options import raw_table
+
+checkpoints = raw_table(app, "checkpoints", partitions=app.topics_declared.checkpoints.partitions)

@@ -1,0 +1,12 @@
+"""Table `routes`: name -> the definition's last `RoutePut`, with who deployed it and when.
+
+Writer: `agents.control`, alone. Changelog: `{app}-routes-changelog`. Readers: Spark and people; the data
+plane follows the control log itself (app.control), which is seconds ahead during a rebalance.
+"""
+
+from __future__ import annotations
+
+from app import app
+from tables.options import raw_table
+
+routes = raw_table(app, "routes", partitions=1)

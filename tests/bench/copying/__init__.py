@@ -1,0 +1,1 @@
+"""What the benches `replication` and `replication-cost` measure, and with what."""

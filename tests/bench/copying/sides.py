@@ -1,0 +1,104 @@
+"""Both sides of the comparison: a route of one worker, and MirrorMaker 2. Each copies a topic from its
+beginning into a new topic every time, which is deleted afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from app.demo.stage import Process, Stage, http
+from app.demo.traffic import create_topic
+from app.yard.java import Java
+from tests.bench import mirror_maker
+from tests.bench.copying.latency import latency_ms
+from tests.bench.copying.topic import PARTITIONS, Shape, drop
+from tests.bench.copying.watch import Figures, watch
+
+SOURCE, COPIES = "east-regional", "east-aggregate"
+
+
+def route(name: str, topic: str, copy: str) -> dict[str, Any]:
+    """A route's definition that copies one topic."""
+    return {
+        "apiVersion": "switchyard/v1",
+        "kind": "Route",
+        "metadata": {"name": name, "owner": "bench"},
+        "spec": {"from": SOURCE, "to": COPIES, "topics": [topic], "rename": {"names": {topic: copy}}},
+    }
+
+
+@dataclass
+class Sides:
+    """See the module; `worker` has nothing else to do."""
+
+    stage: Stage
+    worker: Process
+    java: Java
+    jars: str
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    def ours(self, shape: Shape) -> Figures:
+        """A route copies the filled topic."""
+        return self._watched(self._ours(shape.topic), shape)
+
+    def peer(self, shape: Shape) -> Figures:
+        """MirrorMaker 2 copies it."""
+        return self._watched(self._peer(shape.topic, shape.codec), shape)
+
+    def our_latency_ms(self) -> tuple[float, float]:
+        """p50 and p99 through a route."""
+        topic = self._empty()
+        with self._ours(topic) as (process, copy):
+            return self._latency_ms(topic, copy, process)
+
+    def peer_latency_ms(self) -> tuple[float, float]:
+        """p50 and p99 through MirrorMaker 2."""
+        topic = self._empty()
+        with self._peer(topic, "none") as (process, copy):
+            return self._latency_ms(topic, copy, process)
+
+    @property
+    def _bootstraps(self) -> tuple[str, str]:
+        return self.stage.yard.bootstrap(SOURCE), self.stage.yard.bootstrap(COPIES)
+
+    def _watched(self, copying: Any, shape: Shape) -> Figures:
+        with copying as (process, copy):
+            return asyncio.run(watch(self._bootstraps[1], copy, PARTITIONS, shape.count, process))
+
+    def _latency_ms(self, topic: str, copy: str, process: Process) -> tuple[float, float]:
+        try:
+            return latency_ms(self.stage, *self._bootstraps, topic, copy, process)
+        finally:
+            asyncio.run(drop(self._bootstraps[0], topic))
+
+    def _empty(self) -> str:
+        topic = f"flow-{uuid.uuid4().hex[:8]}"
+        asyncio.run(create_topic(self._bootstraps[0], topic, PARTITIONS))
+        return topic
+
+    @contextmanager
+    def _ours(self, topic: str) -> Iterator[tuple[Process, str]]:
+        name = f"ours{next(self._numbers)}"
+        copy = f"{name}.{topic}"
+        self.stage.deploy(self.worker, route(name, topic, copy))
+        try:
+            yield self.worker, copy
+        finally:
+            http("DELETE", f"{self.worker.url}/api/v1/routes/{name}")
+            asyncio.run(drop(self._bootstraps[1], copy))
+
+    @contextmanager
+    def _peer(self, topic: str, codec: str) -> Iterator[tuple[Process, str]]:
+        alias = f"peer{next(self._numbers)}"
+        process = mirror_maker.start(self.stage, self.java, self.jars, alias, self._bootstraps, topic, codec)
+        copy = f"{alias}.{topic}"
+        try:
+            yield process, copy
+        finally:
+            process.kill()
+            asyncio.run(drop(self._bootstraps[1], copy))

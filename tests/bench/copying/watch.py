@@ -1,0 +1,93 @@
+"""Looks on while a topic is copied: how fast, for how much CPU, in how much memory."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+import psutil
+
+from app.demo.stage import Process, StageError
+from app.kafka.clusters import LATEST, ClusterClient, ClusterSpec
+
+HEAD, TAIL = 0.1, 0.9  # measured between these shares of the records: neither start nor end
+POLL_S = 0.02
+THERE_S = 180.0  # a Java starts and makes its topics
+STALL_S = 60.0
+MB = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Of one copy of a topic.
+
+    Attributes:
+        records_per_s: between HEAD and TAIL.
+        cpu_s_per_million: of all processes that copy, per million records, between HEAD and TAIL.
+        memory_mb: their largest resident memory from the start to the end.
+    """
+
+    records_per_s: float
+    cpu_s_per_million: float
+    memory_mb: float
+
+
+async def watch(bootstrap: str, topic: str, partitions: int, count: int, process: Process) -> Figures:
+    """Looks on until all `count` records are in the copy.
+
+    Raises:
+        StageError: it ended, it stood still for STALL_S, or there is more in the copy than in the source.
+    """
+    client = ClusterClient(ClusterSpec("copies", (bootstrap,)))
+    await client.start()
+    tree = psutil.Process(process.popen.pid)
+    marks: list[tuple[float, int, float]] = []
+    most_bytes = copied = 0
+    try:
+        await there(client, topic, partitions, process)
+        moved_s = time.monotonic()
+        while copied < count:
+            await asyncio.sleep(POLL_S)
+            if not process.running:
+                raise StageError(f"{process.name} ended with {process.popen.returncode}:\n{process.tail()}")
+            ends = await client.offsets([(topic, partition) for partition in range(partitions)], LATEST)
+            now_s, before = time.monotonic(), copied
+            copied = max(copied, sum(ends.values()))
+            if copied > before:
+                moved_s = now_s
+                most_bytes = max(most_bytes, memory_bytes(tree))
+            elif now_s - moved_s > STALL_S:
+                raise StageError(f"{topic} stands at {copied} of {count} records:\n{process.tail()}")
+            if copied >= count * (TAIL if marks else HEAD) and len(marks) < 2:
+                marks.append((now_s, copied, cpu_s(tree)))
+    finally:
+        await client.stop()
+    if copied > count:
+        raise StageError(f"{topic} has {copied} records, its source {count}")
+    (begun_s, first, cpu_before), (ended_s, last, cpu_after) = marks
+    return Figures(
+        (last - first) / (ended_s - begun_s),
+        (cpu_after - cpu_before) / (last - first) * 1_000_000,
+        most_bytes / MB,
+    )
+
+
+async def there(client: ClusterClient, topic: str, partitions: int, process: Process) -> None:
+    """Waits until the topic has its partitions. Raises StageError when it does not get them."""
+    deadline_s = time.monotonic() + THERE_S
+    while await client.partitions(topic) != partitions:
+        if time.monotonic() > deadline_s or not process.running:
+            raise StageError(f"{topic} is not there:\n{process.tail()}")
+        await asyncio.sleep(POLL_S)
+
+
+def cpu_s(process: psutil.Process) -> float:
+    """What it and its children have used."""
+    times = [one.cpu_times() for one in (process, *process.children(recursive=True))]
+    return sum(one.user + one.system for one in times)
+
+
+def memory_bytes(process: psutil.Process) -> int:
+    """What it and its children hold."""
+    return sum(one.memory_info().rss for one in (process, *process.children(recursive=True)))

@@ -1,0 +1,79 @@
+"""Runs MirrorMaker 2 in its dedicated mode: one process, one task, one topic.
+
+Rules
+1. The source has another alias in every run, so that each one copies from the beginning into a topic of its
+   own, "<alias>.<topic>" (MirrorMaker's own naming), with its own offsets.
+2. It gets what its documentation advises for throughput, as far as order is kept: an idempotent producer with
+   five requests in flight (Connect's default is one), batches of 128 KB for a linger of 5 ms, the topic's own
+   compression, polls of up to 5,000 records; heap and collector as in Kafka's own start script.
+3. It is spared what is not copying: heartbeats, checkpoints of consumer groups, syncs of settings and access
+   lists. Its offset syncs stay: they are its offset map.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from app.demo.stage import Process, Stage
+from app.yard.java import Java
+from tests.bench.peer_jars import fetched
+
+VERSION = "4.2.0"
+COORDINATES = (
+    f"org.apache.kafka:connect-mirror:{VERSION}",
+    "org.slf4j:slf4j-simple:1.7.36",
+)
+MAIN = "org.apache.kafka.connect.mirror.MirrorMaker"
+# connect-mirror-maker.sh and kafka-run-class.sh of Kafka 4.2
+JVM = ("-Xms256M", "-Xmx2G", "-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20",
+       "-XX:InitiatingHeapOccupancyPercent=35", "-XX:+ExplicitGCInvokesConcurrent",
+       "-Djava.awt.headless=true", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn")  # fmt: skip
+SETTINGS = {
+    "{alias}->copies.enabled": "true",
+    "{alias}->copies.topics": "{topic}",
+    "tasks.max": "1",
+    "replication.factor": "1",
+    "offset-syncs.topic.replication.factor": "1",
+    "heartbeats.topic.replication.factor": "1",
+    "checkpoints.topic.replication.factor": "1",
+    "offset.storage.replication.factor": "1",
+    "offset.storage.partitions": "1",
+    "status.storage.replication.factor": "1",
+    "status.storage.partitions": "1",
+    "config.storage.replication.factor": "1",
+    "emit.heartbeats.enabled": "false",
+    "emit.checkpoints.enabled": "false",
+    "sync.topic.configs.enabled": "false",
+    "sync.topic.acls.enabled": "false",
+    "{alias}.consumer.max.poll.records": "5000",
+    "copies.producer.enable.idempotence": "true",
+    "copies.producer.max.in.flight.requests.per.connection": "5",
+    "copies.producer.batch.size": "131072",
+    "copies.producer.linger.ms": "5",
+    "copies.producer.compression.type": "{codec}",
+}
+
+
+def class_path(java: Java) -> str:
+    """Its jars. Raises FetchError."""
+    return os.pathsep.join(str(jar) for jar in fetched(java, f"mirror-maker-{VERSION}", COORDINATES))
+
+
+def start(
+    stage: Stage, java: Java, jars: str, alias: str, clusters: tuple[str, str], topic: str, codec: str
+) -> Process:
+    """Starts it for `topic`, from the first of `clusters` (bootstrap addresses) to the second; end it with
+    `kill`. The copy is called "<alias>.<topic>"."""
+    settings = {
+        "clusters": f"{alias}, copies",
+        f"{alias}.bootstrap.servers": clusters[0],
+        "copies.bootstrap.servers": clusters[1],
+        **{
+            name.format(alias=alias): value.format(topic=topic, codec=codec)
+            for name, value in SETTINGS.items()
+        },
+    }
+    file: Path = stage.home / f"{alias}.properties"
+    file.write_text("".join(f"{name} = {value}\n" for name, value in settings.items()))
+    return stage.start(f"mirror-maker-{alias}", [str(java.executable), *JVM, "-cp", jars, MAIN, str(file)])

@@ -1,0 +1,159 @@
+"""Behind a former owner, killed or awake: every record once, and in order."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from app.core.ranges import Snapshot
+from app.kafka.append_errors import Fenced
+from tests.kafka.conftest import ENOUGH_S, create
+from tests.kafka.second_broker import delete
+from tests.kafka.test_append import batch_of
+from tests.replica.source import batches_of, both, compacted, same, write
+from tests.replica.stand import Stand, rows
+
+
+async def test_what_a_killed_owner_had_under_way_is_copied_once_and_in_order_by_its_successor(
+    stand: Stand, topic_name: str
+) -> None:
+    """Killed again and again, anywhere; what was saved lies behind what was written."""
+    await both(stand, topic_name)
+    total = 0
+    for turn in range(6):
+        await write(stand, topic_name, 500, f"turn {turn}", compression_type=[None, "lz4"][turn % 2])
+        total += 500
+        stand.saves = True
+        pump = await stand.begin(topic_name)
+        start = pump.base
+        await stand.until(lambda pump=pump: pump._way.is_ready)  # type: ignore[misc]
+        stand.saves = False  # from here on the table lies behind
+        await stand.until(lambda pump=pump, s=start, t=turn: pump.base > s + 80 * t)  # type: ignore[misc]
+        stand.kill(pump)
+    stand.saves = True
+    pump = await stand.begin(topic_name)
+    await stand.copied([pump])
+    assert await same(stand, topic_name) == total
+    assert stand.told == []
+
+
+async def test_a_former_owner_that_wakes_is_shut_out_by_its_successor(stand: Stand, topic_name: str) -> None:
+    """Interleaved writers after a move: the zombie goes on appending and nothing of it gets in."""
+    await both(stand, topic_name)
+    await write(stand, topic_name, 300)
+    zombie = await stand.begin(topic_name)
+    await stand.copied([zombie])
+    stand.freeze(zombie)
+    successor = await stand.begin(topic_name)
+    await write(stand, topic_name, 300, "later")
+    await stand.copied([successor])
+    lane = zombie._way.lane
+    assert lane is not None
+    future = await lane.append(*batch_of(b"of a zombie"))
+    with pytest.raises(Fenced, match="newer epoch"):
+        async with asyncio.timeout(ENOUGH_S):
+            await future
+    zombie.close()
+    await write(stand, topic_name, 50, "after")
+    await stand.copied([successor])
+    assert await same(stand, topic_name) == 650
+    assert stand.told == []
+
+
+async def test_what_a_zombie_got_in_before_its_successor_appended_is_not_copied_again(
+    stand: Stand, topic_name: str
+) -> None:
+    await both(stand, topic_name)
+    await write(stand, topic_name, 300)
+    zombie = await stand.begin(topic_name)
+    await stand.until(lambda: zombie.base > 0)
+    stand.saves = False
+    await stand.until(lambda: zombie.base >= 300)
+    stand.freeze(zombie)
+    assert stand.saved[0][0].base < 300
+    successor = await stand.begin(topic_name)  # cannot save, so that it appends nothing yet
+    await write(stand, topic_name, 100, "more")
+    await stand.until(lambda: successor._way.lane is not None)
+    lane = zombie._way.lane
+    assert lane is not None
+    batches = await batches_of(stand.source, topic_name, 300)
+    for data, count in batches[: len(batches) // 2]:
+        await (await lane.append(data, count))
+    stand.saves = True
+    await stand.copied([successor])
+    zombie.close()
+    assert await same(stand, topic_name) == 400
+    assert stand.told == []
+
+
+async def test_a_compacted_source_is_copied_behind_a_killed_owner_although_records_have_gone_from_it(
+    stand: Stand, topic_name: str
+) -> None:
+    """The former owner copied all; then half of what lies behind the saved position is compacted away."""
+    await both(stand, topic_name)
+    await write(stand, topic_name, 400)
+    pump = await stand.begin(topic_name)
+    await stand.until(lambda: pump.base > 0)
+    stand.saves = False
+    await stand.until(lambda: pump.base >= 400)
+    stand.kill(pump)
+    before = await rows(stand.target, topic_name)
+    base = stand.saved[0][0].base
+    assert base < 400
+    stand.saves = True
+    pump = await stand.begin(topic_name, fetches=False)
+    data = compacted(await rows(stand.source, topic_name), base, lambda n: n % 3 != 1 and not 350 <= n < 370)
+    stand.feed(pump, data, base, 400)
+    await stand.until(lambda: pump.base >= 400)
+    assert await rows(stand.target, topic_name) == before
+    assert stand.told == []
+
+
+async def test_a_drained_replica_saves_all_it_sent_and_its_successor_goes_on_behind_it(
+    stand: Stand, topic_name: str
+) -> None:
+    await both(stand, topic_name)
+    await write(stand, topic_name, 3_000)
+    pump = await stand.begin(topic_name)
+    await stand.until(lambda: pump.base > 0)
+    assert await pump.drain(ENOUGH_S)
+    assert not pump.is_busy
+    stand.save(pump)
+    assert stand.saved[0][0].base == pump.base
+    stand.kill(pump)
+    successor = await stand.begin(topic_name)
+    await stand.copied([successor])
+    assert await same(stand, topic_name) == 3_000
+    assert pump.status().delivered + successor.status().delivered == 3_000, "none was copied twice"
+
+
+async def test_without_a_note_copying_goes_on_from_the_position(stand: Stand, topic_name: str) -> None:
+    """And never from the end: uReplicator reset to latest where a checkpoint was missing."""
+    await both(stand, topic_name)
+    await write(stand, topic_name, 100)
+    stand.saved[0] = Snapshot(40), b"no note"
+    pump = await stand.begin(topic_name)
+    await stand.copied([pump])
+    assert stand.kinds() == ["note-corrupt", "replica-resumed-unsure"]
+    assert await rows(stand.target, topic_name) == (await rows(stand.source, topic_name))[40:]
+
+
+async def test_a_destination_that_was_made_anew_is_told_and_copying_goes_on_where_it_stood(
+    stand: Stand, topic_name: str
+) -> None:
+    await both(stand, topic_name)
+    await write(stand, topic_name, 100)
+    pump = await stand.begin(topic_name)
+    await stand.copied([pump])
+    await stand.until(lambda: stand.saved[0][0].base == 100)
+    stand.kill(pump)
+    await delete(stand.target, topic_name)
+    while topic_name in await stand.target.topics():  # noqa: ASYNC110 - the broker's
+        await asyncio.sleep(0.05)
+    await create(stand.target, topic_name, 1)
+    await write(stand, topic_name, 50, "new")
+    pump = await stand.begin(topic_name)
+    await stand.copied([pump])
+    assert stand.kinds() == ["destination-begun-anew"]
+    assert await rows(stand.target, topic_name) == (await rows(stand.source, topic_name))[100:]

@@ -1,0 +1,84 @@
+"""The offset map on its way: barriers through the topic and the agent into the table, also over a kill."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+
+from app import wire
+from app.control.barriers import BarrierSender
+from app.core.fencing import LogId
+from app.core.offset_map import Barrier, BarrierItem, Line
+from app.demo.stage import Stage
+from app.topics import ControlTopics
+
+pytestmark = pytest.mark.system
+
+LINES = 20
+ENOUGH_S = 60.0
+
+
+def items(*barriers: tuple[int, int], epoch: int = 1) -> list[BarrierItem]:
+    """The same barriers for many lines."""
+    return [
+        BarrierItem(
+            "east-to-west", "orders", partition, epoch, 0, LogId("c", "s"), LogId("d", "t"), "t", partition,
+            [Barrier(*barrier) for barrier in barriers],
+        )
+        for partition in range(LINES)
+    ]  # fmt: skip
+
+
+async def sent(bootstrap: str, topics: ControlTopics, *many: list[BarrierItem]) -> None:
+    sender = BarrierSender(topics, {"bootstrap_servers": bootstrap}, "w")
+    await sender.start()
+    try:
+        for each in many:
+            await asyncio.gather(*await sender.send(each))
+    finally:
+        await sender.stop()
+
+
+async def until_all(bootstrap: str, topics: ControlTopics, last: Barrier) -> dict[str, Line]:
+    """The table's changelog, read until every line ends with `last`."""
+    found: dict[str, Line] = {}
+    changelog = topics.changelog("checkpoints", topics.checkpoints.partitions)
+    async with AIOKafkaConsumer(
+        bootstrap_servers=bootstrap, auto_offset_reset="earliest", enable_auto_commit=False
+    ) as consumer:
+        consumer.assign([TopicPartition(changelog.name, p) for p in range(changelog.partitions)])
+        async with asyncio.timeout(ENOUGH_S):
+            while sum(line.barriers[-1] == last for line in found.values()) < LINES:
+                for records in (await consumer.getmany(timeout_ms=200)).values():
+                    found |= {record.key.decode(): wire.checkpoint_line(record.value) for record in records}
+    return found
+
+
+async def test_barriers_reach_the_table_once_each_whatever_comes_again_and_whoever_is_killed(
+    stage: Stage,
+) -> None:
+    bootstrap, topics = stage.yard.bootstrap("east-regional"), ControlTopics(stage.region)
+    worker = stage.worker()
+    async with AIOKafkaProducer(bootstrap_servers=bootstrap) as producer:
+        for partition in range(topics.checkpoints.partitions):
+            await producer.send_and_wait(topics.checkpoints.name, b"no event", partition=partition)
+    await sent(bootstrap, topics, items((0, 0)), items((0, 0), (10, 12)))
+    found = await until_all(bootstrap, topics, Barrier(10, 12))
+    assert sorted(found) == sorted(f"east-to-west/orders/{partition}" for partition in range(LINES))
+    worker.kill()
+    stage.worker()
+    await sent(
+        bootstrap,
+        topics,
+        items((0, 0)),
+        items((20, 25), epoch=2),
+        items((15, 16), (30, 31)),
+        items((40, 50), epoch=2),
+    )
+    found = await until_all(bootstrap, topics, Barrier(40, 50))
+    assert {line.target_partition for line in found.values()} == set(range(LINES))
+    for line in found.values():
+        assert line.epoch == 2
+        assert line.barriers == [Barrier(0, 0), Barrier(10, 12), Barrier(20, 25), Barrier(40, 50)]

@@ -1,0 +1,95 @@
+"""A route between real workers that are killed and drained: the copy is the source, record by record."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections import Counter
+
+import pytest
+
+from app.demo.stage import Process, Stage, http, wait_until
+from app.demo.traffic import create_topic
+from tests.kafka.conftest import producing
+from tests.system.compare_topics import compare_topics
+from tests.system.fleet import assignments
+
+pytestmark = pytest.mark.system
+
+HOME, AWAY = "east-regional", "east-aggregate"
+PARTITIONS = 4
+ENOUGH_S = 90.0
+SEED = 6
+
+
+async def _produce(bootstrap: str, topic: str, ending: threading.Event) -> None:
+    """Batches of all sizes and codecs, until the end."""
+    chance, number = random.Random(SEED), 0
+    while not ending.is_set():
+        codec = chance.choice([None, "lz4", "zstd", "gzip"])
+        async with producing(
+            bootstrap, max_batch_size=chance.choice([500, 16_000]), compression_type=codec
+        ) as producer:
+            for _ in range(20):
+                for _ in range(chance.choice([5, 400])):
+                    await producer.send(
+                        topic,
+                        None if number % 11 == 0 else b"%d" % number * (number % 9 + 1),
+                        key=b"%d" % (number % 50),
+                        partition=number % PARTITIONS,
+                        headers=[("n", b"%d" % number)][: number % 2],
+                    )
+                    number += 1
+                await asyncio.sleep(0.02)
+
+
+def _route(worker: Process) -> dict[str, object]:
+    status: dict[str, object] = http("GET", f"{worker.url}/api/v1/routes/copy")[1]["status"]
+    return status
+
+
+def _flows(worker: Process) -> None:
+    """Every partition has an owner, and more is copied than was."""
+    wait_until(lambda: len(assignments(worker)) == PARTITIONS, ENOUGH_S, lambda: str(assignments(worker)))
+    before = _route(worker)["copied"]
+    wait_until(lambda: _route(worker)["copied"] != before, ENOUGH_S, lambda: str(_route(worker)))
+
+
+def test_a_copy_is_the_source_record_by_record_after_workers_were_killed_and_drained(
+    stage: Stage, topic_name: str
+) -> None:
+    home, away = stage.yard.bootstrap(HOME), stage.yard.bootstrap(AWAY)
+    asyncio.run(create_topic(home, topic_name, PARTITIONS))
+    workers = [stage.worker(), stage.worker()]
+    spec = {"from": HOME, "to": AWAY, "topics": [topic_name]}
+    stage.deploy(workers[0], {"apiVersion": "switchyard/v1", "kind": "Route", "metadata": {"name": "copy"},
+                              "spec": spec})  # fmt: skip
+    ending = threading.Event()
+    producer = threading.Thread(target=lambda: asyncio.run(_produce(home, topic_name, ending)))
+    producer.start()
+    try:
+        for kills in (True, False, True):
+            _flows(workers[-1])
+            owners = Counter(dict(workers[0].jobs()))
+            victim = max(workers, key=lambda worker: owners[worker.url])
+            assert owners[victim.url], "it copies something"
+            workers.remove(victim)
+            workers.append(stage.worker())
+            if kills:
+                victim.kill()
+            else:
+                assert victim.terminate() == 0
+    finally:
+        ending.set()
+        producer.join()
+    worker = workers[0]
+    wait_until(
+        lambda: len(assignments(worker)) == PARTITIONS and _route(worker)["lag_messages"] == 0,
+        ENOUGH_S, lambda: str(_route(worker)),
+    )  # fmt: skip
+    comparison = asyncio.run(compare_topics(home, topic_name, away, topic_name))
+    assert not comparison.differences, str(comparison)
+    assert comparison.same > 5_000
+    told = http("GET", f"{worker.url}/api/v1/routes/copy")[1]["status"]["troubles"]
+    assert told == []

@@ -1,0 +1,137 @@
+"""Routes change while they run, with real workers: topics come and go, partitions are added, and nobody
+else's copying is disturbed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+
+from app import wire
+from app.core.control_events import RoutePut
+from app.demo.stage import Process, Stage, http, wait_until
+from app.demo.traffic import create_topic
+from app.kafka.clusters import ClusterClient, ClusterSpec
+from app.kafka.topic_configs import expand
+from app.topics import ControlTopics
+
+pytestmark = pytest.mark.system
+
+SOURCE, TARGET = "east-regional", "east-aggregate"
+ENOUGH_S = 90.0
+
+
+class Yardmaster:
+    """A region's workers, asked by REST."""
+
+    def __init__(self, stage: Stage, prefix: str) -> None:
+        self.stage, self.prefix = stage, prefix
+        self.source, self.target = (stage.yard.bootstrap(cluster) for cluster in (SOURCE, TARGET))
+        self.workers = [stage.worker() for _ in range(2)]
+
+    def topic(self, name: str) -> str:
+        return f"{self.prefix}.{name}"
+
+    def deploy(self, name: str, *topics: str) -> None:
+        self.stage.deploy(self.workers[0], {
+            "apiVersion": "switchyard/v1", "kind": "Route", "metadata": {"name": name},
+            "spec": {"from": SOURCE, "to": TARGET, "topics": list(topics), "rename": "{cluster}.{topic}"},
+        })  # fmt: skip
+
+    def ask(self, method: str, path: str, worker: Process | None = None) -> Any:
+        status, body = http(method, f"{(worker or self.workers[1]).url}/api/v1/routes/{path}")
+        assert status == 200, body
+        return body
+
+    def flowing(self, name: str) -> dict[tuple[str, int], int]:
+        """(topic, partition) -> epoch, of what a route copies now."""
+        rows = self.ask("GET", name)["partitions"]
+        return {
+            (row["topic"].removeprefix(f"{self.prefix}."), row["partition"]): row["epoch"]
+            for row in rows
+            if row["state"] == "flowing"
+        }
+
+    def until_flowing(self, name: str, wanted: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
+        wait_until(
+            lambda: self.flowing(name).keys() == set(wanted),
+            ENOUGH_S,
+            lambda: f"{self.ask('GET', name)['partitions']} {self.ask('GET', f'{name}/topics')}",
+        )
+        return self.flowing(name)
+
+    async def send(self, topic: str, partition: int, *values: str) -> None:
+        async with AIOKafkaProducer(bootstrap_servers=self.source) as producer:
+            for value in values:
+                await producer.send_and_wait(self.topic(topic), value.encode(), partition=partition)
+
+    async def copies(self, topic: str, partition: int, count: int) -> list[str]:
+        """The first `count` records of a topic's copy."""
+        found: list[str] = []
+        async with AIOKafkaConsumer(
+            bootstrap_servers=self.target, auto_offset_reset="earliest", enable_auto_commit=False
+        ) as consumer:
+            consumer.assign([TopicPartition(f"{SOURCE}.{self.topic(topic)}", partition)])
+            async with asyncio.timeout(ENOUGH_S):
+                while len(found) < count:
+                    for records in (await consumer.getmany(timeout_ms=200)).values():
+                        found += [record.value.decode() for record in records]
+        return found
+
+    async def table(self) -> set[str]:
+        """The names in the `routes` table's changelog."""
+        changelog = ControlTopics(self.stage.region).changelog("routes", 1).name
+        found: set[str] = set()
+        async with AIOKafkaConsumer(
+            changelog, bootstrap_servers=self.source, auto_offset_reset="earliest", enable_auto_commit=False
+        ) as consumer:
+            async with asyncio.timeout(ENOUGH_S):
+                while not found:
+                    for records in (await consumer.getmany(timeout_ms=200)).values():
+                        puts = [wire.control_event(record.value) for record in records if record.value]
+                        found |= {put.key for put in puts if isinstance(put, RoutePut)}
+        return found
+
+
+async def test_topics_and_partitions_come_and_go_live_and_other_routes_flow_on(
+    stage: Stage, topic_name: str
+) -> None:
+    yard = await asyncio.to_thread(Yardmaster, stage, topic_name)
+    for topic, partitions in (("a.one", 2), ("b.one", 1)):
+        await create_topic(yard.source, yard.topic(topic), partitions)
+    yard.deploy("first", f"{topic_name}\\.a\\..*")
+    yard.deploy("other", yard.topic("b.one"))
+    first = await asyncio.to_thread(yard.until_flowing, "first", [("a.one", 0), ("a.one", 1)])
+    other = await asyncio.to_thread(yard.until_flowing, "other", [("b.one", 0)])
+    await yard.send("a.one", 1, "1", "2")
+    assert await yard.copies("a.one", 1, 2) == ["1", "2"]
+
+    await create_topic(yard.source, yard.topic("a.two"), 1)  # a new topic that an expression means
+    client = ClusterClient(ClusterSpec(SOURCE, (yard.source,)))
+    await client.start()
+    assert await expand(client, {yard.topic("a.one"): 3}) == {}
+    await client.stop()
+    await yard.send("a.two", 0, "x")
+    wanted = [("a.one", 0), ("a.one", 1), ("a.one", 2), ("a.two", 0)]
+    grown = await asyncio.to_thread(yard.until_flowing, "first", wanted)
+    assert {at: grown[at] for at in first} == first, "what flowed was not moved, nor begun again"
+    await yard.send("a.one", 2, "3")
+    assert await yard.copies("a.one", 2, 1) == ["3"]
+    assert await yard.copies("a.two", 0, 1) == ["x"]
+
+    told = await asyncio.to_thread(yard.ask, "DELETE", f"first/topics/{yard.topic('a.two')}")
+    assert told["done"] == f"{yard.topic('a.two')}: added to exclude"
+    await asyncio.to_thread(yard.until_flowing, "first", wanted[:3])
+    await yard.send("a.two", 0, "y")
+    await asyncio.to_thread(yard.ask, "PUT", f"first/topics/{yard.topic('a.two')}")
+    await asyncio.to_thread(yard.until_flowing, "first", wanted)
+    assert await yard.copies("a.two", 0, 2) == ["x", "y"], "it goes on where it was"
+
+    await asyncio.to_thread(yard.ask, "DELETE", "first")
+    assert (await asyncio.to_thread(yard.flowing, "other")) == other, "nobody else's copying was disturbed"
+    await yard.send("b.one", 0, "z")
+    assert await yard.copies("b.one", 0, 1) == ["z"]
+    assert await yard.table() == {"first", "other"}
