@@ -157,8 +157,13 @@ class Bins:
 
     def put(self, slot: Slot, size: Vector, hot: str = "") -> None:
         """`slot` gets a job."""
-        slot.add(size)
-        slot.measure()
+        used, capacity = slot.used, slot.capacity  # add() and measure() in one: this is done for every job
+        cpu, memory, network = used[0] + size[0], used[1] + size[1], used[2] + size[2]
+        slot.used = (cpu, memory, network)
+        slot.count += 1
+        cpu, memory, network = cpu / capacity[0], memory / capacity[1], network / capacity[2]
+        fullest = cpu if cpu > memory else memory
+        slot.level = network if network > fullest else fullest
         if hot:
             slot.hot.add(hot)
         entry = (slot.level, slot.count, slot.name)

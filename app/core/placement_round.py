@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import groupby
 
 from app.core.control_events import Assignment
 from app.core.fleet import ROUNDING, Bins, Slot, mean_of, percent
@@ -172,15 +173,15 @@ class Round:
 
     def _place_homeless(self) -> None:
         crowded, lost = dict[str, int](), dict[str, list[str]]()
-        loads, grouped, hot_from = self.loads, self.grouped, self.rules.hot
+        loads, grouped, hot_from, decide = self.loads, self.grouped, self.rules.hot, self.decisions.append
         cpu, memory, network = self.mean
         sizes, levels = dict[str, Vector](), dict[str, float]()
         for job in self.homeless:
             sizes[job] = size = vector(loads.get(job, DEFAULT_JOB))
             levels[job] = max(size[0] / cpu, size[1] / memory, size[2] / network)
-        ordered = sorted(self.homeless)
-        ordered.sort(key=levels.__getitem__, reverse=True)  # the largest first, equals by name
-        for job in ordered:
+        largest_first = sorted(self.homeless, key=levels.__getitem__, reverse=True)
+        equals = groupby(largest_first, levels.__getitem__)
+        for job in [job for _, same in equals for job in sorted(same)]:
             size, why = sizes[job], self.homeless[job]
             hot = topic_of(job) if levels[job] >= hot_from else ""
             group = self._group(job) if grouped else ""
@@ -191,7 +192,7 @@ class Round:
             target, reason, room = self._home(job, size, hot, why, bins)
             if not room:
                 crowded[group] = crowded.get(group, 0) + 1
-            self.decisions.append(Decision(job, target.name, release=False, reason=reason))
+            decide(Decision(job, target.name, False, reason))
             bins.put(target, size, hot)
         self._tell_of_homeless(crowded, lost)
 

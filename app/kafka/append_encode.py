@@ -1,5 +1,11 @@
 """What was fetched to the batches to append: verbatim where a broker takes them so, else re-encoded.
 
+    one, fit to go  -> as it is           small ones in a row -> one of all their records
+    one, not fit    -> its records in others
+
+Appending costs by the batch (a request has one for each partition), decoding and encoding by the record: as
+much for one batch as for 200 records. So small batches that follow each other travel as one.
+
 Re-encoding keeps every record's timestamp, key, value and headers (null is not empty; headers may repeat, and
 keep their order) and the batch's compression; a batch that compression does not make smaller becomes an
 uncompressed one.
@@ -7,6 +13,7 @@ uncompressed one.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
@@ -22,6 +29,8 @@ Headers = Sequence[tuple[str, bytes | None]]
 # A record's source offset and headers to those of its copy; None: it gets no copy.
 Edit = Callable[[int, Headers], Headers | None]
 
+JOINED_BYTES = 128 * 1024  # no longer than producers' own
+SMALL_BYTES, SMALL_PACKED_BYTES = 32 * 1024, 2 * 1024  # batches below are joined, those compressed
 _NO_LIMIT = (1 << 31) - 1
 _MAGIC = 2
 
@@ -48,17 +57,59 @@ def copies(fetched: Fetched, max_batch_bytes: int, edit: Edit | None = None) -> 
             position, fetched.next_offset, bytes(fetched.data), f"damaged: {fetched.damage}"
         )
     shown = Committed(fetched.aborted)
+    small: list[Batch] = []  # from `position` on
+    end, size_bytes = position, 0
     for batch in iter_batches(fetched.data):
         header = batch.header
-        if not shown.shows(batch) or header.next_offset <= position or not header.record_count:
+        if not shown.shows(batch) or header.next_offset <= end or not header.record_count:
             continue
-        if edit is None and not why_not(header, position, max_batch_bytes):
+        fits = edit is None and not why_not(header, end, max_batch_bytes)
+        joins = fits and _is_small(batch)
+        size_bytes += len(batch.data)
+        if small and not (
+            joins
+            and size_bytes <= min(JOINED_BYTES, max_batch_bytes)
+            and header.compression == small[0].header.compression
+        ):
+            yield from _joined(small, position, max_batch_bytes)
+            small, position = [], end
+        if joins:
+            if not small:
+                size_bytes = len(batch.data)
+            small.append(batch)
+            end = header.next_offset
+            continue
+        if fits:
             yield Copy(batch.data, header.record_count, position, header.next_offset)
-            position = header.next_offset
+            position = end = header.next_offset
             continue
         for copy in reencoded(batch, position, max_batch_bytes, edit):
             yield copy
-            position = copy.source_end
+            position = end = copy.source_end
+    yield from _joined(small, position, max_batch_bytes)
+
+
+def _is_small(batch: Batch) -> bool:
+    # The builder would make another time of a first timestamp of -1.
+    most = SMALL_PACKED_BYTES if batch.header.compression else SMALL_BYTES
+    return len(batch.data) < most and batch.header.first_timestamp_ms >= 0
+
+
+def _joined(batches: list[Batch], start: int, max_batch_bytes: int) -> Iterator[Copy]:
+    """All their records in one batch; a single one as it is, and all of them when one cannot be decoded."""
+    records: list[tuple[Record, Headers]] = []
+    if len(batches) > 1:
+        with contextlib.suppress(
+            Exception
+        ):  # whatever the decoder raises; readers are to see what was written
+            records = [(record, record.headers) for batch in batches for record in records_of(batch)]
+    if records:
+        header = batches[-1].header
+        yield from _copies_of(records, start, header.next_offset, header.compression, max_batch_bytes)
+        return
+    for batch in batches:
+        yield Copy(batch.data, batch.header.record_count, start, batch.header.next_offset)
+        start = batch.header.next_offset
 
 
 def records_of(batch: Batch) -> Iterable[Record]:
@@ -89,9 +140,16 @@ def reencoded(batch: Batch, position: int, max_batch_bytes: int, edit: Edit | No
         raise UndecodableBatch(start, batch.header.next_offset, bytes(batch.data), reason) from error
     if not records:
         return []
+    return _copies_of(records, position, batch.header.next_offset, codec, max_batch_bytes)
+
+
+def _copies_of(
+    records: list[tuple[Record, Headers]], start: int, end: int, codec: int, max_batch_bytes: int
+) -> list[Copy]:
+    """All records of the source's offsets [start, end)."""
     built = list(_built(records, codec, max_batch_bytes))
-    ends = [part[0][0].offset for part, _ in built[1:]] + [batch.header.next_offset]
-    starts = [position, *ends]
+    ends = [part[0][0].offset for part, _ in built[1:]] + [end]
+    starts = [start, *ends]
     return [Copy(data, len(part), starts[at], ends[at]) for at, (part, data) in enumerate(built)]
 
 

@@ -113,7 +113,7 @@ class DispatchPump:
     def _stirred(self) -> None:
         if not self.closed and not self.draining:
             self.runtime.offer(self)
-            self.runtime.send()
+            self.runtime.send_soon()  # what comes together goes together
 
     def pause(self, paused: bool) -> None:
         """Sends nothing new while paused; what was polled waits, within tracker and fetch budget."""

@@ -310,13 +310,13 @@ class WorkloadRuntime:
         """Messages [start, end) of `batch` were answered alike."""
         self._answered_by(batch, result, end - start)
         self.outcomes.batch_answered(batch, start, end, result)
-        self._send_soon(batch.link)
+        self.send_soon(batch.link)
 
-    def _send_soon(self, link: ReceiverLink) -> None:
-        """Sends once for all the ranges of results that come together; while the receiver has much to do, for
-        those of the next moment too: larger runs cost both sides less."""
+    def send_soon(self, link: ReceiverLink | None = None) -> None:
+        """Sends once for all the ranges of results that come together; while the receiver (the main one) has
+        much to do, for those of the next moment too: larger runs cost both sides less."""
         if not self._soon:
-            self._soon = True
+            self._soon, link = True, link or self.link
             wait_s = BUSY_PAUSE_S if 2 * link.in_flight > link.limit else 0.0
             asyncio.get_running_loop().call_later(wait_s, self._sent_soon)
 

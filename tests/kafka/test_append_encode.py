@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.core.verbatim import LOG_APPEND_TIME, TRANSACTIONAL, Copy
-from app.kafka.append_encode import copies
+from app.kafka.append_encode import SMALL_BYTES, copies
 from app.kafka.decode import UndecodableBatch
 from tests.core.batches import CODECS, make_marker
 from tests.core.test_verbatim import NO_LIMIT, as_logged, contents, read, rows_of, the_batch
@@ -94,7 +94,7 @@ def test_every_record_that_is_to_be_seen_comes_once_in_order_and_as_it_was(
 
 
 def test_a_batch_that_can_go_as_it_is_is_not_copied_and_a_transaction_is_no_reason() -> None:
-    row: Any = (1_000, b"k", b"v", [])
+    row: Any = (1_000, b"k", b"v" * SMALL_BYTES, [])
     data = as_logged(5, rows_of([row] * 3)) + as_logged(
         8, rows_of([row]), flags=TRANSACTIONAL, producer=(PRODUCER, 0, 0)
     )
@@ -102,6 +102,38 @@ def test_a_batch_that_can_go_as_it_is_is_not_copied_and_a_transaction_is_no_reas
     found = list(copies(source, NO_LIMIT))
     assert [copy.source_end for copy in found] == [8, 9]
     assert all(isinstance(copy.data, memoryview) and copy.data.obj is source.data for copy in found)
+
+
+def test_small_batches_in_a_row_travel_as_one_with_what_lies_between_them() -> None:
+    row: Any = (1_000, b"k", b"v" * 100, [("h", b"1")])
+    ones = [as_logged(2 * n, rows_of([row])) for n in range(50)]  # compaction took every other offset
+    large = as_logged(100, rows_of([(1_000, None, b"v" * SMALL_BYTES, [])]))
+    data = b"".join([*ones, large])
+    joined, whole = copies(fetched(data, 0, 101), NO_LIMIT)
+    assert (joined.record_count, joined.source_start, joined.source_end) == (50, 0, 99)
+    assert [row[1:] for row in read(joined.data)] == [row] * 50
+    assert (whole.record_count, whole.source_start, whole.source_end) == (1, 99, 101)
+    assert len(list(copies(fetched(data, 0, 101), 1_000))) > 5, "never more than the destination takes"
+
+
+def test_batches_of_other_compression_or_without_a_timestamp_are_not_joined() -> None:
+    row: Any = (1_000, b"k", b"v", [])
+    packed = as_logged(2, rows_of([row] * 3), codec=CODECS["gzip"])
+    timeless = as_logged(5, rows_of([(-1, b"k", b"v", []), row]))
+    data = as_logged(0, rows_of([row])) + as_logged(1, rows_of([row])) + packed + timeless
+    found = list(copies(fetched(data, 0, 7), NO_LIMIT))
+    assert [(copy.source_start, copy.source_end) for copy in found] == [(0, 2), (2, 5), (5, 7)]
+    assert [bytes(copy.data) for copy in found[1:]] == [packed, timeless]
+
+
+def test_small_batches_go_as_they_are_when_one_of_them_cannot_be_decoded() -> None:
+    row: Any = (1_000, b"k", b"v", [])
+    good, other = (as_logged(at, rows_of([row]), codec=CODECS["gzip"]) for at in (0, 2))
+    broken = bytearray(as_logged(1, rows_of([row]), codec=CODECS["gzip"]))
+    broken[70:75] = b"\xff" * 5
+    found = list(copies(fetched(good + bytes(broken) + other, 0, 3), NO_LIMIT))
+    assert [bytes(copy.data) for copy in found] == [good, bytes(broken), other]
+    assert [(copy.source_start, copy.source_end) for copy in found] == [(0, 1), (1, 2), (2, 3)]
 
 
 def test_a_batch_in_pieces_keeps_its_compression_and_is_cut_no_finer_than_needed() -> None:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from app.kafka import append_encode
 from app.yard import Yard
 from tests.replica.stand import Stand, standing
 
@@ -15,3 +16,9 @@ async def stand(yard: Yard) -> AsyncIterator[Stand]:
     """Brokers that all tests share, and must not be hurt."""
     async with standing(yard.bootstrap("east-regional"), yard.bootstrap("east-aggregate")) as made:
         yield made
+
+
+@pytest.fixture
+def unjoined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches travel as they were written, however small: for tests of what happens between them."""
+    monkeypatch.setattr(append_encode, "SMALL_BYTES", 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from aiokafka import AIOKafkaProducer
 
 from app.core.verbatim import Copy
@@ -65,6 +66,7 @@ async def test_headers_are_kept_dropped_and_told_where_they_come_from_and_nothin
     assert pump.status().left_out == 1
 
 
+@pytest.mark.usefixtures("unjoined")
 async def test_limits_are_held(stand: Stand, topic_name: str) -> None:
     await both(stand, topic_name)
     await write(stand, topic_name, 200, max_batch_size=300)
@@ -79,6 +81,7 @@ async def test_limits_are_held(stand: Stand, topic_name: str) -> None:
     assert await same(stand, topic_name) == 200
 
 
+@pytest.mark.usefixtures("unjoined")
 async def test_barriers_are_true_and_told_at_the_beginning_by_count_and_when_idle(
     stand: Stand, topic_name: str
 ) -> None:

@@ -107,6 +107,7 @@ async def test_offsets_that_the_source_lost_are_passed_over_once_what_is_before_
     await stand.until(lambda: pump.base == 150)
 
 
+@pytest.mark.usefixtures("unjoined")
 async def test_a_fault_of_its_own_makes_the_replica_begin_again_and_skips_nothing(
     stand: Stand, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,10 +65,11 @@ async def test_what_a_zombie_got_in_before_its_successor_appended_is_not_copied_
     stand: Stand, topic_name: str
 ) -> None:
     await both(stand, topic_name)
-    await write(stand, topic_name, 300)
+    await write(stand, topic_name, 150)
     zombie = await stand.begin(topic_name)
     await stand.until(lambda: zombie.base > 0)
     stand.saves = False
+    await write(stand, topic_name, 150, "unsaved")
     await stand.until(lambda: zombie.base >= 300)
     stand.freeze(zombie)
     assert stand.saved[0][0].base < 300
@@ -92,10 +93,11 @@ async def test_a_compacted_source_is_copied_behind_a_killed_owner_although_recor
 ) -> None:
     """The former owner copied all; then half of what lies behind the saved position is compacted away."""
     await both(stand, topic_name)
-    await write(stand, topic_name, 400)
+    await write(stand, topic_name, 200)
     pump = await stand.begin(topic_name)
     await stand.until(lambda: pump.base > 0)
     stand.saves = False
+    await write(stand, topic_name, 200, "unsaved")
     await stand.until(lambda: pump.base >= 400)
     stand.kill(pump)
     before = await rows(stand.target, topic_name)
