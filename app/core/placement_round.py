@@ -86,7 +86,7 @@ class Round:
     def _read(self) -> None:
         wanted, live, slots, loads, grouped = self.wanted, self.live, self.slots, self.loads, self.grouped
         hot_cpu, hot_memory, hot_network = self.hot_from
-        housed, stranded = 0, dict[str, list[str]]()
+        housed, stranded, leaving = 0, dict[str, list[str]](), list[tuple[str, str]]()
         for job in sorted(self.assignments):
             held = self.assignments[job]
             owner = held.worker
@@ -106,8 +106,7 @@ class Round:
                 stranded.setdefault(owner, []).append(job)
             elif slot is None:
                 housed += 1
-                self.left -= 1
-                self.decisions.append(Decision(job, owner, release=True, reason=f"{owner} is draining"))
+                leaving.append((job, owner))
             else:
                 housed += 1
                 size = vector(loads.get(job, DEFAULT_JOB))
@@ -122,6 +121,9 @@ class Round:
                 self.left -= 1
                 if slot is not None:
                     slot.leaving += 1
+        for job, owner in leaving[: max(0, self.left)]:  # the others in the next rounds
+            self.left -= 1
+            self.decisions.append(Decision(job, owner, release=True, reason=f"{owner} is draining"))
         for owner, jobs in stranded.items():
             self._tell(
                 "no-worker",

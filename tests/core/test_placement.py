@@ -69,6 +69,18 @@ def test_a_worker_that_joins_moves_nothing_and_gets_what_is_new() -> None:
     assert [(d.job, d.worker) for d in decided] == [(job(99), "c")]
 
 
+def test_a_draining_worker_gives_its_jobs_away_a_few_at_a_time() -> None:
+    assignments = owned({job(n): "a" for n in range(30)})
+    leaving, rounds = [Member("a", draining=True), Member("b")], 0
+    while decided := plan(assignments, leaving, assignments).decisions:
+        released = [decision for decision in decided if decision.release]
+        assert len(released) <= MOVES_PER_ROUND
+        assert len(released) == MOVES_PER_ROUND or rounds, "no fewer than may go"
+        assignments, rounds = carry_out(assignments, decided), rounds + 1
+    assert {held.worker for held in assignments.values()} == {"b"}
+    assert rounds > 30 // MOVES_PER_ROUND
+
+
 def test_a_draining_worker_is_asked_first_and_its_jobs_are_placed_once_released() -> None:
     assignments = owned({job(0): "a", job(1): "b"})
     leaving = [Member("a", draining=True), Member("b")]

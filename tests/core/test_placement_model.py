@@ -109,9 +109,11 @@ class PlacementThroughTime(RuleBasedStateMachine):
             assert current is not None
             assert owner == decision.worker, "who is asked to release is the owner"
             assert not current.release
-            if decision.job not in self.wanted or self.members[owner].draining:
+            if decision.job not in self.wanted:
                 continue
             moves += 1
+            if self.members[owner].draining:
+                continue
             coming = {d.job for d in decisions if owner == (d.target if d.release else d.worker)}
             assert self.level(owner, coming) > RULES.high or decision.job in self.wishes, "settled jobs stay"
         on_their_way = sum(a.release and a.worker in self.members for a in self.assignments.values())
