@@ -260,6 +260,16 @@ def workload(group: str, topic: str, cluster: str, address: str, **spec: Any) ->
     }
 
 
+def route(name: str, source: str, target: str, *topics: str, **spec: Any) -> dict[str, Any]:
+    """A route's definition."""
+    return {
+        "apiVersion": "switchyard/v1",
+        "kind": "Route",
+        "metadata": {"name": name, "owner": "demo"},
+        "spec": {"from": source, "to": target, "topics": list(topics), **spec},
+    }
+
+
 def http(method: str, url: str, body: Any = None, timeout_s: float = 10.0) -> tuple[int, Any]:
     """One request to a worker; status and decoded JSON (or text). Raises OSError when nobody answers."""
     data = None if body is None else orjson.dumps(body)
