@@ -4,7 +4,8 @@
     one, not fit    -> its records in others
 
 Appending costs by the batch (a request has one for each partition), decoding and encoding by the record: as
-much for one batch as for 200 records. So small batches that follow each other travel as one.
+much for one batch as for 200 records. So small batches that follow each other travel as one; not those that
+are compressed, as nobody knows how much comes out of them.
 
 Re-encoding keeps every record's timestamp, key, value and headers (null is not empty; headers may repeat, and
 keep their order) and the batch's compression; a batch that compression does not make smaller becomes an
@@ -30,7 +31,7 @@ Headers = Sequence[tuple[str, bytes | None]]
 Edit = Callable[[int, Headers], Headers | None]
 
 JOINED_BYTES = 128 * 1024  # no longer than producers' own
-SMALL_BYTES, SMALL_PACKED_BYTES = 32 * 1024, 2 * 1024  # batches below are joined, those compressed
+SMALL_BYTES = 32 * 1024  # batches below are joined
 _NO_LIMIT = (1 << 31) - 1
 _MAGIC = 2
 
@@ -66,11 +67,7 @@ def copies(fetched: Fetched, max_batch_bytes: int, edit: Edit | None = None) -> 
         fits = edit is None and not why_not(header, end, max_batch_bytes)
         joins = fits and _is_small(batch)
         size_bytes += len(batch.data)
-        if small and not (
-            joins
-            and size_bytes <= min(JOINED_BYTES, max_batch_bytes)
-            and header.compression == small[0].header.compression
-        ):
+        if small and not (joins and size_bytes <= min(JOINED_BYTES, max_batch_bytes)):
             yield from _joined(small, position, max_batch_bytes)
             small, position = [], end
         if joins:
@@ -91,8 +88,8 @@ def copies(fetched: Fetched, max_batch_bytes: int, edit: Edit | None = None) -> 
 
 def _is_small(batch: Batch) -> bool:
     # The builder would make another time of a first timestamp of -1.
-    most = SMALL_PACKED_BYTES if batch.header.compression else SMALL_BYTES
-    return len(batch.data) < most and batch.header.first_timestamp_ms >= 0
+    header = batch.header
+    return not header.compression and len(batch.data) < SMALL_BYTES and header.first_timestamp_ms >= 0
 
 
 def _joined(batches: list[Batch], start: int, max_batch_bytes: int) -> Iterator[Copy]:
