@@ -88,7 +88,7 @@ class Succession:
         return self._already.left
 
     def rest(self, copy: Copy, max_batch_bytes: int) -> list[Copy]:
-        """What of the next copy, in order, is to be appended. Raises what the decoder raises."""
+        """What of the next copy, in order, is to be appended."""
         if self._already.is_over:
             return [copy]
         dropped = self._already.drop(prints_of(copy, timed=self._timed))

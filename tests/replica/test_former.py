@@ -1,0 +1,32 @@
+"""Prints of records: equal where the records are, also of batches that our decoder cannot read."""
+
+from __future__ import annotations
+
+import pytest
+
+from app.core.verbatim import Copy
+from app.kafka.append_encode import records_of
+from app.replica.former import prints_of
+from tests.core.batches import make_batch
+from tests.core.test_verbatim import the_batch
+
+
+def a_copy(base_offset: int, value: bytes = b"v", header: str = "h") -> Copy:
+    """Of three records; brokers take any bytes as a header's name."""
+    data = make_batch(base_offset, [(b"k", value)] * 3, headers=[(header, b"1")])
+    return Copy(data.replace(b"\x02x", b"\x02\xff"), 3, base_offset, base_offset + 3)
+
+
+def test_the_same_records_have_the_same_prints_wherever_they_lie() -> None:
+    assert prints_of(a_copy(0), timed=True) == prints_of(a_copy(700), timed=True)
+    assert not set(prints_of(a_copy(0), timed=True)) & set(prints_of(a_copy(0, b"other"), timed=True))
+
+
+def test_a_batch_that_cannot_be_decoded_is_told_by_its_bytes() -> None:
+    unreadable = a_copy(5, header="x")
+    with pytest.raises(UnicodeDecodeError):
+        list(records_of(the_batch(unreadable.data)))
+    prints = prints_of(unreadable, timed=True)
+    assert len(set(prints)) == 3
+    assert prints == prints_of(a_copy(900, header="x"), timed=False)
+    assert prints != prints_of(a_copy(900, b"w", header="x"), timed=False)
