@@ -61,7 +61,9 @@ class TrackerSpec(Model):
 
 
 class HeadOfLine(Model):
-    """When a message that blocks its partition is stashed, and where; at most `perMinute` a partition."""
+    """When a message that blocks its partition is stashed, and where; at most `perMinute` of the workload,
+    shared among workers as its jobs are (each may stash one at once, however small its share).
+    """
 
     after: Annotated[Duration, duration_within(0.001, 30 * DAY_S)] = 300.0
     stash: Literal["dlq", "retry"] = "dlq"

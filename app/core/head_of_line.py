@@ -26,14 +26,15 @@ What is *not* head-of-line blocking, and is left alone (`why_not` says so, with 
      likewise: 2 for a move into its resilience queue, "to tolerate 50 % message failure", 50 for one
      into the retry queue, all of the last five minutes (BlockingQueueStubManager). One is enough here:
      each stuck message freed in a full tracker makes room for one that can earn the next.
-  2. One of `per_minute`, in a bucket that the jobs of a workload share.
+  2. One of `per_minute`, in a bucket that the jobs of a workload share on a worker, which has as much of
+     the workload's rate as of its jobs.
 
 Rules
 1. Ages count from when the head was first sent, not from when it was appended: behind a backlog every
    message is old.
 2. A verdict is for the head only. The next head is looked at the next time, with its own age, so that
    several stuck messages are freed one by one, as fast as tokens allow.
-3. `look` is called by a timer and may be called after acknowledgements; it looks, and keeps no queue.
+3. `look` is called by a timer, and after acknowledgements that leave the tracker full; it keeps no queue.
 
 With `ordering: partition` nothing newer is ever sent, let alone finished: such a head is not for here.
 
@@ -74,7 +75,10 @@ class WhyNot(StrEnum):
         "the head at {head} has been out for {age_s:.1f} s, but nothing newer finishes"
         " ({newer} finished behind it, none acknowledged for {since_s:.1f} s): the receiver, not one message"
     )
-    TOKENS = "the head at {head} blocks, but {per_minute:g} verdicts a minute are spent; in {wait_s:.1f} s"
+    TOKENS = (
+        "the head at {head} blocks, but this worker's {per_minute:g} verdicts a minute are spent;"
+        " in {wait_s:.1f} s"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +97,17 @@ class Verdict:
 
 
 def shared_tokens(per_minute: float = PER_MINUTE) -> TokenBucket:
-    """The bucket of a workload's jobs."""
+    """The bucket of a workload's jobs on one worker, full."""
     return TokenBucket(per_minute / 60, max(1.0, per_minute * BURST_MINUTES))
+
+
+def changed_tokens(former: TokenBucket, per_minute: float, now_s: float) -> TokenBucket:
+    """`former` for another rate: what was spent stays spent, and what does not fit any more is lost."""
+    tokens = shared_tokens(per_minute)
+    if (tokens.rate_per_s, tokens.burst) == (former.rate_per_s, former.burst):
+        return former
+    tokens.take(now_s, tokens.burst - min(former.available(now_s), tokens.burst))
+    return tokens
 
 
 class HeadOfLine:

@@ -13,18 +13,28 @@ PARTITION_MAX_BYTES = 1024 * 1024
 
 
 class ByteBudget:
-    """Bytes that all partitions of a worker may hold together."""
+    """Bytes that all partitions of a worker may hold together.
+
+    Attributes:
+        held_bytes: of decoded messages that wait for their time or their turn, counted beside `used_bytes`.
+    """
 
     def __init__(self, capacity_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes
         self.used_bytes = 0
         self.asked_bytes = 0  # by requests that are under way: what their answers may bring
+        self.held_bytes = 0
         self.waiters: list[Callable[[], None]] = []
 
     @property
     def free_bytes(self) -> int:
         """May be negative for a moment: a single batch is never refused."""
         return self.capacity_bytes - self.used_bytes
+
+    @property
+    def holds_much(self) -> bool:
+        """Decoded messages that wait are as much as half of what fetched bytes may be."""
+        return self.held_bytes >= self.capacity_bytes // 2
 
     def room_for(self, most_bytes: int) -> int:
         """Half of the room that nobody has asked for yet, at most `most_bytes`, at least one."""
@@ -72,6 +82,11 @@ class Fetched:
         self.damage = damage
         self.high_watermark = high_watermark
         self.nbytes = budget_bytes
+
+    @property
+    def budget(self) -> ByteBudget | None:
+        """What its bytes are counted in; None once it is released."""
+        return None if self._owner is None else self._owner.service.budget
 
     @property
     def is_stale(self) -> bool:

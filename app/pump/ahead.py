@@ -117,7 +117,7 @@ class Ahead:
     def _keep(self, due_ms: int, record: Record) -> None:
         self._due.push(due_ms, record.offset, Waiting(record, due_ms))
         self._bytes += (size := size_of(record))
-        self._intake.held_bytes += size
+        self._intake.hold(size)
         self._wake(min(due_ms, now_ms() + LOOK_MS))
 
     def pop_due(self) -> list[Record]:
@@ -143,7 +143,7 @@ class Ahead:
         for record in records:
             size, offset = size_of(record), record.offset
             self._bytes -= size
-            self._intake.held_bytes -= size
+            self._intake.hold(-size)
             self._far.pop(offset, None)
             self._movable.pop(offset, None)
             self._unmovable.pop(offset, None)

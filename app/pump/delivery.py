@@ -97,16 +97,17 @@ class Delivery:
                 asyncio.get_running_loop().call_soon(self.answered, result)
                 return
             value, added = outgoing
+        timeouts = self.timeouts + (self.origin.timeouts if self.origin is not None else 0)
+        timeout_s = link.timeout.for_message(timeouts)
         if (stream := link.stream) is not None:
-            self._send_by(stream, value, added)
+            self._send_by(stream, value, added, timeout_s)
             return
         try:
             metadata = (*pump.metadata(self), *added)
         except InvalidHeaderName as error:
             asyncio.get_running_loop().call_soon(self.answered, CallResult.local(str(error)))
             return
-        timeouts = self.timeouts + (self.origin.timeouts if self.origin is not None else 0)
-        self.handle = link.target.call(value, metadata, link.timeout.for_message(timeouts), self.answered)
+        self.handle = link.target.call(value, metadata, timeout_s, self.answered)
 
     def _message(self) -> Message:
         origin, record = self.told_origin(), self.record
@@ -115,7 +116,7 @@ class Delivery:
             origin.timestamp_ms, origin.attempt + self.attempts,
         )  # fmt: skip
 
-    def _send_by(self, stream: StreamTarget, value: bytes | None, added: Metadata) -> None:
+    def _send_by(self, stream: StreamTarget, value: bytes | None, added: Metadata, timeout_s: float) -> None:
         origin, record = self.told_origin(), self.record
         headers = [*record.headers, *((name, _bytes(text)) for name, text in added)]
         told = _Told(origin.offset, origin.timestamp_ms, record.key, value, headers)
@@ -124,7 +125,7 @@ class Delivery:
             origin.topic, origin.partition, [told], origin.retry_count, attempt, self._answered_by_stream
         )
         self.handle = _StreamHandle(stream, batch)
-        stream.send(batch)
+        stream.send(batch, timeout_s)
 
     def _answered_by_stream(self, _start: int, _end: int, result: CallResult) -> None:
         self.answered(result)

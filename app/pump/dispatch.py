@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,14 +23,18 @@ from app.core.tracker import Snapshot, Tracker
 from app.kafka.decode import UndecodableBatch
 from app.pump.catch_up import Allowance, Backlog
 from app.pump.delivery import BatchDelivery, Delivery
+from app.pump.head import look_soon
 from app.pump.intake import Intake
 from app.pump.line import Line
 from app.push.metadata import MetadataTemplate
 from app.wire import JobStatus
 
 if TYPE_CHECKING:
+    from app.core.head_of_line import Verdict
     from app.kafka.fetched import Fetched, Gap
     from app.pump.workload import WorkloadRuntime
+
+MAX_UNTOLD = 100  # until the timer asks; each is counted, and says why in its copy
 
 
 class DispatchPump:
@@ -40,19 +45,9 @@ class DispatchPump:
     """
 
     def __init__(
-        self,
-        job: JobId,
-        epoch: int,
-        runtime: WorkloadRuntime,
-        *,
-        tier: int | None,
-        merged: bool = False,
-        next_offset: int,
-        snapshot: Snapshot | None,
-        capacity: int,
-        group: str,
-        lineage: int,
-    ) -> None:
+        self, job: JobId, epoch: int, runtime: WorkloadRuntime, *, tier: int | None, merged: bool = False,
+        next_offset: int, snapshot: Snapshot | None, capacity: int, group: str, lineage: int,
+    ) -> None:  # fmt: skip
         self.job = job
         self.epoch = epoch
         self.lineage = lineage
@@ -68,6 +63,8 @@ class DispatchPump:
         self.is_main = tier is None and not merged
         self.allowance: Allowance | None = None  # a backlog's
         self.in_turn = self.paused = self.closed = self.draining = False
+        self.head_due = False  # it is looked at in a moment
+        self.untold: deque[Verdict] = deque(maxlen=MAX_UNTOLD)  # messages moved away after acknowledgements
         self.trouble = ""
         self.high_watermark = -1
         self.delivered = self.retried = self.dead_lettered = self.read_bytes = 0
@@ -233,6 +230,7 @@ class DispatchPump:
             self.delivered += pump.delivered
             self.retried += pump.retried
             self.dead_lettered += pump.dead_lettered
+            self.untold += pump.untold
             pump.close()
 
     # -- outcomes --------------------------------------------------------------------------------
@@ -249,8 +247,7 @@ class DispatchPump:
                 self.dead_lettered += 1
             else:
                 self.retried += 1
-        self._line.finished([record])
-        self._refill_soon()
+        self._finished([record])
 
     def finished_run(self, records: Sequence[Record], start: int, end: int) -> None:
         """Messages [start, end) of a run were acknowledged."""
@@ -260,8 +257,13 @@ class DispatchPump:
         else:
             self.tracker.ack_many([record.offset for record in records[start:end]])
         self.delivered += end - start
-        self._line.finished(records[start:end])
+        self._finished(records[start:end])
+
+    def _finished(self, records: Sequence[Record]) -> None:
+        self._line.finished(records)
         self._refill_soon()
+        if not self.tracker.room:
+            look_soon(self)
 
     def conclude(self, offset: int, decision: Decision) -> bool:
         """Ends the message at `offset` as decided, wherever it is: its call and its retries are given up.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -38,11 +39,28 @@ class Decisions:
         )  # fmt: skip
 
 
+def look_soon(pump: DispatchPump) -> None:
+    """An acknowledgement left the tracker full: looks at its head, once for all of this turn of the loop."""
+    if not pump.head_due:
+        pump.head_due = True
+        asyncio.get_running_loop().call_soon(_look, pump)
+
+
+def _look(pump: DispatchPump) -> None:
+    pump.head_due = False
+    if not pump.draining and (verdict := _free(pump, pump.runtime.clock())):
+        pump.untold.append(verdict)
+
+
 def free_head(pump: DispatchPump, now_s: float) -> Verdict | None:
     """Moves the message that blocks the others out of their way, when there is one and it may go
-    (`app.core.head_of_line`)."""
+    (`app.core.head_of_line`). One that went after an acknowledgement meanwhile is told first."""
     if pump.backlog is not None and (verdict := free_head(pump.backlog.pump, now_s)):
         return verdict
+    return pump.untold.popleft() if pump.untold else _free(pump, now_s)
+
+
+def _free(pump: DispatchPump, now_s: float) -> Verdict | None:
     tracker, runtime, head = pump.tracker, pump.runtime, pump.head
     decision = runtime.head_decision(pump.tier)
     if decision is None or pump.closed or pump.paused:

@@ -5,7 +5,9 @@
 Rules
 1. Records are decoded only as the tracker has room, and while what is ready is small; the raw bytes wait,
    and their bytes are what the fetch budget counts.
-   Nor is more decoded while `HELD_BYTES` of decoded messages wait for their time or their turn.
+   Nor is more decoded while `HELD_BYTES` of decoded messages wait for their time or their turn, or, when
+   those of all the worker's partitions are half its budget, more than `HELD_LEAST_BYTES`: what others hold
+   stops nobody, and what is finished, or comes to its time, here makes it look again.
 2. What an inherited snapshot says is finished is not shown again.
 3. What is fetched begins where the last ended, or behind a gap that was told: anything else is a fault of
    ours, and must stop the job before it commits what was never seen.
@@ -25,24 +27,25 @@ from app.kafka.decode import RecordReader, UndecodableBatch
 
 if TYPE_CHECKING:
     from app.core.tracker import Tracker
-    from app.kafka.fetched import Fetched
+    from app.kafka.fetched import ByteBudget, Fetched
 
 CHUNK_RECORDS = 256  # decoded at once: long enough to be cheap, short enough not to hold the loop
 READY_LOW = 64  # refilled below this many
 READY_BYTES = 4 * 1024 * 1024  # no more is decoded while this much is ready
 HELD_BYTES = 32 * 1024 * 1024  # twice what begins to leave (`app.pump.ahead`), so that copying is no pause
+HELD_LEAST_BYTES = 256 * 1024  # whatever the others hold
 
 
 class Intake:
     """See the module. `on_undecodable` is given what rule 4 speaks of, and its unfinished offsets.
 
     Attributes:
-        held_bytes: of decoded messages that wait for their time or their turn; whoever keeps them counts.
+        held_bytes: of decoded messages that wait for their time or their turn (`hold`).
     """
 
     __slots__ = (
-        "_ages", "_end", "_expected", "_large", "_on_undecodable", "_readers", "_tracker", "arrivals",
-        "held_bytes", "ready",
+        "_ages", "_budget", "_end", "_expected", "_large", "_on_undecodable", "_readers", "_tracker",
+        "arrivals", "held_bytes", "ready",
     )  # fmt: skip
 
     def __init__(
@@ -51,6 +54,7 @@ class Intake:
         self.ready: deque[Record] = deque()
         self.arrivals = Arrivals()
         self.held_bytes = 0
+        self._budget: ByteBudget | None = None
         self._tracker = tracker
         self._on_undecodable = on_undecodable
         self._readers: deque[RecordReader] = deque()
@@ -67,7 +71,15 @@ class Intake:
     @property
     def is_held_up(self) -> bool:
         """So much waits for its time or its turn that no more is decoded."""
-        return self.held_bytes >= HELD_BYTES
+        if self.held_bytes < HELD_LEAST_BYTES:
+            return False
+        return self.held_bytes >= HELD_BYTES or (self._budget is not None and self._budget.holds_much)
+
+    def hold(self, size: int) -> None:
+        """So many bytes more wait for their time or their turn; below 0: fewer."""
+        self.held_bytes += size
+        if self._budget is not None:
+            self._budget.held_bytes += size
 
     def end_at(self, end: int) -> None:
         """Takes nothing at or above offset `end`."""
@@ -87,6 +99,7 @@ class Intake:
         if fetched.start_offset > self._expected:
             fetched.release()
             raise LookupError(f"expected offset {self._expected}, and {fetched.start_offset} was fetched")
+        self._budget = self._budget or fetched.budget
         self._expected = max(self._expected, fetched.next_offset)
         self.arrivals.note(max(fetched.next_offset, fetched.high_watermark), now_ms())
         if fetched.next_offset <= self._tracker.end or self.has_ended:
@@ -182,6 +195,9 @@ class Intake:
     def close(self) -> None:
         """Gives back all bytes; nothing more is ready."""
         self.ready.clear()
+        if self._budget is not None:
+            self._budget.held_bytes -= self.held_bytes
+            self._budget = None
         while self._readers:
             self._readers.popleft().fetched.release()
 

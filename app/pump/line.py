@@ -100,7 +100,7 @@ class Line:
         if self._lanes is not None:
             turns = self._lanes.offer_many((record.key, record) for record in fresh)
             if len(turns) < len(fresh):
-                intake.held_bytes += sum(map(size_of, fresh)) - sum(map(size_of, turns))
+                intake.hold(sum(map(size_of, fresh)) - sum(map(size_of, turns)))
             fresh = sorted(records + turns, key=_offset)
         return [record for record in fresh if not (record.headers and self._is_postponed(record))]
 
@@ -128,7 +128,7 @@ class Line:
     def _in_lane(self, record: Record) -> Record | None:
         if self._lanes is None or self._lanes.offer(record.key, record) is not None:
             return record
-        self._intake.held_bytes += size_of(record)
+        self._intake.hold(size_of(record))
         return None
 
     def finished(self, records: Sequence[Record]) -> None:
@@ -143,7 +143,7 @@ class Line:
             records = [record for record in records if record.offset not in early]
         freed = self._lanes.finished_many(record.key for record in records)
         if freed:
-            self._intake.held_bytes -= sum(map(size_of, freed))
+            self._intake.hold(-sum(map(size_of, freed)))
             self._freed += freed
             self._stirred()
 
@@ -259,7 +259,7 @@ class Line:
             if record is None and self._lanes is not None:
                 record = self._lanes.withdraw(lambda waiting: waiting.offset == offset)
                 if record is not None:
-                    self._intake.held_bytes -= size_of(record)
+                    self._intake.hold(-size_of(record))
             if record is not None and self._lanes is not None:
                 self._out_of_turn.add(offset)
         return None if record is None else self._delivery(record)

@@ -132,9 +132,9 @@ class Outcomes:
                 pump.finished(delivery.record, acknowledged=True, sent=sent)
             case Action.HOLD:
                 delivery.attempts = max(0, delivery.attempts - 1)
-                link = runtime.link_of(delivery)
-                if link.breaker.closed or (delivery.link is not None and delivery.link is not link):
-                    delivery.link = None  # its target is no more: it is routed anew
+                link = delivery.link
+                if link is None or link.breaker.closed or link is not runtime.link_of(delivery):
+                    delivery.link = None  # the definition may have changed: it is routed anew
                     pump.later(delivery, decision.delay_s)  # it alone is not taken: it must not spin
                 else:
                     link.hold(delivery)

@@ -26,12 +26,12 @@ from typing import TYPE_CHECKING
 
 from app.config.definitions import Workload
 from app.config.workload import HeadOfLine
-from app.core.head_of_line import shared_tokens
+from app.core.head_of_line import changed_tokens, shared_tokens
 from app.core.lanes import Lanes
 from app.core.lease import Lease
 from app.core.outcome import Action, Decision, RetryPolicy, Tier
 from app.core.rate import TokenBucket
-from app.core.routing import Routing, Unmatched
+from app.core.routing import Refusal, Routing, Unmatched
 from app.pump.apart import Apart
 from app.pump.copies import Copier, Copies
 from app.pump.delivery import BatchDelivery, Delivery
@@ -90,24 +90,37 @@ class WorkloadRuntime:
         self.chain = chain
         self.links: dict[str, ReceiverLink] = {}  # by address, the main target's first
         self._set(workload)
+        self.head_tokens = shared_tokens(self._heads_per_minute)
 
     def change(self, workload: Workload, chain: Chain | None) -> None:
-        """Takes a changed definition into force; messages in flight end under the old one."""
+        """Takes a changed definition into force; messages in flight end under the old one.
+
+        What waits is routed anew: all that is held goes back to its pump, and what is in flight now, and has
+        to be sent again, finds its target by `link_of`.
+        """
         former = self.workload
         self.chain = chain
         if _way(workload) != _way(former):
             self._old_links += self.links.values()
             self.links = {}
         self._set(workload)
-        for link in list(self._old_links):  # what they held goes to their successors
-            for delivery in [*link.held, *link.suspects]:  # routed anew: it may be for another target now
-                delivery.link = None
-                delivery.pump.put_back(delivery)
-                self.offer(delivery.pump)
-            link.held.clear()
-            link.suspects.clear()
+        if workload.spec.isolation != former.spec.isolation:
+            for link in self.links.values():
+                self._put_back(link)
+        for link in list(self._old_links):
+            self._put_back(link)
             self._close_when_idle(link)
         self.shared(self._share)
+        self.send_soon()
+
+    def _put_back(self, link: ReceiverLink) -> None:
+        """What the link holds may be for another one now."""
+        for delivery in [*link.held, *link.suspects]:
+            delivery.link = None
+            delivery.pump.put_back(delivery)
+            self.offer(delivery.pump)
+        link.held.clear()
+        link.suspects.clear()
 
     def _close_when_idle(self, link: ReceiverLink) -> None:
         if link in self._old_links and not link.in_flight:
@@ -133,9 +146,9 @@ class WorkloadRuntime:
         self.dlq_topic = workload.dlq_topic()
         head = spec.head_of_line or HeadOfLine()
         self.head_after_s, self._head_stash = head.after, head.stash
+        self._heads_per_minute = head.per_minute
         if spec.catch_up is not None:
             self._backlog_rate = spec.catch_up.rate
-        self.head_tokens = shared_tokens(head.per_minute)
         self.policy = RetryPolicy(
             tiers=tuple(Tier(delay_s=tier.delay, attempts=tier.attempts) for tier in spec.retry),
             dlq_enabled=spec.dlq.enabled,
@@ -151,6 +164,7 @@ class WorkloadRuntime:
         self.bytes = _bucket(self.bytes, flow.bytes_per_second, share, now_s)
         if share > 0:
             self.backlog_bucket.change(self._backlog_rate * share, now_s)
+            self.head_tokens = changed_tokens(self.head_tokens, self._heads_per_minute * share, now_s)
 
     @property
     def in_flight(self) -> int:
@@ -330,10 +344,12 @@ class WorkloadRuntime:
         link.answered(sent.pump, result, count, sent.started_s, self.clock())
         self._close_when_idle(link)
 
-    def link_of(self, delivery: Delivery) -> ReceiverLink:
-        """The link that `delivery` was for, or what has come in its place."""
-        link = delivery.link
-        return link if link is not None and self.links.get(link.address) is link else self.link
+    def link_of(self, delivery: Delivery) -> ReceiverLink | None:
+        """The link that `delivery` is for as the definition is now; None: no target may have it."""
+        if self.routing is None:
+            return self.link
+        chosen = self.routing.choose(delivery.record.headers)
+        return None if isinstance(chosen, Refusal) else self.links[chosen]
 
     def stash_batch(self, pump: DispatchPump, error: UndecodableBatch, finished: Callable[[], None]) -> None:
         """Writes a batch that cannot be decoded to the DLQ, as it is; then calls `finished`."""

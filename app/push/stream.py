@@ -12,7 +12,7 @@ that was given to `send` is told once through `OutBatch.on_results`:
 |-------------------------------------|--------------------------------------------------------------|
 | acknowledged                        | code 0                                                       |
 | skipped, retried, stashed, failed   | as of a unary call: code, `action`, details, `retry_after_s` |
-| no result within `timeout_s`        | DEADLINE_EXCEEDED                                            |
+| no result within its timeout        | DEADLINE_EXCEEDED                                            |
 | the stream was lost                 | UNAVAILABLE: the receiver may have handled it                |
 | the receiver will not have it at all | UNIMPLEMENTED, PERMISSION_DENIED, UNAUTHENTICATED            |
 | given up by `cancel`, drain, close  | CANCELLED                                                    |
@@ -52,7 +52,7 @@ class StreamTarget:
 
     Attributes:
         supported: whether the receiver has the contract; None while that is not known.
-        timeout_s: for batches sent from now on.
+        timeout_s: for batches sent from now on that are given none of their own.
         on_room: told, from the loop, when `room` may have grown or a stream is up.
         on_lost: told when a stream ended that was not asked to, or could not be opened: how it ended.
     """
@@ -98,8 +98,9 @@ class StreamTarget:
             for link in self._links:
                 link.connect()
 
-    def send(self, batch: OutBatch) -> None:
-        """Sends a batch, in parts when it must; beyond `room` it waits, no longer than its timeout.
+    def send(self, batch: OutBatch, timeout_s: float | None = None) -> None:
+        """Sends a batch, in parts when it must; beyond `room` it waits, no longer than its timeout (that of
+        all batches when none is given).
 
         Raises:
             ValueError: the batch is empty, or under way.
@@ -111,7 +112,7 @@ class StreamTarget:
         self.connect()
         links = self._links
         link = links[0] if len(links) == 1 else max(links, key=lambda each: (each.room, -sum(each.load)))
-        link.queue(batch, self.timeout_s)
+        link.queue(batch, self.timeout_s if timeout_s is None else timeout_s)
 
     def cancel(self, batch: OutBatch, start: int, end: int) -> None:
         """Gives up the indexes [start, end) that have no result; they are told as CANCELLED."""

@@ -161,12 +161,17 @@ class Stand:
         for at in range(0, len(rows), BATCH):
             some = rows[at : at + BATCH]
             data = make_batch(part.next_offset, some, timestamp_ms=now_ms, headers=headers, codec=codec)
-            end = part.next_offset + len(some)
-            fetched = Fetched(part, len(data), data, end, [], end)
-            part.unreleased_bytes += len(data)
-            self.budget.used_bytes += len(data)
-            part.next_offset = end
-            pump.accept(fetched)
+            self.feed_bytes(pump, data, len(some))
+
+    def feed_bytes(self, pump: DispatchPump, data: bytes, count: int) -> None:
+        """The bytes of a batch of so many offsets, at the end of what it has been fed."""
+        part = self._parts[id(pump)]
+        end = part.next_offset + count
+        fetched = Fetched(part, len(data), data, end, [], end)
+        part.unreleased_bytes += len(data)
+        self.budget.used_bytes += len(data)
+        part.next_offset = end
+        pump.accept(fetched)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Waits until it holds."""

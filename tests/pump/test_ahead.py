@@ -9,8 +9,10 @@ import pytest
 
 from app.core.due import level_of, not_before_ms
 from app.core.outcome import Action, Decision
-from tests.pump.stand import numbers, standing
+from tests.pump.stand import Stand, numbers, standing
 from tests.pump.test_far_future import DAY_MS, HOUR_MS, not_before, now_ms
+
+MIB = 1024 * 1024
 
 
 async def test_many_bytes_that_are_due_within_seconds_are_looked_at_once(
@@ -117,6 +119,32 @@ async def test_with_an_order_the_bytes_of_what_waits_are_bounded_and_it_is_told(
         await stand.idle()
         assert len(stand.seen) == 10
         assert (pump.trouble, pump._intake.held_bytes) == ("", 0)
+
+
+async def test_what_waits_on_all_partitions_is_bounded_together_and_none_is_stopped_by_others() -> None:
+    stand = Stand(lambda _: None, budget=4 * MIB)
+    await stand.start_receiver()
+    stand.run(ordering="key")
+    pumps, other = [stand.pump(partition) for partition in range(3)], stand.pump(3)
+    headers = not_before(now_ms() + HOUR_MS)
+    for pump in pumps:
+        for _ in range(15):
+            stand.feed(pump, [(b"k", bytes(10_000))] * 10, headers=headers)
+    await stand.until(lambda: all(pump._intake.is_held_up for pump in pumps))
+    assert stand.budget.held_bytes == sum(pump._intake.held_bytes for pump in pumps)
+    assert stand.budget.held_bytes < 4 * MIB  # half of it, and what is decoded at once
+    assert sum(pump.tracker.end for pump in pumps) < 450
+    stand.feed(other, numbers(1_000, keys=3))
+    await stand.until(lambda: other.delivered == 1_000)
+
+    for number in range(150):
+        for pump in pumps[:2]:
+            await stand.until(
+                lambda pump=pump, at=number: pump.conclude(at, Decision(Action.ACK, None, 0, ""))  # type: ignore[misc]
+            )
+    await stand.until(lambda: pumps[2].tracker.end == 150)
+    await stand.close()
+    assert (stand.budget.held_bytes, stand.budget.used_bytes) == (0, 0)
 
 
 async def test_a_backlogs_successor_has_the_capacity_that_is_defined_however_wide_the_backlogs_is() -> None:

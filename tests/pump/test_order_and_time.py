@@ -21,6 +21,21 @@ def now_ms() -> int:
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
+async def test_a_message_that_times_out_gets_longer_each_time_until_it_gets_through(contract: str) -> None:
+    async def slowly(_: Message) -> None:
+        await asyncio.sleep(0.6)  # longer than the receiver's own timeout ever grows: 8 times 50 ms
+
+    spec: dict[str, Any] = {"target": {"contract": contract, "timeout": "50ms"}, "dlq": {"enabled": False}}
+    async with standing(slowly, **spec) as stand:
+        pump = stand.pump()
+        stand.feed(pump, numbers(1))
+        await stand.idle()
+
+        assert pump.delivered == 1
+        assert len(stand.seen) > 1
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
 @pytest.mark.parametrize(("ordering", "at_once"), [("key", 10), ("partition", 1)])
 async def test_messages_come_in_order_one_at_a_time_also_when_they_fail_on_the_way(
     contract: str, ordering: str, at_once: int

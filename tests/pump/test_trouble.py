@@ -12,9 +12,12 @@ from grpc_health.v1 import health_pb2
 
 from app.core.retry_headers import (
     ATTEMPT,
+    CODE,
     ORIGIN_OFFSET,
     ORIGIN_PARTITION,
     ORIGIN_TOPIC,
+    RAW_BATCH,
+    REASON,
     TIER,
     TIER_ATTEMPT,
 )
@@ -23,7 +26,8 @@ from app.payload.interceptors import Message as Outbound
 from app.pump.head import free_head
 from app.push.receiver import Message
 from app.push.receiver.sdk import MAX_MESSAGE_BYTES
-from tests.pump.stand import TOPIC, numbers, standing
+from tests.core.batches import ATTRIBUTES_AT, CODECS, make_batch, patched
+from tests.pump.stand import TOPIC, definition, numbers, standing
 from tests.push.servers import start_server
 
 CONTRACTS = ["unary", "stream"]
@@ -71,6 +75,73 @@ async def test_a_message_that_blocks_its_partition_goes_to_the_dlq_with_the_numb
         assert (topic, value) == ("orders__billing__dlq", b"3")
         assert b"head of line" in (headers["switchyard-reason"] or b"")
         assert stand.runtime.in_flight == 0
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+async def test_an_acknowledgement_that_leaves_the_tracker_full_has_its_head_looked_at_without_a_timer(
+    contract: str,
+) -> None:
+    release = asyncio.Event()
+
+    async def handle(message: Message) -> None:
+        if message.value == b"0":
+            await asyncio.sleep(3_600)
+        if message.value == b"9":
+            await release.wait()
+
+    target = {"contract": contract, "timeout": "1h"}
+    async with standing(handle, target=target, flow={"max_inflight": 20}) as stand:
+        pump = stand.pump(capacity=10)
+        stand.feed(pump, numbers(30))
+        await stand.until(lambda: len(stand.seen) == 10 and pump.tracker.unfinished == 2)
+        address, head = stand.runtime.link.address, {"after": "1ms"}
+        stand.runtime.change(
+            definition(address, target=target, flow={"max_inflight": 20}, headOfLine=head), None
+        )
+        await asyncio.sleep(0.1)
+        assert not stand.copied.records  # nobody looked
+        release.set()
+        await stand.idle()
+
+        assert stand.copied.values("dlq") == [b"0"]
+        verdict = free_head(pump, time.monotonic())  # the timer tells of it
+        assert verdict is not None
+        assert verdict.offset == 0
+        assert free_head(pump, time.monotonic()) is None
+        assert stand.runtime.decisions.count == 1
+
+
+async def test_a_batch_that_cannot_be_decoded_goes_to_the_dlq_as_it_is_with_the_reason() -> None:
+    async with standing(lambda _: None) as stand:
+        pump = stand.pump()
+        stand.feed(pump, numbers(10))
+        broken = patched(make_batch(10, numbers(5)), ATTRIBUTES_AT, ">h", CODECS["zstd"])
+        stand.feed_bytes(pump, broken, 5)
+        stand.feed(pump, numbers(10, 15))
+        await stand.idle()
+
+        ((topic, key, value, headers),) = stand.copied.records
+        assert (topic, key, value) == ("orders__billing__dlq", None, broken)
+        assert (headers[CODE], headers[RAW_BATCH]) == (b"UNDECODABLE", b"10-15")
+        assert (headers[REASON] or b"").startswith(b"offsets [10, 15): ")
+        assert (pump.delivered, pump.dead_lettered, stand.budget.used_bytes) == (20, 1, 0)
+
+
+async def test_a_header_name_that_grpc_cannot_carry_takes_its_message_to_the_dlq_with_the_reason() -> None:
+    async with standing(lambda _: None) as stand:
+        pump = stand.pump()
+        stand.feed(pump, numbers(10))
+        stand.feed(pump, numbers(1, 10), headers=[("na\u00efve name", b"x")])
+        stand.feed(pump, numbers(10, 11))
+        await stand.idle()
+
+        ((topic, _, value, headers),) = stand.copied.records
+        assert (topic, value, headers[CODE]) == ("orders__billing__dlq", b"10", b"REJECTED")
+        assert "'na\u00efve name' cannot be gRPC metadata; name headers with".encode() in (
+            headers[REASON] or b""
+        )
+        assert headers["na\u00efve name"] == b"x"
+        assert (pump.delivered, stand.runtime.link.breaker.closed) == (20, True)
 
 
 async def test_a_receiver_that_hangs_as_a_whole_has_nothing_flushed_into_the_dlq() -> None:
