@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -173,14 +175,17 @@ def stats(name: str, url: str | None, output: str, **options: Any) -> None:
 @click.option("--format", "file_format", type=click.Choice(files.FORMATS), help="Else by the file's name.")
 @click.option("--to", "path", type=click.Path(dir_okay=False, path_type=Path), help="A file; else stdout.")
 @click.option("--yes", is_flag=True, help="Replace a file that is there.")
+@click.option("--dry-run", is_flag=True, help="Only count what would be written.")
 @url_option
 @guarded
 def export(
-    name: str, file_format: str | None, path: Path | None, yes: bool, url: str | None, **options: Any
-) -> None:
+    name: str, file_format: str | None, path: Path | None, yes: bool, dry_run: bool, url: str | None,
+    **options: Any,
+) -> None:  # fmt: skip
     """Writes letters with all their bytes as JSON lines or Parquet. A file is written whole or not at all.
 
     \b
+    switchyard dlq export billing/orders --code DATA_LOSS --to lost.parquet --dry-run
     switchyard dlq export billing/orders --code DATA_LOSS --to lost.parquet
     switchyard dlq export billing/orders | jq -r .reason | sort | uniq -c
     """
@@ -190,21 +195,42 @@ def export(
     if path is not None and path.exists() and not yes:
         raise Failure(f"{path} is there already; add --yes to replace it", EXIT_PRECONDITION)
     found = letters_of(Client(url), f"{dlq_path(name)}/export?{query_string(query_of(options))}")
-    if path is None:
+    if dry_run:
+        _foretell(path, chosen, found)
+    elif path is None:
         out = click.get_binary_stream("stdout")
         for line in found:
             out.write(line)
         out.flush()
-        return
-    _write(path, chosen, lambda: files.write_file(path, chosen, found))
+    else:
+        with _failures(path):
+            count = files.write_file(path, chosen, found)
+        click.echo(f"{count} letters in {printable(str(path))}", err=True)
 
 
-def _write(path: Path, chosen: str, write: Callable[[], int]) -> None:
+def _foretell(path: Path | None, chosen: str, found: Iterable[bytes]) -> None:
+    """Counts what an export would write. Parquet's own bytes are known only once they are there."""
+    if path is not None:
+        with _failures(path):
+            files.check_format(chosen)
+            if not (path.parent.is_dir() and os.access(path.parent, os.W_OK | os.X_OK)):
+                raise OSError(f"{path.parent} is no folder that can be written to")
+    letters = size_bytes = 0
+    for line in found:
+        letters += 1
+        size_bytes += len(line)
+    made_into = f", made into {chosen}" if chosen != "jsonl" else ""
+    where = "stdout" if path is None else printable(str(path))
+    click.echo(f"{letters} letters, {size_bytes} bytes of JSON lines{made_into}, would go to {where}")
+    click.echo("dry run: nothing was written; leave out --dry-run to write it", err=True)
+
+
+@contextmanager
+def _failures(path: Path) -> Iterator[None]:
+    """What keeps a file from being written, as `Failure`."""
     try:
-        files.check_format(chosen)
-        count = write()
+        yield
     except files.NoParquet as error:
         raise Failure(str(error), EXIT_PRECONDITION) from error
     except OSError as error:
         raise Failure(f"{path} cannot be written: {error}") from error
-    click.echo(f"{count} letters in {printable(str(path))}", err=True)

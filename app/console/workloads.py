@@ -11,12 +11,14 @@ from aiohttp import web
 from app.clock import now_ms
 from app.config.definitions import Workload, parse_definition
 from app.config.plan import plan
+from app.config.problems import InvalidConfiguration, Problem
 from app.console import overview, shapes
 from app.console.acts import actor_of
 from app.console.answers import ApiError, json_response
 from app.console.defining import DRY_RUN, MATCH, YAML, append, condition, delete, flag, read_definition
 from app.console.describe import ACTOR, JSON, Answer, described
 from app.core.control_events import WorkloadPut
+from app.payload.descriptors import DescriptorError
 from app.pump.chains import payload_codec
 
 if TYPE_CHECKING:
@@ -74,8 +76,12 @@ class WorkloadRoutes:
             )
         try:
             await payload_codec(workload)
-        except ValueError as error:  # as this worker sees the file; the others need it at the same path
-            raise ApiError(422, "Payload descriptors cannot be used", str(error)) from error
+        except DescriptorError as error:  # as this worker sees the file; the others need it at the same path
+            path = ("spec", "payload", "protobuf", error.field)
+            line, column = body.position(path)
+            told_of = f"{error.source}: {error.problem}"
+            problem = Problem(told_of, error.remedy, ".".join(path), "", body.file, line, column)
+            raise InvalidConfiguration([problem]) from error
         current = self._api.runtime.control.view.workloads.get(workload.key)
         expected = condition(request, current)
         etag = workload.etag()

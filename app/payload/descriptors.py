@@ -45,10 +45,12 @@ Path_ = tuple[int, ...]
 
 
 class DescriptorError(ValueError):
-    """A descriptor that cannot be used: `source` is its file, `remedy` what to do."""
+    """A descriptor that cannot be used: `source` is its file, `remedy` what to do, `field` which of the
+    definition's (`descriptor` or `message`) is wrong."""
 
-    def __init__(self, source: Path | str, problem: str, remedy: str) -> None:
+    def __init__(self, source: Path | str, problem: str, remedy: str, field: str = "descriptor") -> None:
         super().__init__(f"{source}: {problem}; {remedy}")
+        self.field = field
         self.source = str(source)
         self.problem = problem
         self.remedy = remedy
@@ -125,7 +127,7 @@ def unknown_message(source: Path, name: str, known: Sequence[str]) -> Descriptor
     else:
         more = f" and {len(known) - MAX_LISTED} more" if len(known) > MAX_LISTED else ""
         remedy = f"known: {', '.join(sorted(known)[:MAX_LISTED])}{more}" if known else "it defines none"
-    return DescriptorError(source, f"no message {name[:200]!r}", remedy)
+    return DescriptorError(source, f"no message {name[:200]!r}", remedy, "message")
 
 
 def load_schema(path: Path) -> Schema:

@@ -30,6 +30,7 @@ from tests.console.hand_fed import (
     put,
     serving,
 )
+from tests.payload.schemas import file_of, set_of
 
 SCRIPT = "from app.cli.main import main; main()"
 
@@ -129,6 +130,20 @@ def test_a_plan_knows_what_the_worker_will_refuse(shell: Shell) -> None:
         assert ended.returncode == 3, ended.stderr
         assert "did you mean east?" in ended.stderr
         assert not shell.fed.control.appended
+
+
+def test_a_payload_type_that_the_worker_cannot_use_is_refused_by_its_field(shell: Shell) -> None:
+    descriptor = shell.home / "orders.binpb"
+    descriptor.write_bytes(set_of(file_of("order.proto", "Order")))
+    for field, path, message in (("descriptor", "none.binpb", "acme.Order"), ("message", "", "acme.Ordre")):
+        typed = {"descriptor": str(descriptor) + path, "message": message}
+        file = shell.file(definition(payload={"protobuf": typed}))
+        ended = shell("config", "deploy", "-f", file, "--execute", "--yes")
+        assert (ended.returncode, f"spec.payload.protobuf.{field}: " in ended.stderr) == (3, True), (
+            ended.stderr
+        )
+    assert "did you mean acme.Order?" in ended.stderr
+    assert not shell.fed.control.appended
 
 
 def test_a_move_to_another_cluster_is_a_conflict(shell: Shell) -> None:

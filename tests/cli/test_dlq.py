@@ -114,9 +114,19 @@ def test_an_export_is_a_file_or_a_stream(place: Place) -> None:
     streamed = place("dlq", "export", place.name, "--code", "DATA_LOSS")
     assert [json.loads(line)["offset"] for line in streamed.stdout.splitlines()] == list(range(20, 30))
     file = place.home / "letters.jsonl"
+    dry = place("dlq", "export", place.name, "--to", str(file), "--dry-run")
+    assert (dry.returncode, "nothing was written" in dry.stderr, file.exists()) == (0, True, False), (
+        dry.stderr
+    )
     assert place("dlq", "export", place.name, "--to", str(file)).returncode == 0
     assert len(file.read_text().splitlines()) == 30
+    foretold = f"30 letters, {file.stat().st_size} bytes of JSON lines, would go to {file}\n"
+    assert dry.stdout == foretold, "to the byte"
     assert place("dlq", "export", place.name, "--to", str(file)).returncode == 5
+    assert place("dlq", "export", place.name, "--to", str(file), "--dry-run").returncode == 5
+    few = place("dlq", "export", place.name, "--code", "DATA_LOSS", "--dry-run")
+    assert few.stdout == f"10 letters, {len(streamed.stdout)} bytes of JSON lines, would go to stdout\n"
+    assert [one.name for one in place.home.iterdir()] == [file.name]
     pytest.importorskip("pyarrow")
     table = place("dlq", "export", place.name, "--to", str(place.home / "letters.parquet"))
     assert (table.returncode, "30 letters" in table.stderr) == (0, True), table.stderr
@@ -141,6 +151,7 @@ ENDINGS: list[tuple[list[str], int]] = [
     (["operation", "none"], 4),
     (["export", "{}", "--format", "parquet"], 2),
     (["export", "{}", "--to", "no/such/folder/x.jsonl"], 1),
+    (["export", "{}", "--to", "no/such/folder/x.jsonl", "--dry-run"], 1),
     (["export", "no/such"], 4),
 ]
 

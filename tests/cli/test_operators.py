@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from app.core.control_events import Paused
+from app.core.control_events import Assignment, Paused
 from tests.cli.test_commands import Shell, flowing_orders
 from tests.console.hand_fed import HandFed, job, serving
 from tests.console.test_operators import HeldPump
@@ -93,3 +93,20 @@ def test_what_goes_wrong_has_its_words_and_its_exit_code(
     assert (ended.returncode, words in ended.stderr) == (code, True), ended.stderr
     assert ended.stdout == ""
     assert not shell.fed.control.appended
+
+
+def test_a_placement_is_shown_with_its_reason_and_when_the_job_last_moved(shell: Shell) -> None:
+    def shown(*more: str) -> list[tuple[str, ...]]:
+        ended = shell("placement", "show", "--workload", NAME, "-o", "csv", *more)
+        assert ended.returncode == 0, ended.stderr
+        rows = csv.DictReader(io.StringIO(ended.stdout))
+        return [tuple(row.get(column, "") for column in ("job", "epoch", "since", "reason")) for row in rows]
+
+    began = "1970-01-01T00:00:00.001+00:00"
+    assert shown("--why") == [(job(0), "1", began, ""), (job(1), "1", began, "")]
+    moved_ms = 1_700_000_000_000
+    moved = Assignment(at_ms=moved_ms, job=job(1), worker="worker-b", epoch=2, term=0, reason="drained")
+    shell.fed.apply(moved)
+    assert shown("--why")[1] == (job(1), "2", "2023-11-14T22:13:20.000+00:00", "drained")
+    assert shown("--why")[0][2] == began, "what did not move"
+    assert shown()[1] == (job(1), "2", "", "")

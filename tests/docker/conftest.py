@@ -35,6 +35,12 @@ def kafka_image(engine: Engine) -> str:
     return engine.build("kafka")
 
 
+@pytest.fixture(scope="session")
+def receiver_image(engine: Engine) -> str:
+    """The example receiver in Go."""
+    return engine.build("receiver", GO_BASE=engine.go_base())
+
+
 @pytest.fixture
 def region(worker_image: str, kafka_image: str, tmp_path: Path) -> Iterator[Region]:
     """A network with a broker and a receiver on it; workers are the test's to start."""

@@ -24,6 +24,7 @@ from app.yard.jars import JarSet
 
 ROOT = Path(__file__).parents[2]
 PULLED_BASE, OWN_BASE = "debian:bookworm-slim", "switchyard-test-base:bookworm"
+PULLED_GO, OWN_GO = "golang:1.26-bookworm", "switchyard-test-go:bookworm"
 INSTALL = "as root: apt-get install docker.io docker-compose debootstrap"
 START_S, STOP_S, PULL_S, BUILD_S = 40.0, 60.0, 120.0, 900.0
 # What the official slim image leaves out as well.
@@ -68,6 +69,14 @@ def succeeds(*command: str, timeout_s: float = 20.0) -> bool:
 def answers() -> bool:
     """Whether an engine can be talked to."""
     return succeeds("docker", "version", "--format", "{{.Server.Version}}")
+
+
+def _is_there(image: str) -> bool:
+    return succeeds("docker", "image", "inspect", image)
+
+
+def _can_be_had(image: str) -> bool:
+    return _is_there(image) or succeeds("docker", "pull", "--quiet", image, timeout_s=PULL_S)
 
 
 class Engine:
@@ -116,12 +125,14 @@ class Engine:
 
     # -- images ----------------------------------------------------------------------------------
 
-    def build(self, name: str) -> str:
-        """Builds docker/<name>.Dockerfile; the image's tag."""
+    def build(self, name: str, **arguments: str) -> str:
+        """Builds docker/<name>.Dockerfile, with more arguments than its BASE; the image's tag."""
         tag = f"switchyard-{name}:test"
         file = self.context / "docker" / f"{name}.Dockerfile"
+        told = [f"{argument}={value}" for argument, value in {"BASE": self.base, **arguments}.items()]
         run(
-            "docker", "build", "--quiet", "--network", "host", "--build-arg", f"BASE={self.base}",
+            "docker", "build", "--quiet", "--network", "host",
+            *(part for one in told for part in ("--build-arg", one)),
             "--file", str(file), "--tag", tag, str(self.context), timeout_s=BUILD_S,
         )  # fmt: skip
         return tag
@@ -160,15 +171,25 @@ class Engine:
     def base(self) -> str:
         """Debian's slim image where it can be had, else one that debootstrap makes."""
         if not self._base:
-            if succeeds("docker", "image", "inspect", PULLED_BASE) or succeeds(
-                "docker", "pull", "--quiet", PULLED_BASE, timeout_s=PULL_S
-            ):
+            if _can_be_had(PULLED_BASE):
                 self._base = PULLED_BASE
             else:
-                if not succeeds("docker", "image", "inspect", OWN_BASE):
+                if not _is_there(OWN_BASE):
                     self._make_base()
                 self._base = OWN_BASE
         return self._base
+
+    def go_base(self) -> str:
+        """Go's image where it can be had, else the base with this machine's Go."""
+        if _can_be_had(PULLED_GO):
+            return PULLED_GO
+        if shutil.which("go") is None:
+            pytest.skip(f"{PULLED_GO} cannot be pulled, and go is not on PATH; install Go 1.26")
+        root = run("go", "env", "GOROOT").strip()
+        file = self._folder / "go.Dockerfile"
+        file.write_text(f"FROM {self.base}\nCOPY . /usr/local/go\nENV PATH=/usr/local/go/bin:$PATH\n")
+        run("docker", "build", "--quiet", "--file", str(file), "--tag", OWN_GO, root, timeout_s=BUILD_S)
+        return OWN_GO
 
     def _make_base(self) -> None:
         if os.geteuid() != 0 or shutil.which("debootstrap") is None:

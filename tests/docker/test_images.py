@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
+from grpc_health.v1 import health_pb2
 
 from app.demo.stage import wait_until
 from tests.docker.engine import ROOT, run
@@ -19,9 +21,16 @@ LOCK_SCRIPT = ROOT / "docker" / "lock.py"
 LIMIT_MB = 320  # 240 today; half a gigabyte of PySpark would show
 
 
-@pytest.mark.parametrize("name", ["worker", "kafka"])
+@pytest.mark.parametrize(
+    ("name", "entrypoint"),
+    [
+        ("worker", ["tini", "--"]),
+        ("kafka", ["tini", "--"]),
+        ("receiver", ["receiver", "-listen", "0.0.0.0:8443"]),  # it hears SIGTERM itself
+    ],
+)
 def test_an_image_is_small_not_root_has_a_health_check_and_keeps_nothing_of_its_build(
-    name: str, request: pytest.FixtureRequest
+    name: str, entrypoint: list[str], request: pytest.FixtureRequest
 ) -> None:
     image = request.getfixturevalue(f"{name}_image")
     (told,) = json.loads(run("docker", "image", "inspect", image))
@@ -30,7 +39,7 @@ def test_an_image_is_small_not_root_has_a_health_check_and_keeps_nothing_of_its_
     assert uid == gid
     assert told["Config"]["StopSignal"] == "SIGTERM"
     assert told["Config"]["Healthcheck"]["Test"][0] == "CMD"
-    assert told["Config"]["Entrypoint"] == ["tini", "--"]
+    assert told["Config"]["Entrypoint"] == entrypoint
     assert told["Size"] < LIMIT_MB * 1e6
     left = ("(", "-name", "ca.crt", "-o", "-name", "pip", "-o", "-path", "/build", ")")
     everywhere = ("docker", "run", "--rm", "--user", "0", "--entrypoint", "find", image, "/", "-xdev")
@@ -43,6 +52,32 @@ def test_sigterm_ends_what_has_no_handler_for_it_yet(worker_image: str) -> None:
         wait_until(lambda: _state(name)["Running"], 30, lambda: str(_state(name)))
         run("docker", "stop", "--time", "60", name)
         assert _state(name)["ExitCode"] == 143, "by SIGTERM, not by the SIGKILL after it (137)"
+    finally:
+        run("docker", "rm", "--force", "--volumes", name)
+
+
+def test_the_receiver_runs_without_root_answers_its_health_check_and_ends_by_sigterm(
+    receiver_image: str,
+) -> None:
+    name = run("docker", "run", "--detach", "--publish", "127.0.0.1::8443", receiver_image).strip()
+    try:
+        wait_until(
+            lambda: _state(name)["Health"]["Status"] == "healthy", 60, lambda: run("docker", "logs", name)
+        )
+        assert run("docker", "exec", name, "sh", "-c", "id -u; grep ^Uid: /proc/1/status").split() == [
+            "10003", "Uid:", *["10003"] * 4
+        ]  # fmt: skip
+        address = run("docker", "port", name, "8443/tcp").split()[0]
+        with grpc.insecure_channel(address) as channel:
+            ask = channel.unary_unary(
+                "/grpc.health.v1.Health/Check",
+                request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
+                response_deserializer=health_pb2.HealthCheckResponse.FromString,
+            )
+            answer = ask(health_pb2.HealthCheckRequest(), timeout=10)
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        run("docker", "stop", "--time", "30", name)
+        assert _state(name)["ExitCode"] == 0
     finally:
         run("docker", "rm", "--force", "--volumes", name)
 

@@ -1,4 +1,4 @@
-"""A workload far behind: the latest flows at once, the backlog beside it, across a kill -9."""
+"""A workload far behind: the latest flows at once, the backlog beside it, across a drain and a kill -9."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import asyncio
 
 import pytest
 
+from app.demo.report import count
 from app.demo.stage import Stage, http, wait_until
 from app.demo.traffic import messages, produce
-from tests.system.test_delivery import GROUP, SETTLE_S, Scene
+from tests.system.fleet import id_of
+from tests.system.test_delivery import GROUP, SETTLE_S, Scene, owners
 
 pytestmark = pytest.mark.system
 
@@ -20,6 +22,7 @@ def test_the_latest_comes_before_the_backlog_and_nothing_is_lost_or_doubled_by_a
 ) -> None:
     scene = Scene(stage, topic_name, BACKLOG)
     scene.produce()
+    stage.settings["worker"] |= {"capacity": {"cpu": 16}}  # nothing moves for want of room
     first, second = stage.worker(), stage.worker()
     stage.deploy(first, scene.definition(catchUp={"lag": 500, "rate": RATE}))
 
@@ -27,8 +30,20 @@ def test_the_latest_comes_before_the_backlog_and_nothing_is_lost_or_doubled_by_a
         _, body = http("GET", f"{first.url}/api/v1/workloads/{GROUP}/{topic_name}")
         return [part["state"] for part in body["partitions"] if part["topic"] == topic_name]
 
+    def drain(draining: bool) -> None:
+        body = {"draining": draining, "execute": True}
+        status, told = http("POST", f"{first.url}/api/v1/workers/{id_of(first)}/drain", body)
+        assert status == 200, told
+
     # What is produced before a split is of the backlog, and a job that moves is split again.
     wait_until(lambda: states() == ["catching-up"] * 4, SETTLE_S, lambda: str(states()))
+    drain(True)
+    wait_until(
+        lambda: owners(first).keys() == {id_of(second)} and states() == ["catching-up"] * 4,
+        SETTLE_S,
+        lambda: f"{owners(first)} {states()}",
+    )
+    drain(False)
 
     fresh = list(messages(FRESH, prefix="fresh"))
     asyncio.run(produce(scene.bootstrap, topic_name, fresh))
@@ -37,8 +52,11 @@ def test_the_latest_comes_before_the_backlog_and_nothing_is_lost_or_doubled_by_a
     assert len({d["id"] for d in stage.deliveries()} - wanted) < BACKLOG
     assert any(committed is None or committed < end for committed, end in scene.committed().values())
 
-    second.kill()
     scene.sent += fresh
+    handed_over = count(scene.sent, stage.deliveries(), scene.dead())
+    assert (handed_over.duplicates, handed_over.unexpected) == (0, ()), "nobody was killed so far"
+
+    second.kill()
     report = scene.settle()
     assert report.lost == ()
     assert report.duplicates <= 4 * (100 + RATE)

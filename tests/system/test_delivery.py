@@ -7,17 +7,20 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import orjson
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 
+from app.config.definitions import Workload
 from app.demo.report import Report, count
 from app.demo.stage import Process, Stage, http, wait_until, workload
 from app.demo.traffic import Sent, create_topic, messages, produce, read_all
 from app.kafka.clusters import ClusterClient, ClusterSpec
 from app.kafka.commit import OffsetCommitter
+from tests.system.fleet import assignments, id_of
 
 pytestmark = pytest.mark.system
 
@@ -26,18 +29,21 @@ GROUP = "billing"
 MAX_IN_FLIGHT = 100
 RETRY = [{"delay": "500ms", "attempts": 3}]
 SETTLE_S = 90.0
+LATENCY_MS = 100
 
 
 class Scene:
     """A topic, a receiver, and a known set of messages on a stage."""
 
-    def __init__(self, stage: Stage, topic: str, total: int, partitions: int = 4) -> None:
+    def __init__(
+        self, stage: Stage, topic: str, total: int, partitions: int = 4, latency_ms: int = 0
+    ) -> None:
         self.stage, self.topic = stage, topic
         self.bootstrap = stage.yard.bootstrap(CLUSTER)
         asyncio.run(create_topic(self.bootstrap, topic, partitions))
         self.partitions = partitions
         self.sent: list[Sent] = list(messages(total))
-        self.receiver = stage.receiver(GROUP, topic)
+        self.receiver = stage.receiver(GROUP, topic, extra=("--latency-ms", str(latency_ms)))
 
     def definition(self, **spec: Any) -> dict[str, Any]:
         flow = {"max_inflight": MAX_IN_FLIGHT}
@@ -69,6 +75,26 @@ class Scene:
         """Ids in the DLQ."""
         records = asyncio.run(read_all(self.bootstrap, f"{self.topic}__{GROUP}__dlq"))
         return [orjson.loads(record.value)["id"] for record in records]
+
+    def copies(self) -> Counter[str]:
+        """How often each id is in the DLQ and the retry topics."""
+        made = Workload.model_validate(self.definition())
+        records = [asyncio.run(read_all(self.bootstrap, t)) for t in (made.dlq_topic(), *made.retry_topics())]
+        return Counter(orjson.loads(record.value)["id"] for record in chain.from_iterable(records))
+
+    def unheard(self, jobs: set[str], since_ms: float) -> set[str]:
+        """Ids that failed since then in calls of these jobs' owner, who hears nothing until others have them.
+
+        What is in flight ends within a call's time; the jobs move no sooner than after a lease.
+        """
+        until_ms = since_ms + 5 * LATENCY_MS
+        return {
+            one["id"]
+            for one in self.stage.deliveries()
+            if one["outcome"] in {"poison", "retryable"}
+            and since_ms < one["at_ms"] < until_ms
+            and any(job.endswith(f":{one['topic']}:{one['partition']}") for job in jobs)
+        }
 
     def committed(self) -> dict[int, tuple[int | None, int]]:
         """Partition -> (committed, end) as any Kafka tool sees it."""
@@ -199,24 +225,37 @@ def test_while_the_receiver_is_away_nothing_is_burnt_and_flow_resumes_when_it_is
 
 
 def test_a_worker_that_was_paused_can_do_nothing_under_its_old_epoch(scene: Callable[..., Scene]) -> None:
-    play = scene(4_000)
+    play = scene(0, latency_ms=LATENCY_MS)
+    # Half of what is in flight when it stops fails: it has copies to make when it wakes.
+    behaviours = ("ok", "poison", "ok", "retryable")
+    play.sent += [Sent(f"m-{number:05}", behaviours[number % 4]) for number in range(3_000)]
     first = play.stage.worker()
     second = play.stage.worker()
     play.stage.deploy(first, play.definition())
     spread(first, 8)
+    its = {job for job, (owner, _) in assignments(first).items() if owner == id_of(second)}
     play.produce()
     play.wait_share(0.2)
     second.signal(signal.SIGSTOP)
+    stopped_ms = time.time_ns() / 1e6
     wait_until(lambda: len(owners(first)) == 1, 20, lambda: str(owners(first)))
     report = play.settle()
     assert report.sound, report
     play.wait_committed()
-    delivered = len(play.stage.deliveries())
+    # What the receiver answered to nobody, and then to the new owner as well.
+    unheard = play.unheard(its, stopped_ms)
+    assert unheard, "nothing failed in flight: it shows nothing"
+    delivered, copies = len(play.stage.deliveries()), play.copies()
     second.signal(signal.SIGCONT)
+    wait_until(lambda: assignments(second).items() <= assignments(first).items(), 20, second.tail)
     time.sleep(4.0)
     # It starts no call; what its gRPC library had been given before the pause and had not written yet was in
-    # flight already. No commit goes back, and it lives on without the jobs.
+    # flight already. It copies nothing of what failed since: only what its producer had been given before.
+    # No commit goes back, and it lives on without the jobs.
     assert len(play.stage.deliveries()) - delivered <= MAX_IN_FLIGHT
+    again = play.copies() - copies
+    assert not unheard & again.keys(), "the new owner has finished these"
+    assert again.total() <= MAX_IN_FLIGHT
     assert all(done == end for done, end in play.committed().values())
     assert second.running
     assert len(owners(first)) >= 1

@@ -24,19 +24,21 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
 
 from app.demo.stage import Process, Stage, http, wait_until, workload
-from app.demo.traffic import create_topic
+from app.demo.traffic import Sent, create_topic, messages, produce, read_all
 from tests.system.fleet import Flow, Held, Journal, Taken, assignments, doubled, pauses, placed
 from tests.system.waits import Waits
 
 pytestmark = pytest.mark.system
 
 CLUSTER, GROUP = "east-aggregate", "billing"
+COPIED_FROM, ROUTE = "east-regional", "mirror"
 PARTITIONS, PER_PARTITION = 3, 200.0
 OTHERS = 8
 EARLY = 50  # messages in a new partition before anybody can have discovered it
 SAMPLE_MS = 100
 GAP_MS = 500
 QUIET_S, PACE_S, ENOUGH_S = 5.0, 0.4, 60.0
+IDLE = "1m"  # the shortest there is; it goes by while the changes are made
 
 
 @dataclass
@@ -50,9 +52,10 @@ class Region:
     def __post_init__(self) -> None:
         self.bootstrap = self.stage.yard.bootstrap(CLUSTER)
         self.others = [f"{self.topic}-{number}" for number in range(OTHERS)]
+        self.sleeper, self.copied = f"{self.topic}-idle", f"{self.topic}-copied"
         self.joined: list[Process] = []
         asyncio.run(create_topic(self.bootstrap, self.topic, PARTITIONS))
-        self.receiver = self.stage.receiver(GROUP, self.topic, *self.others)
+        self.receiver = self.stage.receiver(GROUP, self.topic, self.sleeper, *self.others)
         # What moves for want of room, on a machine that others use too, is not what is shown here.
         self.stage.settings["worker"] |= {"capacity": {"cpu": 16}}
         self.workers = [self.stage.worker(wait=False) for _ in range(2)]
@@ -61,6 +64,7 @@ class Region:
         # It begins at the end of what is there now: partitions that come later begin at their first message.
         self.deploy(self.topic, start="latest", target={"contract": "stream"})
         wait_until(self._shared, ENOUGH_S, lambda: f"{self.held()}\n{self.workers[0].tail()}")
+        self.lull()
 
     def _shared(self) -> bool:
         held = self.held()
@@ -68,9 +72,11 @@ class Region:
 
     def held(self, topic: str | None = None) -> Held:
         """Who owns the jobs of a workload."""
-        key = f"{GROUP}/{topic or self.topic}"
+        return self._held_by_name(f"{GROUP}/{topic or self.topic}")
+
+    def _held_by_name(self, name: str) -> Held:
         found = assignments(self.workers[0])
-        return {job: held for job, held in found.items() if job.split(":")[1] == key}
+        return {job: held for job, held in found.items() if job.split(":")[1] == name}
 
     def deploy(self, topic: str, **spec: Any) -> None:
         self.stage.deploy(self.workers[0], workload(GROUP, topic, CLUSTER, self.receiver.address, **spec))
@@ -87,11 +93,13 @@ class Region:
             yield f"create {topic}", partial(self._create, topic)
             yield f"deploy {topic}", partial(self.deploy, topic, retry=[{"delay": "1s", "attempts": 2}])
         yield "worker joins", self._join
+        yield "deploy a route", self._copy
         yield f"expand {self.topic}", partial(self.expand, self.topic, PARTITIONS, PARTITIONS + 2)
         for topic in self.others:
             changed = {"retry": [{"delay": "2s", "attempts": 2}], "flow": {"messages_per_second": 50}}
             yield f"change {topic}", partial(self.deploy, topic, **changed)
             yield f"expand {topic}", partial(self.expand, topic, 2, 4)
+        yield "delete the route", self._copy_no_more
         yield "worker ends", self._end
         for topic in self.others[: OTHERS // 2]:
             yield f"delete {topic}", partial(http, "DELETE", self._url(topic))
@@ -106,6 +114,31 @@ class Region:
 
     def _create(self, topic: str) -> None:
         asyncio.run(create_topic(self.bootstrap, topic, 2))
+
+    def _copy(self) -> None:
+        """A route to the cluster of the steady workload, of a topic that has messages already."""
+        source = self.stage.yard.bootstrap(COPIED_FROM)
+        asyncio.run(create_topic(source, self.copied, 2))
+        asyncio.run(produce(source, self.copied, messages(EARLY)))
+        self.stage.deploy(self.workers[0], {
+            "apiVersion": "switchyard/v1", "kind": "Route", "metadata": {"name": ROUTE},
+            "spec": {"from": COPIED_FROM, "to": CLUSTER, "topics": [self.copied]},
+        })  # fmt: skip
+
+    def _copy_no_more(self) -> None:
+        wait_until(lambda: len(self._held_by_name(ROUTE)) == 2, ENOUGH_S, self.workers[0].tail)
+        wait_until(
+            lambda: len(asyncio.run(read_all(self.bootstrap, self.copied))) == EARLY,
+            ENOUGH_S,
+            self.workers[0].tail,
+            0.5,
+        )
+        status, told = http("DELETE", f"{self.workers[0].url}/api/v1/routes/{ROUTE}")
+        assert status == 200, told
+
+    def wait_no_copying(self) -> None:
+        """Until nobody has a job of the route that was deleted."""
+        wait_until(lambda: not self._held_by_name(ROUTE), ENOUGH_S, lambda: f"{self._held_by_name(ROUTE)}")
 
     def _join(self) -> None:
         self.joined.append(self.stage.worker())
@@ -144,6 +177,38 @@ class Region:
             self.done.append((time.time_ns() / 1e6, name))
             act()
             time.sleep(PACE_S)
+
+    # -- a workload that sleeps ------------------------------------------------------------------
+
+    def lull(self) -> None:
+        """A workload that wakes for its first message, and gets no other for now."""
+        asyncio.run(create_topic(self.bootstrap, self.sleeper, 2))
+        self.deploy(self.sleeper, hibernate={"after": IDLE})
+        self.call("first")
+
+    def call(self, *ids: str) -> None:
+        """Messages for it, for which it gets its jobs, and which it delivers."""
+        asyncio.run(produce(self.bootstrap, self.sleeper, [Sent(one, "ok") for one in ids]))
+        wait_until(
+            lambda: set(ids) <= {*self.called()}, ENOUGH_S, lambda: f"{self.called()} {self.shown()}", 0.5
+        )
+        self.wait_jobs(self.sleeper, 2)
+
+    def called(self) -> list[str]:
+        """Ids of its deliveries."""
+        return [one["id"] for one in self.stage.deliveries() if one["topic"] == self.sleeper]
+
+    def shown(self) -> dict[str, Any]:
+        """Its state as the console has it."""
+        return dict(http("GET", self._url(self.sleeper))[1]["status"])
+
+    def wait_asleep(self) -> None:
+        """Until nobody has a job of it, since nothing came."""
+        wait_until(
+            lambda: not self.held(self.sleeper) and self.shown()["hibernated"],
+            2 * ENOUGH_S,
+            lambda: f"{self.held(self.sleeper)} {self.shown()}",
+        )
 
 
 def early(topic: str, partition: int, number: int) -> str:
@@ -188,7 +253,14 @@ def test_fifty_changes_leave_no_gap_in_the_flow_of_jobs_they_do_not_concern(
         time.sleep(1.0)
         assert len(region.done) >= 50
         region.wait_jobs(topic_name, PARTITIONS + 3)
+        region.wait_no_copying()
     wait_until(lambda: flow.sent.keys() <= journal.read().ids(), ENOUGH_S, region.workers[0].tail)
+
+    # What was idle meanwhile let its jobs go, and wakes with the first message: none is lost, none twice.
+    region.wait_asleep()
+    woken = [f"woken-{number}" for number in range(10)]
+    region.call(*woken)
+    assert sorted(region.called()) == sorted(["first", *woken])
 
     # Nobody touched them: the same owners and epochs, one decision each, nothing delivered again.
     after = region.held()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,13 +15,16 @@ import pytest
 from app.core.control_events import Assignment, Claim
 from app.demo.stage import Process, Stage, wait_until
 from app.demo.traffic import Sent, messages, produce
-from tests.system.fleet import assignments, control_log, known_workers
+from tests.system.fleet import Journal, assignments, control_log, doubled, known_workers
 from tests.system.test_delivery import MAX_IN_FLIGHT, Scene
+from tests.system.test_no_storms import gaps, longest
+from tests.system.waits import Waits
 
 pytestmark = pytest.mark.system
 
 ENOUGH_S = 60.0
 WARM, PER_SECOND = 500, 400
+GAP_MS = 1_000  # a leader is missed for longer
 UNSAVED_S = 0.6  # a snapshot interval, and what the lease allows it to be late
 
 
@@ -84,6 +88,38 @@ class Cast:
         finally:
             ended.set()
             producing.join()
+
+    @contextmanager
+    def unbroken(self, seen_by: Process, without: Process) -> Iterator[None]:
+        """No partition of others than this worker stops meanwhile: what is there is delivered.
+
+        What a plain consumer waits for as well, and time without a core, does not count (`test_no_storms`).
+        """
+        stage, topic, receiver = self.play.stage, self.play.topic, self.play.receiver.popen.pid
+        owners = {
+            int(job.rpartition(":")[2]): self.ids[owner]
+            for job, (owner, _) in assignments(seen_by).items()
+            if f":{topic}:" in job and self.ids[owner] is not without
+        }
+        assert owners
+        journal, witness = Journal(stage.journal), Journal(stage.home / "witness.jsonl")
+        told = [self.play.bootstrap, topic, str(self.play.partitions), str(witness.path)]
+        stage.start("witness", [sys.executable, "-m", "tests.system.witness", *told])
+        wait_until(lambda: all(witness.read().taken[topic, p] for p in owners), ENOUGH_S, self._seen)
+        with Waits([receiver, *{owner.popen.pid for owner in owners.values()}]) as waits:
+            began_ms = time.time_ns() / 1e6
+            yield
+            ended_ms = time.time_ns() / 1e6
+        journal.read(), witness.read()
+        for partition, owner in owners.items():
+            taken, read = journal.taken[topic, partition], witness.taken[topic, partition]
+            again = {*doubled(taken)}  # by way of the retry topic, whose partitions others may have
+            there = {one.id: one.timestamp_ms for one in (*taken, *read)}
+            seen = gaps(read, there)
+            for ms, at_ms in gaps([one for one in taken if one not in again], there):
+                starved_ms = sum(waits.waited(pid, at_ms - ms, at_ms) for pid in (receiver, owner.popen.pid))
+                left_ms = ms - starved_ms - longest((ms, at_ms), seen)
+                assert left_ms < GAP_MS or not began_ms <= at_ms <= ended_ms, (partition, ms, starved_ms)
 
     def wait_moved(self, gone: list[Process], seen_by: Process) -> None:
         """Until every job of these belongs to others, who deliver what comes in."""
@@ -152,10 +188,11 @@ def test_two_leaders_at_once_do_no_harm_and_nothing_stops_while_there_is_none(
     with play.load():
         first, others = play.leader_and_others()
         before = assignments(others[0])
-        first.signal(signal.SIGSTOP)
-        wait_until(lambda: play.leader(others[0]) in others, ENOUGH_S, play._seen)
-        second = others[0] if play.leader(others[0]) is others[0] else others[1]
-        play.wait_moved([first], second)
+        with play.unbroken(others[0], without=first):
+            first.signal(signal.SIGSTOP)
+            wait_until(lambda: play.leader(others[0]) in others, ENOUGH_S, play._seen)
+            second = others[0] if play.leader(others[0]) is others[0] else others[1]
+            play.wait_moved([first], second)
         after = assignments(second)
         stopped = play.id_of(first)
         for job, (owner, epoch) in before.items():  # each of its jobs moved once, the others did not
