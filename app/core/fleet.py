@@ -57,10 +57,7 @@ class Slot:
 
     def measure(self) -> None:
         """Brings the level up to date."""
-        used, capacity = self.used, self.capacity
-        cpu, memory, network = used[0] / capacity[0], used[1] / capacity[1], used[2] / capacity[2]
-        fullest = cpu if cpu > memory else memory
-        self.level = network if network > fullest else fullest
+        self.level = self.level_with(NONE)
 
     def level_with(self, size: Vector) -> float:
         """The level with a job of this size in addition."""
@@ -157,13 +154,8 @@ class Bins:
 
     def put(self, slot: Slot, size: Vector, hot: str = "") -> None:
         """`slot` gets a job."""
-        used, capacity = slot.used, slot.capacity  # add() and measure() in one: this is done for every job
-        cpu, memory, network = used[0] + size[0], used[1] + size[1], used[2] + size[2]
-        slot.used = (cpu, memory, network)
-        slot.count += 1
-        cpu, memory, network = cpu / capacity[0], memory / capacity[1], network / capacity[2]
-        fullest = cpu if cpu > memory else memory
-        slot.level = network if network > fullest else fullest
+        slot.level = slot.level_with(size)
+        slot.add(size)
         if hot:
             slot.hot.add(hot)
         entry = (slot.level, slot.count, slot.name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from itertools import groupby
 
 from app.core.control_events import Assignment
 from app.core.fleet import ROUNDING, Bins, Slot, mean_of, percent
@@ -59,7 +58,7 @@ class Round:
         self.hot_from = tuple(rules.hot * mean for mean in self.mean)
         self.grouped = bool(groups) or any(self.bins)
         self.settled: dict[str, list[str]] = {name: [] for name in self.slots}
-        self.homeless: dict[str, str] = {}  # job -> why
+        self.homeless: list[tuple[str, str]] = []
         self.arriving: list[str] = []
         self.misplaced: list[str] = []
         self.decisions: list[Decision] = []
@@ -97,7 +96,7 @@ class Round:
                 self._end(job, held)
             elif slot is None and owner not in live:
                 housed += 1
-                self.homeless[job] = f"{owner} is dead"
+                self.homeless.append((job, f"{owner} is dead"))
             elif held.release:
                 housed += 1
                 self.arriving.append(job)  # it counts for whoever gets it, not for whom it leaves
@@ -134,9 +133,11 @@ class Round:
             )
         if housed < len(wanted):
             assignments = self.assignments
-            for job in wanted:
-                if (found := assignments.get(job)) is None or not found.worker:
-                    self.homeless[job] = "it had no owner" if found is None else _why_homeless(found)
+            self.homeless += [
+                (job, "it had no owner" if found is None else _why_homeless(found))
+                for job in wanted
+                if (found := assignments.get(job)) is None or not found.worker
+            ]
 
     def _end(self, job: str, held: Assignment) -> None:
         """A job that should not run."""
@@ -175,17 +176,16 @@ class Round:
 
     def _place_homeless(self) -> None:
         crowded, lost = dict[str, int](), dict[str, list[str]]()
-        loads, grouped, hot_from, decide = self.loads, self.grouped, self.rules.hot, self.decisions.append
+        loads, grouped, hot_from = self.loads, self.grouped, self.rules.hot
         cpu, memory, network = self.mean
-        sizes, levels = dict[str, Vector](), dict[str, float]()
-        for job in self.homeless:
-            sizes[job] = size = vector(loads.get(job, DEFAULT_JOB))
-            levels[job] = max(size[0] / cpu, size[1] / memory, size[2] / network)
-        largest_first = sorted(self.homeless, key=levels.__getitem__, reverse=True)
-        equals = groupby(largest_first, levels.__getitem__)
-        for job in [job for _, same in equals for job in sorted(same)]:
-            size, why = sizes[job], self.homeless[job]
-            hot = topic_of(job) if levels[job] >= hot_from else ""
+        ordered = []
+        for job, why in self.homeless:
+            size = vector(loads.get(job, DEFAULT_JOB))
+            level = max(size[0] / cpu, size[1] / memory, size[2] / network)
+            ordered.append((-level, job, why, size))
+        ordered.sort()
+        for level, job, why, size in ordered:
+            hot = topic_of(job) if -level >= hot_from else ""
             group = self._group(job) if grouped else ""
             bins = self.bins.get(group)
             if bins is None:
@@ -194,7 +194,7 @@ class Round:
             target, reason, room = self._home(job, size, hot, why, bins)
             if not room:
                 crowded[group] = crowded.get(group, 0) + 1
-            decide(Decision(job, target.name, False, reason))
+            self.decisions.append(Decision(job, target.name, release=False, reason=reason))
             bins.put(target, size, hot)
         self._tell_of_homeless(crowded, lost)
 
