@@ -8,18 +8,30 @@ and by the fold of the control log at the change's own place in it.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
 from app.clock import now_ms
 from app.config.problems import Document, read_documents
 from app.console.acts import actor_of
-from app.console.answers import ApiError
+from app.console.answers import ApiError, json_response
 from app.console.describe import TEXT, Param
-from app.core.control_events import ALL, AnyControlEvent, DefinitionPut, Paused, RouteDeleted, WorkloadDeleted
+from app.core.control_events import (
+    ALL,
+    AnyControlEvent,
+    DefinitionPut,
+    Paused,
+    RouteDeleted,
+    RoutePut,
+    WorkloadDeleted,
+    WorkloadPut,
+)
 
 if TYPE_CHECKING:
+    from app.config.definitions import RouteDefinition, Workload
+    from app.config.plan import Plan
     from app.console.api import Api
 
 YAML = ("application/yaml", "application/x-yaml", "text/yaml")
@@ -37,6 +49,47 @@ async def append(api: Api, event: AnyControlEvent) -> None:
         raise ApiError(
             412, "Changed meanwhile", "somebody else changed it at the same moment; read it, then decide"
         )
+
+
+async def define(
+    api: Api,
+    request: web.Request,
+    kind: type[WorkloadPut | RoutePut],
+    definition: Workload | RouteDefinition,
+    current: DefinitionPut | None,
+    expected: str | None,
+    planned: Plan,
+    *,
+    dry_run: bool,
+) -> dict[str, Any]:
+    """Writes a definition down, if it changes anything and goes together with all others; what to answer.
+    Raises ApiError.
+    """
+    if planned.conflicts:
+        raise ApiError(409, "Conflict", "; ".join(planned.conflicts))
+    key, etag = definition.key, definition.etag()
+    changed = current is None or current.etag != etag
+    if changed and not dry_run:
+        event = kind(
+            at_ms=now_ms(),
+            key=key,
+            definition=definition.to_wire(),
+            etag=etag,
+            actor=actor_of(request),
+            expected=expected,
+        )
+        await append(api, event)
+    return {"key": key, "etag": etag, "changed": changed, "dry_run": dry_run,
+            "warnings": list(planned.warnings)}  # fmt: skip
+
+
+def defined(
+    answer: dict[str, Any], warnings: Iterable[object], current: DefinitionPut | None
+) -> web.Response:
+    """The response to a PUT: 201 for what was not there before; `warnings` of the document come first."""
+    answer["warnings"] = [*map(str, warnings), *answer["warnings"]]
+    created = current is None and not answer["dry_run"]
+    return json_response(answer, 201 if created else 200, {"ETag": f'"{answer["etag"]}"'})
 
 
 async def delete(api: Api, request: web.Request, put: DefinitionPut) -> None:

@@ -160,6 +160,18 @@ def _of_the_region(runtime: Runtime) -> Iterator[Metric]:
     yield from workloads
 
 
+def _of_any_job(status: JobStatus) -> tuple[tuple[str, ...], dict[str, float | None]]:
+    """Labels and values of a job, whatever it is for."""
+    job = JobId.parse(status.job)
+    return (job.name, job.topic, str(job.partition)), {
+        "lag_messages": lag_messages(status),
+        "lag_seconds": lag_s(status, now_ms()),
+        "unfinished_messages": status.unfinished,
+        "fetched_bytes": status.buffered_bytes,
+        "paused": status.state == "paused",
+    }
+
+
 def _of_jobs(jobs: Sequence[JobStatus]) -> Iterator[Metric]:
     gauges = _Family("switchyard", JOB, _JOB_GAUGES)
     counters = {
@@ -167,21 +179,15 @@ def _of_jobs(jobs: Sequence[JobStatus]) -> Iterator[Metric]:
         for name, text in _JOB_COUNTERS.items()
     }
     for status in jobs:
-        job = JobId.parse(status.job)
-        labels = (job.name, job.topic, str(job.partition))
-        values: dict[str, float | None] = {
-            "lag_messages": lag_messages(status),
-            "lag_seconds": lag_s(status, now_ms()),
+        labels, values = _of_any_job(status)
+        values |= {
             "in_flight_messages": status.in_flight,
-            "unfinished_messages": status.unfinished,
             "ready_messages": status.ready,
             "behind_messages": status.behind,
             "postponed_messages": status.postponed,
             "backoff_messages": status.backoff,
             "tracker_used_messages": status.used,
             "tracker_capacity_messages": status.capacity,
-            "fetched_bytes": status.buffered_bytes,
-            "paused": status.state == "paused",
             "catching_up": status.state == "catching-up",
             "emptying": status.state == "emptying",
         }
@@ -198,15 +204,7 @@ def _of_routes(jobs: Sequence[JobStatus]) -> Iterator[Metric]:
         "switchyard_route_copied_messages", "Records that the destination acknowledged", labels=ROUTE_JOB
     )
     for status in jobs:
-        job = JobId.parse(status.job)
-        labels = (job.name, job.topic, str(job.partition))
-        values: dict[str, float | None] = {
-            "lag_messages": lag_messages(status),
-            "lag_seconds": lag_s(status, now_ms()),
-            "unfinished_messages": status.unfinished,
-            "fetched_bytes": status.buffered_bytes,
-            "paused": status.state == "paused",
-        }
+        labels, values = _of_any_job(status)
         gauges.add(labels, values)
         copied.add_metric(labels, status.delivered)
     yield from gauges

@@ -18,7 +18,17 @@ from app.config.route_edit import NoSuchEdit, with_topic, without_topic
 from app.console import overview, shapes, shapes_routes
 from app.console.acts import actor_of
 from app.console.answers import ApiError, json_response, paged
-from app.console.defining import DRY_RUN, MATCH, YAML, append, condition, delete, flag, read_definition
+from app.console.defining import (
+    DRY_RUN,
+    MATCH,
+    YAML,
+    condition,
+    define,
+    defined,
+    delete,
+    flag,
+    read_definition,
+)
 from app.console.describe import ACTOR, JSON, PAGE, Answer, Page, described
 from app.console.hop import HOP, LOOK_S, hand_over
 from app.control.operators import Operators
@@ -127,9 +137,7 @@ class RouteRoutes:
         current = self._api.runtime.control.view.routes.get(route.key)
         expected = condition(request, current)
         answer = await self._define(request, route, current, expected, dry_run=dry_run)
-        answer["warnings"] = [*map(str, warnings), *answer["warnings"]]
-        created = current is None and not dry_run
-        return json_response(answer, 201 if created else 200, {"ETag": f'"{answer["etag"]}"'})
+        return defined(answer, warnings, current)
 
     async def _define(
         self,
@@ -141,25 +149,11 @@ class RouteRoutes:
         dry_run: bool,
     ) -> dict[str, Any]:
         """Writes it down, if it goes together with all others. Raises ApiError."""
-        catalog, view, etag = self._api.runtime.catalog, self._api.runtime.control.view, route.etag()
+        catalog, view = self._api.runtime.catalog, self._api.runtime.control.view
         known = {name: found for name in list(view.routes) if (found := catalog.route(name)) is not None}
         # What is proved of names takes a moment: away from the loop that pushes messages.
         planned = await asyncio.to_thread(plan, {}, [route], routes=known)
-        if planned.conflicts:
-            raise ApiError(409, "Conflict", "; ".join(planned.conflicts))
-        changed = current is None or current.etag != etag
-        if changed and not dry_run:
-            event = RoutePut(
-                at_ms=now_ms(),
-                key=route.key,
-                definition=route.to_wire(),
-                etag=etag,
-                actor=actor_of(request),
-                expected=expected,
-            )
-            await append(self._api, event)
-        return {"key": route.key, "etag": etag, "changed": changed, "dry_run": dry_run,
-                "warnings": list(planned.warnings)}  # fmt: skip
+        return await define(self._api, request, RoutePut, route, current, expected, planned, dry_run=dry_run)
 
     @described(shapes.Deleted, headers=(*MATCH, *ACTOR), problems=(404, 412))
     async def delete_route(self, request: web.Request) -> web.Response:

@@ -13,9 +13,18 @@ from app.config.definitions import Workload, parse_definition
 from app.config.plan import plan
 from app.config.problems import InvalidConfiguration, Problem
 from app.console import overview, shapes
-from app.console.acts import actor_of
 from app.console.answers import ApiError, json_response
-from app.console.defining import DRY_RUN, MATCH, YAML, append, condition, delete, flag, read_definition
+from app.console.defining import (
+    DRY_RUN,
+    MATCH,
+    YAML,
+    condition,
+    define,
+    defined,
+    delete,
+    flag,
+    read_definition,
+)
 from app.console.describe import ACTOR, JSON, Answer, described
 from app.core.control_events import WorkloadPut
 from app.payload.descriptors import DescriptorError
@@ -84,27 +93,13 @@ class WorkloadRoutes:
             raise InvalidConfiguration([problem]) from error
         current = self._api.runtime.control.view.workloads.get(workload.key)
         expected = condition(request, current)
-        etag = workload.etag()
         catalog = self._api.runtime.catalog
         known = {key: w for key in self._api.runtime.control.view.workloads if (w := catalog.workload(key))}
         planned = plan(known, [workload])
-        if planned.conflicts:
-            raise ApiError(409, "Conflict", "; ".join(planned.conflicts))
-        changed = current is None or current.etag != etag
-        if changed and not dry_run:
-            event = WorkloadPut(
-                at_ms=now_ms(),
-                key=workload.key,
-                definition=workload.to_wire(),
-                etag=etag,
-                actor=actor_of(request),
-                expected=expected,
-            )
-            await append(self._api, event)
-        told_back = {"key": workload.key, "etag": etag, "changed": changed, "dry_run": dry_run,
-                "warnings": [*map(str, warnings), *planned.warnings]}  # fmt: skip
-        created = current is None and not dry_run
-        return json_response(told_back, 201 if created else 200, {"ETag": f'"{etag}"'})
+        answer = await define(
+            self._api, request, WorkloadPut, workload, current, expected, planned, dry_run=dry_run
+        )
+        return defined(answer, warnings, current)
 
     @described(shapes.Deleted, headers=(*MATCH, *ACTOR), problems=(404, 412))
     async def delete_workload(self, request: web.Request) -> web.Response:

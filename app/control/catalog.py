@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -27,6 +27,7 @@ from aiokafka.errors import KafkaError, for_code
 from app.clock import now_ms
 from app.config.definitions import RouteDefinition, Workload
 from app.control.backlog import read_backlog
+from app.control.beginning import Trouble
 from app.control.data_clusters import DataClusters
 from app.control.definitions import Parsed
 from app.control.hibernation import Sleepers
@@ -53,7 +54,7 @@ class Catalog:
         self,
         control: ControlLog,
         clusters: DataClusters,
-        on_trouble: Callable[[str, str, str, str], None],
+        on_trouble: Trouble,
     ) -> None:
         self._control = control
         self._clusters = clusters

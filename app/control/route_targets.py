@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Set
+from collections.abc import AsyncIterator, Collection, Mapping, Set
 from dataclasses import dataclass, field, replace
 
 import structlog
 from aiokafka.errors import KafkaError
 
 from app.config.route import RouteDefinition
+from app.control.beginning import Trouble
 from app.control.cluster_topics import ClusterTopics
 from app.control.data_clusters import DataClusters
 from app.control.topic_settings import safe_replication
@@ -33,7 +34,6 @@ AT_ONCE = 100  # topics planned before the loop is given back: each takes a tent
 
 Target = tuple[str, str]  # cluster and topic
 Routes = Mapping[str, tuple[RouteDefinition, Mapping[str, str]]]  # with the copies' names, by topic
-Tell = Callable[[str, str, str, str], None]
 
 REFUSED = {
     "create": "could not be created",
@@ -86,7 +86,7 @@ class _Refused:
 class Targets:
     """See the module. `topics` is what is known of clusters."""
 
-    def __init__(self, topics: Mapping[str, ClusterTopics], clusters: DataClusters, tell: Tell) -> None:
+    def __init__(self, topics: Mapping[str, ClusterTopics], clusters: DataClusters, tell: Trouble) -> None:
         self._topics = topics
         self._clusters = clusters
         self._tell = tell

@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -28,6 +28,7 @@ import structlog
 from aiokafka.errors import KafkaError
 
 from app.config.route import RouteDefinition
+from app.control.beginning import Trouble
 from app.control.cluster_topics import ClusterTopics
 from app.control.data_clusters import DataClusters
 from app.control.definitions import Parsed
@@ -90,7 +91,7 @@ class RoutesCatalog:
         self,
         control: ControlLog,
         clusters: DataClusters,
-        on_trouble: Callable[[str, str, str, str], None],
+        on_trouble: Trouble,
     ) -> None:
         self._control = control
         self._clusters = clusters

@@ -58,32 +58,28 @@ def copies(fetched: Fetched, max_batch_bytes: int, edit: Edit | None = None) -> 
             position, fetched.next_offset, bytes(fetched.data), f"damaged: {fetched.damage}"
         )
     shown = Committed(fetched.aborted)
-    small: list[Batch] = []  # from `position` on
-    end, size_bytes = position, 0
+    run: list[Batch] = []  # from `position` to `end`, to travel as one
+    end, left_bytes = position, 0
     for batch in iter_batches(fetched.data):
         header = batch.header
         if not shown.shows(batch) or header.next_offset <= end or not header.record_count:
             continue
         fits = edit is None and not why_not(header, end, max_batch_bytes)
         joins = fits and _is_small(batch)
-        size_bytes += len(batch.data)
-        if small and not (joins and size_bytes <= min(JOINED_BYTES, max_batch_bytes)):
-            yield from _joined(small, position, max_batch_bytes)
-            small, position = [], end
-        if joins:
-            if not small:
-                size_bytes = len(batch.data)
-            small.append(batch)
-            end = header.next_offset
-            continue
+        if run and not (joins and len(batch.data) <= left_bytes):
+            yield from _joined(run, position, max_batch_bytes)
+            run, position = [], end
         if fits:
-            yield Copy(batch.data, header.record_count, position, header.next_offset)
-            position = end = header.next_offset
+            if not run:
+                left_bytes = min(JOINED_BYTES, max_batch_bytes) if joins else 0
+            run.append(batch)
+            left_bytes -= len(batch.data)
+            end = header.next_offset
             continue
         for copy in reencoded(batch, position, max_batch_bytes, edit):
             yield copy
             position = end = copy.source_end
-    yield from _joined(small, position, max_batch_bytes)
+    yield from _joined(run, position, max_batch_bytes)
 
 
 def _is_small(batch: Batch) -> bool:

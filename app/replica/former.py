@@ -64,19 +64,13 @@ def prints_of(copy: Copy, *, timed: bool) -> list[int]:
 
 
 def without(copy: Copy, count: int, max_batch_bytes: int) -> list[Copy]:
-    """The copy without its first `count` records. Which of its source's offsets those have is not known: all
-    but the last of what is returned end where they begin.
+    """The copy without its first `count` records, in batches that are encoded anew. Which of its source's
+    offsets their records have is not known: only the last moves a position, to the end of the copy.
 
     Raises: UndecodableBatch.
     """
-    batch = _batch(copy)
-    found = reencoded(batch, batch.header.base_offset + count, max_batch_bytes)
-    return squeezed(found, copy)
-
-
-def squeezed(pieces: list[Copy], copy: Copy) -> list[Copy]:
-    """Pieces of `copy`, of which only the last moves a position: to the end of the copy."""
-    start, end = copy.source_start, copy.source_end
+    batch, start, end = _batch(copy), copy.source_start, copy.source_end
+    pieces = reencoded(batch, batch.header.base_offset + count, max_batch_bytes)
     last = len(pieces) - 1
     return [
         piece._replace(source_start=start, source_end=end if at == last else start)

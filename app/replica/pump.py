@@ -36,6 +36,7 @@ from app.kafka.fetched import Fetched, Gap
 from app.replica.ledger import Ledger, Sent
 from app.replica.marks import Marks
 from app.replica.refused import Obstacle
+from app.replica.verify import Tell
 from app.replica.way import Way
 from app.wire import JobStatus
 
@@ -49,7 +50,6 @@ NO_PROGRESS_S = 30.0
 FIRST_TIMESTAMP = slice(27, 35)  # of a batch
 
 OnBarrier = Callable[["ReplicaPump", int, int], None]  # source's and destination's next offset
-Tell = Callable[[str, str, str, str], None]  # kind, subject, message, remedy
 
 
 class ReplicaPump:

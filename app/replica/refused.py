@@ -11,13 +11,11 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 
-from app.core.record_batch import iter_batches
 from app.core.verbatim import Copy
-from app.kafka.append_encode import reencoded
 from app.kafka.append_errors import Refused
 from app.kafka.append_lane import Lane
 from app.kafka.decode import UndecodableBatch
-from app.replica.former import squeezed
+from app.replica.former import without
 from app.replica.ledger import Ledger, Sent
 
 RETRY_S = 5.0
@@ -100,7 +98,6 @@ class Obstacle:
 
 def _mended(copy: Copy, max_batch_bytes: int) -> list[Copy]:
     """Its records in other batches, of which only the last moves a position; [] when that cannot be."""
-    batch = next(iter_batches(memoryview(copy.data)))
     with contextlib.suppress(UndecodableBatch):
-        return squeezed(reencoded(batch, batch.header.base_offset, max_batch_bytes), copy)
+        return without(copy, 0, max_batch_bytes)
     return []

@@ -11,7 +11,9 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
 from app.kafka.append_seek import walk
 from app.kafka.clusters import ClusterClient
+from app.replica.pump import ReplicaPump
 from tests.kafka.conftest import create, producing
+from tests.kafka.second_broker import delete
 from tests.replica.stand import Row, Stand, rows
 
 
@@ -37,6 +39,23 @@ async def write(stand: Stand, topic: str, count: int, name: str = "v", **options
             for n in range(count)
         ]
         await asyncio.gather(*sent)
+
+
+async def copying(stand: Stand, topic: str, count: int = 100, **options: Any) -> ReplicaPump:
+    """A replica of a topic on both sides that has copied `count` records."""
+    await both(stand, topic)
+    await write(stand, topic, count, **options)
+    pump = await stand.begin(topic)
+    await stand.copied([pump])
+    return pump
+
+
+async def made_anew(client: ClusterClient, topic: str) -> None:
+    """Deletes the topic, and creates it again."""
+    await delete(client, topic)
+    while topic in await client.topics():  # noqa: ASYNC110 - the broker's
+        await asyncio.sleep(0.05)
+    await create(client, topic, 1)
 
 
 async def same(stand: Stand, topic: str) -> int:

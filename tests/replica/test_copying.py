@@ -10,7 +10,7 @@ from aiokafka import AIOKafkaProducer
 from app.core.verbatim import Copy
 from tests.kafka.conftest import producing
 from tests.kafka.test_append import batch_of
-from tests.replica.source import both, same, write
+from tests.replica.source import both, copying, same, write
 from tests.replica.stand import Stand, rows
 
 
@@ -116,10 +116,7 @@ async def test_barriers_are_true_and_told_at_the_beginning_by_count_and_when_idl
 async def test_nothing_is_appended_while_the_lease_does_not_hold_nor_while_paused(
     stand: Stand, topic_name: str
 ) -> None:
-    await both(stand, topic_name)
-    await write(stand, topic_name, 100)
-    pump = await stand.begin(topic_name)
-    await stand.copied([pump])
+    pump = await copying(stand, topic_name)
     stand.lease.expires_at_s = 0.0
     await write(stand, topic_name, 100)
     await asyncio.sleep(0.3)

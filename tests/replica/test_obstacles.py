@@ -11,8 +11,7 @@ from app.kafka.fetched import Gap
 from app.kafka.topic_configs import alter
 from app.yard import Yard
 from tests.kafka.conftest import create, producing
-from tests.kafka.second_broker import delete
-from tests.replica.source import batches_of, both, same, write
+from tests.replica.source import batches_of, both, copying, made_anew, same, write
 from tests.replica.stand import Stand, rows, standing
 
 
@@ -99,10 +98,7 @@ async def test_while_the_destination_is_away_nothing_is_lost_and_afterwards_all_
 async def test_offsets_that_the_source_lost_are_passed_over_once_what_is_before_them_is_copied(
     stand: Stand, topic_name: str
 ) -> None:
-    await both(stand, topic_name)
-    await write(stand, topic_name, 100)
-    pump = await stand.begin(topic_name)
-    await stand.copied([pump])
+    pump = await copying(stand, topic_name)
     pump.skip(Gap("k", topic_name, 0, 100, 150, "deleted"))
     await stand.until(lambda: pump.base == 150)
 
@@ -139,14 +135,8 @@ async def test_a_fault_of_its_own_makes_the_replica_begin_again_and_skips_nothin
 async def test_a_destination_that_is_made_anew_while_copying_makes_the_replica_begin_again(
     stand: Stand, topic_name: str
 ) -> None:
-    await both(stand, topic_name)
-    await write(stand, topic_name, 100)
-    pump = await stand.begin(topic_name)
-    await stand.copied([pump])
-    await delete(stand.target, topic_name)
-    while topic_name in await stand.target.topics():  # noqa: ASYNC110 - the broker's
-        await asyncio.sleep(0.05)
-    await create(stand.target, topic_name, 1)
+    pump = await copying(stand, topic_name)
+    await made_anew(stand.target, topic_name)
     await stand.until(lambda: pump.lost)
     assert "made anew" in pump.status().trouble
 

@@ -8,10 +8,9 @@ import pytest
 
 from app.core.ranges import Snapshot
 from app.kafka.append_errors import Fenced
-from tests.kafka.conftest import ENOUGH_S, create
-from tests.kafka.second_broker import delete
+from tests.kafka.conftest import ENOUGH_S
 from tests.kafka.test_append import batch_of
-from tests.replica.source import batches_of, both, compacted, same, write
+from tests.replica.source import batches_of, both, compacted, copying, made_anew, same, write
 from tests.replica.stand import Stand, rows
 
 
@@ -40,10 +39,7 @@ async def test_what_a_killed_owner_had_under_way_is_copied_once_and_in_order_by_
 
 async def test_a_former_owner_that_wakes_is_shut_out_by_its_successor(stand: Stand, topic_name: str) -> None:
     """Interleaved writers after a move: the zombie goes on appending and nothing of it gets in."""
-    await both(stand, topic_name)
-    await write(stand, topic_name, 300)
-    zombie = await stand.begin(topic_name)
-    await stand.copied([zombie])
+    zombie = await copying(stand, topic_name, 300)
     stand.freeze(zombie)
     successor = await stand.begin(topic_name)
     await write(stand, topic_name, 300, "later")
@@ -144,16 +140,10 @@ async def test_without_a_note_copying_goes_on_from_the_position(stand: Stand, to
 async def test_a_destination_that_was_made_anew_is_told_and_copying_goes_on_where_it_stood(
     stand: Stand, topic_name: str
 ) -> None:
-    await both(stand, topic_name)
-    await write(stand, topic_name, 100)
-    pump = await stand.begin(topic_name)
-    await stand.copied([pump])
+    pump = await copying(stand, topic_name)
     await stand.until(lambda: stand.saved[0][0].base == 100)
     stand.kill(pump)
-    await delete(stand.target, topic_name)
-    while topic_name in await stand.target.topics():  # noqa: ASYNC110 - the broker's
-        await asyncio.sleep(0.05)
-    await create(stand.target, topic_name, 1)
+    await made_anew(stand.target, topic_name)
     await write(stand, topic_name, 50, "new")
     pump = await stand.begin(topic_name)
     await stand.copied([pump])

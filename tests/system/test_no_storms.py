@@ -23,7 +23,7 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
 
-from app.demo.stage import Process, Stage, http, wait_until, workload
+from app.demo.stage import Process, Stage, http, route, wait_until, workload
 from app.demo.traffic import Sent, create_topic, messages, produce, read_all
 from tests.system.fleet import Flow, Held, Journal, Taken, assignments, doubled, pauses, placed
 from tests.system.waits import Waits
@@ -120,10 +120,7 @@ class Region:
         source = self.stage.yard.bootstrap(COPIED_FROM)
         asyncio.run(create_topic(source, self.copied, 2))
         asyncio.run(produce(source, self.copied, messages(EARLY)))
-        self.stage.deploy(self.workers[0], {
-            "apiVersion": "switchyard/v1", "kind": "Route", "metadata": {"name": ROUTE},
-            "spec": {"from": COPIED_FROM, "to": CLUSTER, "topics": [self.copied]},
-        })  # fmt: skip
+        self.stage.deploy(self.workers[0], route(ROUTE, COPIED_FROM, CLUSTER, self.copied))
 
     def _copy_no_more(self) -> None:
         wait_until(lambda: len(self._held_by_name(ROUTE)) == 2, ENOUGH_S, self.workers[0].tail)

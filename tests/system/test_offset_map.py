@@ -11,7 +11,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from app import wire
 from app.core.offset_map import Line, Source, line_key, translate
-from app.demo.stage import Process, Stage
+from app.demo.stage import Process, Stage, route
 from app.demo.traffic import create_topic
 from app.topics import ControlTopics
 from tests.system.compare_topics import compare_topics
@@ -22,13 +22,6 @@ PARTITIONS, HALF, APART = 2, 10_000, 1_000
 SOURCE, COPIES = "east-regional", "east-aggregate"
 ENOUGH_S = 90.0
 Values = dict[int, list[bytes]]
-
-
-def route(name: str, topic: str) -> dict[str, object]:
-    spec = {"from": SOURCE, "to": COPIES, "topics": [topic], "rename": f"{name}.{{topic}}"}
-    checkpoint = {"every": "1s", "records": APART}
-    return {"apiVersion": "switchyard/v1", "kind": "Route", "metadata": {"name": name},
-            "spec": {**spec, "checkpoint": checkpoint}}  # fmt: skip
 
 
 async def write(bootstrap: str, topic: str, first: int) -> None:
@@ -76,7 +69,10 @@ async def test_positions_in_one_copy_are_translated_into_another_without_loss_al
     await create_topic(source, topic, PARTITIONS)
     await write(source, topic, 0)
     for name in names:
-        await asyncio.to_thread(stage.deploy, worker, route(name, topic))
+        checkpoint = {"every": "1s", "records": APART}
+        rename = f"{name}.{{topic}}"
+        copied = route(name, SOURCE, COPIES, topic, rename=rename, checkpoint=checkpoint)
+        await asyncio.to_thread(stage.deploy, worker, copied)
     await read(copies, f"{names[0]}.{topic}", 1, worker)  # it copies
     worker.kill()
     await write(source, topic, HALF)

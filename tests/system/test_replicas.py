@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-from app.demo.stage import Process, Stage, http, wait_until
+from app.demo.stage import Process, Stage, http, route, wait_until
 from app.demo.traffic import create_topic
 from tests.kafka.conftest import producing
 from tests.system.compare_topics import compare_topics
@@ -62,9 +62,7 @@ def test_a_copy_is_the_source_record_by_record_after_workers_were_killed_and_dra
     home, away = stage.yard.bootstrap(HOME), stage.yard.bootstrap(AWAY)
     asyncio.run(create_topic(home, topic_name, PARTITIONS))
     workers = [stage.worker(), stage.worker()]
-    spec = {"from": HOME, "to": AWAY, "topics": [topic_name]}
-    stage.deploy(workers[0], {"apiVersion": "switchyard/v1", "kind": "Route", "metadata": {"name": "copy"},
-                              "spec": spec})  # fmt: skip
+    stage.deploy(workers[0], route("copy", HOME, AWAY, topic_name))
     ending = threading.Event()
     producer = threading.Thread(target=lambda: asyncio.run(_produce(home, topic_name, ending)))
     producer.start()

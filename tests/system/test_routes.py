@@ -12,7 +12,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from app import wire
 from app.core.control_events import RoutePut
-from app.demo.stage import Process, Stage, http, wait_until
+from app.demo.stage import Process, Stage, http, route, wait_until
 from app.demo.traffic import create_topic
 from app.kafka.clusters import ClusterClient, ClusterSpec
 from app.kafka.topic_configs import expand
@@ -36,10 +36,8 @@ class Yardmaster:
         return f"{self.prefix}.{name}"
 
     def deploy(self, name: str, *topics: str) -> None:
-        self.stage.deploy(self.workers[0], {
-            "apiVersion": "switchyard/v1", "kind": "Route", "metadata": {"name": name},
-            "spec": {"from": SOURCE, "to": TARGET, "topics": list(topics), "rename": "{cluster}.{topic}"},
-        })  # fmt: skip
+        definition = route(name, SOURCE, TARGET, *topics, rename="{cluster}.{topic}")
+        self.stage.deploy(self.workers[0], definition)
 
     def ask(self, method: str, path: str, worker: Process | None = None) -> Any:
         status, body = http(method, f"{(worker or self.workers[1]).url}/api/v1/routes/{path}")

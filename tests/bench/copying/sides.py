@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.demo.stage import Process, Stage, http
+from app.demo.stage import Process, Stage, http, route
 from app.demo.traffic import create_topic
 from app.yard.java import Java
 from tests.bench import mirror_maker
@@ -20,16 +20,6 @@ from tests.bench.copying.topic import PARTITIONS, Shape, drop
 from tests.bench.copying.watch import Figures, watch
 
 SOURCE, COPIES = "east-regional", "east-aggregate"
-
-
-def route(name: str, topic: str, copy: str) -> dict[str, Any]:
-    """A route's definition that copies one topic."""
-    return {
-        "apiVersion": "switchyard/v1",
-        "kind": "Route",
-        "metadata": {"name": name, "owner": "bench"},
-        "spec": {"from": SOURCE, "to": COPIES, "topics": [topic], "rename": {"names": {topic: copy}}},
-    }
 
 
 @dataclass
@@ -85,7 +75,8 @@ class Sides:
     def _ours(self, topic: str) -> Iterator[tuple[Process, str]]:
         name = f"ours{next(self._numbers)}"
         copy = f"{name}.{topic}"
-        self.stage.deploy(self.worker, route(name, topic, copy))
+        rename = {"names": {topic: copy}}
+        self.stage.deploy(self.worker, route(name, SOURCE, COPIES, topic, rename=rename))
         try:
             yield self.worker, copy
         finally:
