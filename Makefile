@@ -6,10 +6,10 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test lint bench docs lock clean
+.PHONY: help demo demo-failover test lint bench docs lock clean
 
 help: ## this list
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 $(STAMP): requirements.lock pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) is not on PATH; install Python 3.11 or set PYTHON=/path/to/python3.11" >&2; exit 1; }
@@ -20,6 +20,9 @@ $(STAMP): requirements.lock pyproject.toml
 
 demo: $(STAMP) ## the whole story on this machine; ONCE=1 runs it to its end and reports
 	$(BIN)/python -m app.demo $(if $(ONCE),--once)
+
+demo-failover: $(STAMP) ## a region is killed, another goes on, it comes back; ONCE=1 reports and ends
+	$(BIN)/python -m app.demo --story failover $(if $(ONCE),--once)
 
 test: $(STAMP) ## all tests, on real Kafka
 	$(BIN)/python -m pytest

@@ -10,7 +10,7 @@ from typing import Any
 import structlog
 
 from app import app, wire
-from app.core.offset_map import BarrierItem, after
+from app.core.offset_map import BarrierItem, NeedItem, after, asked_for
 from tables.checkpoints import checkpoints
 
 log = structlog.get_logger(__name__)
@@ -20,10 +20,10 @@ source = app.raw_topic(app.topics_declared.checkpoints)
 
 @app.agent(source, name="checkpoints")
 async def write_checkpoints(stream: Any) -> None:
-    """Adds barriers to the lines that they are of."""
+    """Adds barriers to the lines that they are of, and notes what is asked for of them."""
     async for event in stream.events():
         try:
-            items = wire.barriers(event.value).items
+            items = wire.checkpoint_event(event.value).items
         except wire.BadEvent as error:
             log.error(
                 "a record of the checkpoint topic is no event", offset=event.message.offset, error=str(error)
@@ -33,10 +33,10 @@ async def write_checkpoints(stream: Any) -> None:
             try:
                 _write(item)
             except Exception as error:
-                log.exception("barriers were not written; later ones go on", line=item.key, error=repr(error))
+                log.exception("a line was not written; later ones go on", line=item.key, error=repr(error))
 
 
-def _write(item: BarrierItem) -> None:
+def _write(item: BarrierItem | NeedItem) -> None:
     key = item.key.encode()
     stored, line = checkpoints.get(key), None
     if stored is not None:
@@ -46,6 +46,6 @@ def _write(item: BarrierItem) -> None:
             log.error(
                 "a line of the offset map cannot be read and begins anew", line=item.key, error=str(error)
             )
-    new = after(line, item)
+    new = after(line, item) if isinstance(item, BarrierItem) else asked_for(line, item)
     if new is not None:
         checkpoints[key] = wire.encode(new)

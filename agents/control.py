@@ -12,7 +12,15 @@ from typing import Any
 import structlog
 
 from app import app, wire
-from app.core.control_events import Assignment, Begun, RouteDeleted, RoutePut, WorkloadDeleted, WorkloadPut
+from app.core.control_events import (
+    Assignment,
+    Begun,
+    RegionPulse,
+    RouteDeleted,
+    RoutePut,
+    WorkloadDeleted,
+    WorkloadPut,
+)
 from app.core.job import names_a_job
 from tables.activity import activity
 from tables.assignments import assignments
@@ -60,6 +68,6 @@ def _write(value: bytes | None, offset: int) -> None:
             assignments[decoded.job.encode()] = value
         case _:
             pass
-    if not isinstance(decoded, Begun):
+    if not isinstance(decoded, Begun | RegionPulse):
         key, entry = wire.activity_entry(offset, decoded)
         activity[key] = entry

@@ -29,11 +29,12 @@ from app.control.tail import bounded
 from app.control.topic_settings import safe_replication
 from app.core.job import Kind
 from app.datadir import prepare_datadir, worker_directory
-from app.kafka.clusters import ClusterClient, ClusterSpec
+from app.kafka.clusters import ClusterClient, ClusterSpec, ClusterUnreachable
 from app.kafka.topics import TopicSpec, ensure_topics
 from app.logs import configure_logging, logging_config
 from app.payload.interceptors import Interceptor
 from app.payload.loading import InterceptorError, load_interceptors
+from app.regions.tables import Atlas
 from app.topics import ControlTopic, ControlTopics
 
 log = structlog.get_logger(__name__)
@@ -100,8 +101,26 @@ class SwitchyardApp(faust.App):
         except InterceptorError as error:
             sys.stderr.write("".join(f"{problem}\n" for problem in error.problems))
             raise SystemExit(EXIT_INVALID) from None
+        while True:
+            try:
+                cluster_id, ends = await self._prepare_topics()
+                break
+            except (ClusterUnreachable, OSError, TimeoutError) as error:
+                # Whoever is started before its control cluster, or while that is away, waits for it.
+                log.warning("the control cluster has gone away again; the start waits for it", why=str(error))
+        prepare_datadir(
+            worker_directory(settings.data_path, worker_name(settings)), cluster_id,
+            self.topics_declared.app_id, ends,
+        )  # fmt: skip
+        await super().on_first_start()
+
+    async def _prepare_topics(self) -> tuple[str, dict[tuple[str, int], int]]:
+        """Creates the control topics that are missing; the control cluster's id, and where the changelogs of
+        tables end. Waits for the cluster as long as it takes. Raises ClusterUnreachable: it went away again.
+        """
+        settings = self.settings
         client = ClusterClient(cluster_spec(settings, settings.control_cluster_name))
-        await client.start()
+        await client.start_patiently()
         try:
             cluster_id = await client.cluster_id()
             replication, safe = safe_replication(await client.broker_count())
@@ -124,11 +143,7 @@ class SwitchyardApp(faust.App):
             )
         finally:
             await client.stop()
-        prepare_datadir(
-            worker_directory(settings.data_path, worker_name(settings)), cluster_id,
-            self.topics_declared.app_id, ends,
-        )  # fmt: skip
-        await super().on_first_start()
+        return cluster_id, ends
 
     async def on_started(self) -> None:
         settings = self.settings
@@ -145,6 +160,9 @@ class SwitchyardApp(faust.App):
             meter=Meter(capacity.cpu, capacity.memory, capacity.network),
             group=settings.worker.group or "",
             interceptors=self.interceptors,
+            atlas=atlas(settings),
+            layout=settings.layout(),
+            directory=worker_directory(settings.data_path, worker_name(settings)),
         )
         await self.add_runtime_dependency(self.runtime)
         await super().on_started()
@@ -159,6 +177,11 @@ class SwitchyardApp(faust.App):
         job, *_ = item.key
         copied = job.startswith(f"{Kind.REPLICATE}:")
         await (self.replicate_channel if copied else self.dispatch_channel).put(item)
+
+    def _on_rebalance_when_stopped(self) -> None:
+        """Nothing: the consumer's thread stops it. Faust would close its connections from this thread, which
+        is not their loop's: a stop during a rebalance ended with a segmentation fault in libuv now and then.
+        """
 
     async def on_stop(self) -> None:
         """Drains first, then stops Faust; a thread ends the process should anything hang."""
@@ -196,6 +219,16 @@ def cluster_spec(settings: Settings, name: str) -> ClusterSpec:
     """What the Kafka layer needs to know of a configured cluster."""
     cluster = settings.cluster(name)
     return ClusterSpec(name=name, bootstrap=tuple(cluster.bootstrap), **security_options(cluster))
+
+
+def atlas(settings: Settings) -> Atlas:
+    """The regions as this process is configured: another one's control topics are in its regional cluster."""
+    control = {c.region: c.name for c in reversed(settings.clusters) if c.tier == "regional"}
+    return Atlas(
+        settings.region,
+        control | {settings.region: settings.control_cluster_name},
+        {cluster.name: cluster.region for cluster in settings.clusters},
+    )
 
 
 def security_options(cluster: Any) -> dict[str, Any]:

@@ -93,6 +93,15 @@ class ControlTopics:
         """The changelog of a Faust table."""
         return ControlTopic(f"{self.app_id}-{table}-changelog", partitions, _COMPACTED)
 
+    @property
+    def needed_elsewhere(self) -> list[ControlTopic]:
+        """What other regions need when this one is lost: who does what, how far it is, how offsets map."""
+        return [
+            self.control,
+            self.changelog("checkpoints", CHECKPOINT_PARTITIONS),
+            self.changelog("trackers", TRACKER_PARTITIONS),
+        ]
+
     def all(self) -> list[ControlTopic]:
         """Everything that must exist before a worker starts."""
         return [

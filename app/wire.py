@@ -14,7 +14,7 @@ import msgspec
 from app.core.control_events import AnyControlEvent, for_people
 from app.core.fencing import SnapshotItem, Snapshots, TakeoverAnswer, TrackerEvent, TrackerRecord
 from app.core.load import DEFAULT_WORKER, Load
-from app.core.offset_map import BarrierItem, Barriers, Line
+from app.core.offset_map import BarrierItem, Barriers, Line, Needed, NeedItem
 from app.core.pace import TargetStatus
 
 MAX_EVENT_BYTES = 900_000  # below what brokers and producers take unless told otherwise: 1 MB
@@ -29,6 +29,35 @@ class BadEvent(ValueError):
     """Bytes on a control topic that are not an event of it."""
 
 
+class Copying(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the owner of a replica says of its copies; records, since it began here.
+
+    Attributes:
+        halted: why it goes on no more, until an operator says so; "" while it does.
+        stuck: offsets [start, end) of the source that wait for an operator.
+        encoded: of those delivered, in batches that were encoded anew; the others went as they were.
+        left_out: have been where the route leads (`app.replica.headers`).
+        lost, lost_ms: offsets that were gone from the source before they were copied, since copying began, by
+            whomever; some may have had no record. When the last were found missing, 0: none were.
+        compared, differing: read back, and as they were sent or not (`app.replica.verify`).
+        limited: the route's own limits hold it back now, or routes of a higher priority do.
+        rate: records a second, below 0 while unknown.
+        barrier: the newest of the offset map: next offsets of source and copy, and when.
+    """
+
+    halted: str = ""
+    stuck: tuple[int, int] | None = None
+    encoded: int = 0
+    left_out: int = 0
+    lost: int = 0
+    lost_ms: int = 0
+    compared: int = 0
+    differing: int = 0
+    limited: bool = False
+    rate: float = -1
+    barrier: tuple[int, int, int] | None = None
+
+
 class JobStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the owner of a job says of it, twice a second.
 
@@ -36,8 +65,8 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     waits `behind` another of its key, for its time (`postponed`, the first until `due_ms`), or for its next
     attempt (`backoff`). `used` and `capacity` are the tracker's, `buffered_bytes` were fetched and wait.
     `load` is what it takes of its worker, once that was measured. `arriving` and `ceiling` are rates in
-    messages a second (`app.core.rates`), below 0 while unknown. `left_out` records have been where the route
-    leads (`app.replica.headers`).
+    messages a second (`app.core.rates`), below 0 while unknown. `passed_over` were finished in another copy
+    of the topic (`app.pump.elsewhere`). What only a replica has is in `copying`.
     """
 
     job: str
@@ -52,6 +81,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     delivered: int = 0
     retried: int = 0
     dead_lettered: int = 0
+    passed_over: int = 0
     trouble: str = ""
     ready: int = 0
     behind: int = 0
@@ -64,7 +94,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     load: Load | None = None
     arriving: float = -1
     ceiling: float = -1
-    left_out: int = 0
+    copying: Copying | None = None
 
 
 class HeadStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -165,7 +195,7 @@ _answer = msgspec.json.Decoder(TakeoverAnswer)
 _heartbeat = msgspec.json.Decoder(Heartbeat)
 _record = msgspec.json.Decoder(TrackerRecord)
 _incident = msgspec.json.Decoder(Incident)
-_barriers = msgspec.json.Decoder(Barriers)
+_checkpoint: msgspec.json.Decoder[Barriers | Needed] = msgspec.json.Decoder(Barriers | Needed)
 _line = msgspec.json.Decoder(Line)
 
 encode = msgspec.json.encode
@@ -210,9 +240,10 @@ def incident(data: bytes | None) -> Incident:
     return _decode(_incident, "incident", data)
 
 
-def barriers(data: bytes | None) -> Barriers:
+def checkpoint_event(data: bytes | None) -> Barriers | Needed:
     """Raises `BadEvent`."""
-    return _decode(_barriers, "barriers event", data)
+    found: Barriers | Needed = _decode(_checkpoint, "event of the checkpoint topic", data)
+    return found
 
 
 def checkpoint_line(data: bytes | None) -> Line:
@@ -253,6 +284,11 @@ def snapshots_events(worker: str, at_ms: int, items: Sequence[SnapshotItem]) -> 
 def barriers_events(worker: str, at_ms: int, items: Sequence[BarrierItem]) -> list[bytes]:
     """Barriers as events below `MAX_EVENT_BYTES`, unless one item alone is larger."""
     return [encode(Barriers(worker=worker, at_ms=at_ms, items=run)) for run in _runs(items)]
+
+
+def needed_events(worker: str, at_ms: int, items: Sequence[NeedItem]) -> list[bytes]:
+    """What is asked for of lines, as events below `MAX_EVENT_BYTES`."""
+    return [encode(Needed(worker=worker, at_ms=at_ms, items=run)) for run in _runs(items)]
 
 
 def _runs(items: Iterable[Any]) -> list[list[Any]]:

@@ -116,6 +116,13 @@ def route_path(name: str) -> str:
     return f"/routes/{quote(name, safe='')}"
 
 
+def failover_path(name: str) -> str:
+    """The API's path of a failover definition. Raises Failure."""
+    if not name or "/" in name:
+        raise Failure(f"{name!r} names no failover definition; write its name", EXIT_USAGE)
+    return f"/failovers/{quote(name, safe='')}"
+
+
 def actor() -> str:
     """Who asks, for the activity log."""
     user = os.environ.get("USER") or os.environ.get("LOGNAME") or "unknown"

@@ -13,10 +13,12 @@ import orjson
 
 from app.cli.client import (
     EXIT_CHANGES,
+    EXIT_NOT_FOUND,
     EXIT_PARTIAL,
     EXIT_PRECONDITION,
     Client,
     Failure,
+    failover_path,
     guarded,
     route_path,
     workload_path,
@@ -24,19 +26,21 @@ from app.cli.client import (
 from app.cli.output import emit, output_option, url_option
 from app.config.definitions import (
     AnyDefinition,
+    FailoverDefinition,
     RouteDefinition,
     Workload,
     json_schema,
     load_definitions,
 )
+from app.config.failover import PREFIX
 from app.config.plan import Change, Plan, plan
-from app.config.static import DEFAULT_FILE, load_settings
+from app.config.route_checks import Elsewhere, beside_of
+from app.config.static import DEFAULT_FILE, Settings, load_settings
+from app.core.routes_graph import ALONE, Beside
 
 FILES = click.option("-f", "--file", "files", multiple=True, required=True, metavar="PATH",
                      help="A file or folder of definitions; may be given several times.")  # fmt: skip
-PRUNE = click.option(
-    "--prune", is_flag=True, help="Also delete workloads and routes that the files do not define."
-)
+PRUNE = click.option("--prune", is_flag=True, help="Also delete what the files do not define.")
 
 
 @click.group()
@@ -50,8 +54,12 @@ def config() -> None:
     """
 
 
-def _load(files: tuple[str, ...], clusters: list[str] | None = None) -> list[AnyDefinition]:
-    definitions, warnings = load_definitions(files, clusters=clusters)
+def _load(files: tuple[str, ...], settings: Settings | None = None) -> list[AnyDefinition]:
+    definitions, warnings = load_definitions(
+        files,
+        clusters=None if settings is None else settings.cluster_names(),
+        layout=None if settings is None else settings.layout(),
+    )
     for warning in warnings:
         click.echo(str(warning), err=True)
     return definitions
@@ -63,15 +71,15 @@ def _load(files: tuple[str, ...], clusters: list[str] | None = None) -> list[Any
 def validate(files: tuple[str, ...]) -> None:
     """Checks files without a worker. Exit code 3 when something is wrong; everything is told at once.
 
-    Clusters are checked when switchyard.yaml is here, or SWITCHYARD_CONFIG names one.
+    Clusters and regions are checked when switchyard.yaml is here, or SWITCHYARD_CONFIG names one.
 
     \b
     switchyard config validate -f billing.yaml
     """
-    settings = Path(os.environ.get("SWITCHYARD_CONFIG") or DEFAULT_FILE)
-    clusters = load_settings(settings).cluster_names() if settings.exists() else None
-    definitions = _load(files, clusters)
-    unchecked = f"; clusters were not checked: there is no {settings}" if clusters is None else ""
+    file = Path(os.environ.get("SWITCHYARD_CONFIG") or DEFAULT_FILE)
+    settings = load_settings(file) if file.exists() else None
+    definitions = _load(files, settings)
+    unchecked = f"; clusters were not checked: there is no {file}" if settings is None else ""
     click.echo(
         f"{len(definitions)} definition{'s' if len(definitions) != 1 else ''}: all valid{unchecked}", err=True
     )
@@ -93,29 +101,55 @@ def schema(of_api: bool) -> None:
 
 
 class _Current(NamedTuple):
-    """All definitions in force. No route has a workload's key."""
+    """All definitions in force, but the routes that are derived from others. No two have the same key."""
 
     workloads: dict[str, Workload]
     routes: dict[str, RouteDefinition]
+    failovers: dict[str, FailoverDefinition]
 
     def get(self, key: str) -> AnyDefinition | None:
-        return self.workloads.get(key) or self.routes.get(key)
+        return self.workloads.get(key) or self.routes.get(key) or self.failovers.get(key)
 
 
 def _current(client: Client) -> _Current:
-    found = _Current({}, {})
+    found = _Current({}, {}, {})
     for item in client.all("/workloads"):
         body = client.ask("GET", workload_path(item["key"]))
         workload = Workload.from_wire(body["definition"])
         found.workloads[workload.key] = workload
     for item in client.all("/routes"):
         body = client.ask("GET", route_path(item["name"]))
-        route = RouteDefinition.from_wire(body["definition"])
-        found.routes[route.key] = route
+        if not body["deployed"].get("made_by"):
+            route = RouteDefinition.from_wire(body["definition"])
+            found.routes[route.key] = route
+    for item in _failovers(client):
+        failover = FailoverDefinition.from_wire(item["definition"])
+        found.failovers[failover.key] = failover
     return found
 
 
+def _failovers(client: Client) -> list[Any]:
+    try:
+        return client.all("/failovers")
+    except Failure as failure:
+        if failure.code != EXIT_NOT_FOUND:
+            raise
+        return []  # a worker of a release before there were any
+
+
+def _beside(client: Client) -> Beside:
+    try:
+        told = client.ask("GET", "/routes-elsewhere")
+    except Failure as failure:
+        if failure.code != EXIT_NOT_FOUND:
+            raise
+        return ALONE  # likewise
+    return beside_of(told["clusters"], [Elsewhere(**one) for one in told["routes"]])
+
+
 def _path(change: Change) -> str:
+    if change.kind == "Failover":
+        return failover_path(change.key.removeprefix(PREFIX))
     return route_path(change.key) if change.kind == "Route" else workload_path(change.key)
 
 
@@ -123,10 +157,14 @@ def _plan(files: tuple[str, ...], url: str | None, prune: bool) -> tuple[Client,
     client = Client(url)
     wanted = _load(files)
     current = _current(client)
-    planned = plan(current.workloads, wanted, prune=prune, routes=current.routes)
+    beside = _beside(client) if any(isinstance(one, RouteDefinition) for one in wanted) else ALONE
+    planned = plan(
+        current.workloads, wanted, prune=prune, routes=current.routes, failovers=current.failovers,
+        beside=beside, is_local=False,
+    )  # fmt: skip
     if not planned.conflicts:
         for change in planned.changes:  # the worker knows what files cannot: which clusters there are
-            definition = change.workload or change.route
+            definition = change.definition
             if definition is None or change.action not in {"create", "update"}:
                 continue
             try:
@@ -224,7 +262,7 @@ def deploy(
 def _apply(client: Client, change: Change, before: AnyDefinition | None) -> None:
     """One change, if it is still the one that was planned."""
     headers = {"If-Match": f'"{before.etag()}"'} if before else {"If-None-Match": "*"}
-    definition = change.workload or change.route
+    definition = change.definition
     if definition is None:
         client.ask("DELETE", _path(change), headers=headers)
     else:
@@ -271,5 +309,8 @@ def export(url: str | None) -> None:
     yaml = YAML()
     yaml.explicit_start = True
     current = _current(Client(url))
-    for _, definition in [*sorted(current.workloads.items()), *sorted(current.routes.items())]:
+    for _, definition in [
+        *sorted(current.workloads.items()), *sorted(current.routes.items()),
+        *sorted(current.failovers.items()),
+    ]:  # fmt: skip
         yaml.dump(definition.to_wire(), sys.stdout)

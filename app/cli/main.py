@@ -9,12 +9,14 @@ import click
 
 from app.cli.config import config
 from app.cli.dlq import dlq
+from app.cli.failover import failover
+from app.cli.offsets import offsets
 from app.cli.placement import drain, placement
 from app.cli.route import route
 from app.cli.size import size
 from app.cli.workload import tracker, worker, workload
 
-NOUNS = (config, workload, tracker, dlq, route, placement, size)
+NOUNS = (config, workload, tracker, dlq, route, offsets, failover, placement, size)
 ONLY_HERE = (worker,)  # `faust worker` is Faust's own: it starts one
 
 
@@ -28,6 +30,7 @@ def switchyard() -> None:
     switchyard config plan -f workloads/
     switchyard dlq show billing/orders
     switchyard route describe east-to-west
+    switchyard offsets map --group billing --from east-aggregate --to west-aggregate
 
     Exit codes: 0 ok, 1 failure, 2 usage, 3 invalid definition, 4 not found, 5 precondition, 7 unreachable,
     9 capacity, 10 the plan has changes.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
 
@@ -126,17 +127,30 @@ def reset(
     rows = foreseen["partitions"]
     skipped, again = (sum(row[what] for row in rows) for what in ("skipped", "again"))
     what = f"{skipped} offsets of {name} are skipped, {again} are delivered again"
+
+    def act() -> dict[str, Any]:
+        # What was shown is what is done, wherever the log ends by now.
+        offsets = {str(row["partition"]): row["to"] for row in rows}
+        told: dict[str, Any] = client.ask("POST", path, {"offsets": offsets, "execute": True})
+        return told
+
+    reset_as_shown(foreseen, what, RESET_COLUMNS, act, execute=execute, yes=yes, output=output)
+
+
+def reset_as_shown(
+    foreseen: dict[str, Any], what: str, columns: list[str], act: Callable[[], dict[str, Any]], *,
+    execute: bool, yes: bool, output: str,
+) -> None:  # fmt: skip
+    """Shows what a reset would do; or asks, lets `act` do it, and tells what became of it."""
+    rows = foreseen["partitions"]
     if not execute:
-        emit(rows, RESET_COLUMNS, output, whole=foreseen)
+        emit(rows, columns, output, whole=foreseen)
         click.echo(f"{what}; {DRY}", err=True)
         return
     confirm(f"Reset {len(rows)} partitions: {what}?", yes)
-    # What was shown is what is done, wherever the log ends by now.
-    told = client.ask(
-        "POST", path, {"offsets": {str(row["partition"]): row["to"] for row in rows}, "execute": True}
-    )
+    told = act()
     why = ["why"] if any(row.get("why") for row in told["partitions"]) else []
-    emit(told["partitions"], [*RESET_COLUMNS, "done", *why], output, whole=told)
+    emit(told["partitions"], [*columns, "done", *why], output, whole=told)
     click.echo(f"{told['done']} of {len(rows)} partitions were reset", err=True)
     if not told["done"]:
         raise Failure("nothing was reset; the column why says what stood in the way", EXIT_PRECONDITION)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
 from urllib.parse import quote
 
 import click
 
 from app.cli.client import Client, guarded, workload_path
+from app.cli.dlq_options import when
 from app.cli.flow import tell_flow
 from app.cli.move import move
 from app.cli.operators import pause, reset, resume, skip, stash
-from app.cli.output import emit, output_option, url_option
+from app.cli.output import emit, output_option, printable, url_option
 
 MAX_RANGES = 20  # in a table; -o json has all that the worker tells
 
@@ -30,14 +33,24 @@ def workload() -> None:
 @output_option
 @guarded
 def list_workloads(url: str | None, output: str) -> None:
-    """Every workload with its lag, in messages and in seconds.
+    """Every workload with its lag, in messages and in seconds, and the region that is active for it.
 
     \b
     switchyard workload list -o json | jq '.[] | select(.lag_s > 60)'
     """
-    columns = ["key", "breaker", "lag_messages", "lag_s", "in_flight", "delivered", "retried",
+    columns = ["key", "active_in", "breaker", "lag_messages", "lag_s", "in_flight", "delivered", "retried",
                "dead_lettered", "partitions", "troubles"]  # fmt: skip
-    emit(Client(url).all("/workloads"), columns, output)
+    found = Client(url).all("/workloads")
+    emit([{**row, "active_in": _active_in(row)} for row in found], columns, output, whole=found)
+
+
+def _active_in(row: Mapping[str, Any]) -> str:
+    """The region of a workload with a mode; "" of one without."""
+    role = row.get("role")
+    if not role:
+        return ""
+    moving = " (moving)" if role["state"] == "moving" else ""
+    return f"{role['region'] or 'nowhere yet'}{' (here)' if role['active_here'] else moving}"
 
 
 @workload.command()
@@ -46,17 +59,38 @@ def list_workloads(url: str | None, output: str) -> None:
 @output_option
 @guarded
 def describe(name: str, url: str | None, output: str) -> None:
-    """One workload: why it goes no faster, its receivers, what blocks its partitions, who runs them.
+    """One workload: where it is active, why it goes no faster, its receivers, what blocks its partitions, who
+    runs them.
 
     \b
     switchyard workload describe billing/orders
     switchyard workload describe billing/orders -o yaml      # with the definition
     """
     body = Client(url).ask("GET", workload_path(name))
+    if output == "table":
+        _tell_role(body["status"].get("role"))
     tell_flow(body, output)
     columns = ["topic", "partition", "state", "lag_messages", "lag_s", "committed", "high_watermark",
-               "in_flight", "delivered", "worker", "epoch", "trouble"]  # fmt: skip
+               "in_flight", "delivered", "passed_over", "worker", "epoch", "trouble"]  # fmt: skip
     emit(body["partitions"], columns, output, whole=body)
+
+
+def _tell_role(role: Mapping[str, Any] | None) -> None:
+    """One line, of a workload with a mode."""
+    if not role:
+        return
+    if role["region"] is None:
+        click.echo(f"{role['mode']}: active nowhere yet")
+        return
+    passive = role["mode"] == "active-passive" and not role["active_here"]
+    word = "moving to" if role["state"] == "moving" else "active in"
+    if role["mode"] == "active-active":
+        word = "primary moves to" if role["state"] == "moving" else "primary in"
+    said = [
+        f"{role['mode']}: {word} {role['region']}{', passive here' if passive else ''}",
+        f"epoch {role['epoch']} since {when(role['since_ms'])} by {role['by']}", role["reason"],
+    ]  # fmt: skip
+    click.echo(printable("; ".join(filter(None, said))))
 
 
 @click.group()

@@ -11,12 +11,7 @@ from typing import Any
 
 from app.config.problems import MAX_SHOWN_CHARS, Document, Problem, suggest
 from app.config.trees import Path_
-
-# Validated now, in force with a later release. Ignoring them costs comfort, not correctness.
-NOT_YET: dict[Path_, str] = {
-    ("spec", "mode"): "several regions",
-    ("spec", "primary"): "several regions",
-}
+from app.core.topology import AGGREGATE, Layout
 
 
 def problem_at(
@@ -39,8 +34,10 @@ def value_at(data: Any, path: Path_) -> Any:
     return data
 
 
-def checks(document: Document, clusters: Collection[str] | None) -> Iterator[Problem]:
-    """All of it; `clusters` are the names there are, if known."""
+def checks(
+    document: Document, clusters: Collection[str] | None, layout: Layout | None = None
+) -> Iterator[Problem]:
+    """All of it; `clusters` are the names there are, `layout` where they are, if known."""
     cluster = value_at(document.data, ("metadata", "cluster"))
     if clusters is not None and isinstance(cluster, str) and cluster not in clusters:
         yield problem_at(
@@ -49,16 +46,38 @@ def checks(document: Document, clusters: Collection[str] | None) -> Iterator[Pro
     yield from _stashes(document)
     yield from _isolation(document)
     yield from _catch_up(document)
-    for path, feature in NOT_YET.items():
-        value = value_at(document.data, path)
-        if value is not None:
+    yield from _regions(document, layout)
+
+
+def _regions(document: Document, layout: Layout | None) -> Iterator[Problem]:
+    """Where a workload of several regions is active, and what it reads in each."""
+    mode, primary = value_at(document.data, ("spec", "mode")), value_at(document.data, ("spec", "primary"))
+    here: Path_ = ("spec", "primary")
+    if primary is not None and mode is None:
+        message = "has no meaning without a mode"
+        yield problem_at(
+            document, here, message, "add mode: active-active or active-passive, or leave it out"
+        )
+    if layout is None or mode is None:
+        return
+    if isinstance(primary, str) and primary not in layout.names:
+        yield problem_at(document, here, "no such region", suggest(primary, layout.names))
+    cluster = value_at(document.data, ("metadata", "cluster"))
+    site = layout.sites.get(cluster) if isinstance(cluster, str) else None
+    if site is None:
+        return  # told
+    at: Path_ = ("metadata", "cluster")
+    try:
+        layout.local(str(cluster))
+    except LookupError as error:
+        message, _, remedy = str(error).rpartition("; ")
+        yield problem_at(document, at, f"with a mode, each region reads its own cluster: {message}", remedy)
+    else:
+        if site.tier != AGGREGATE:
             yield problem_at(
-                document,
-                path,
-                f"not in force yet ({feature} comes with a later release)",
-                "it is kept and ignored",
-                "warning",
-            )
+                document, at, f"is of tier {site.tier}: each region has other messages there",
+                "name an aggregate cluster, unless that is meant", "warning",
+            )  # fmt: skip
 
 
 def _stashes(document: Document) -> Iterator[Problem]:

@@ -1,4 +1,4 @@
-"""Definitions: what runs, kept in the control log and changed live: `Workload` and `Route`.
+"""Definitions: what runs, kept in the control log and changed live: `Workload`, `Route` and `Failover`.
 
 The whole shape is accepted and checked; what is not in force yet is said so: as a warning where ignoring it
 is harmless, as an error where a user would rely on it.
@@ -14,27 +14,31 @@ from typing import Any, TypeVar
 from pydantic.json_schema import models_json_schema
 
 from app.config.checks import checks, problem_at, value_at
+from app.config.failover import FailoverDefinition
+from app.config.failover_checks import failover_checks
 from app.config.problems import Document, InvalidConfiguration, Problem, read_documents, read_text, validate
 from app.config.route import RouteDefinition
 from app.config.route_checks import between_routes, route_checks
 from app.config.workload import Workload
 from app.core.job import MAX_TOPIC_CHARS
 from app.core.route import Route
+from app.core.topology import Layout
 
-__all__ = ["AnyDefinition", "RouteDefinition", "Workload", "json_schema", "load_definitions",
-           "parse_any", "parse_definition", "parse_route"]  # fmt: skip
+__all__ = ["AnyDefinition", "FailoverDefinition", "RouteDefinition", "Workload", "json_schema",
+           "load_definitions", "parse_any", "parse_definition", "parse_failover", "parse_route"]  # fmt: skip
 
-AnyDefinition = Workload | RouteDefinition
-T = TypeVar("T", Workload, RouteDefinition)
+AnyDefinition = Workload | RouteDefinition | FailoverDefinition
+T = TypeVar("T", Workload, RouteDefinition, FailoverDefinition)
 
 API_VERSION = "switchyard/v1"
-LATER_KINDS = ("AuditPlan", "Alert", "Failover")
+LATER_KINDS = ("AuditPlan", "Alert")
+KINDS = ("Workload", "Route", "Failover")
 
 
 def json_schema() -> dict[str, Any]:
     """The JSON Schema of all kinds there are."""
     roots, schema = models_json_schema(
-        [(Workload, "validation"), (RouteDefinition, "validation")],
+        [(kind, "validation") for kind in (Workload, RouteDefinition, FailoverDefinition)],
         by_alias=True,
         title="Switchyard definitions",
     )
@@ -46,14 +50,19 @@ def json_schema() -> dict[str, Any]:
 
 
 def parse_definition(
-    data: Any, *, clusters: Collection[str] | None = None, file: str = "", node: Any = None
+    data: Any,
+    *,
+    clusters: Collection[str] | None = None,
+    layout: Layout | None = None,
+    file: str = "",
+    node: Any = None,
 ) -> tuple[Workload, list[Problem]]:
     """A workload of plain data (a YAML document, a PUT's body), and the warnings about it.
 
     Raises:
         InvalidConfiguration: with everything that is wrong.
     """
-    return _workload(_document(data, file, node), clusters)
+    return _workload(_document(data, file, node), clusters, layout)
 
 
 def parse_route(
@@ -67,8 +76,25 @@ def parse_route(
     return _route(_document(data, file, node), clusters)
 
 
+def parse_failover(
+    data: Any, *, layout: Layout | None = None, file: str = "", node: Any = None
+) -> tuple[FailoverDefinition, list[Problem]]:
+    """A failover definition of plain data, and the warnings about it; what its routes do together with others
+    is not looked at.
+
+    Raises:
+        InvalidConfiguration: with everything that is wrong.
+    """
+    return _failover(_document(data, file, node), layout)
+
+
 def parse_any(
-    data: Any, *, clusters: Collection[str] | None = None, file: str = "", node: Any = None
+    data: Any,
+    *,
+    clusters: Collection[str] | None = None,
+    layout: Layout | None = None,
+    file: str = "",
+    node: Any = None,
 ) -> tuple[AnyDefinition, list[Problem]]:
     """A definition of whatever kind it says it is, and the warnings about it.
 
@@ -76,8 +102,13 @@ def parse_any(
         InvalidConfiguration: with everything that is wrong.
     """
     document = _document(data, file, node)
-    meant = difflib.get_close_matches(str(data.get("kind")), ("Workload", "Route"), 1, 0.5)
-    return _route(document, clusters) if meant == ["Route"] else _workload(document, clusters)
+    match difflib.get_close_matches(str(data.get("kind")), KINDS, 1, 0.5):
+        case ["Route"]:
+            return _route(document, clusters)
+        case ["Failover"]:
+            return _failover(document, layout)
+        case _:
+            return _workload(document, clusters, layout)
 
 
 def _document(data: Any, file: str, node: Any) -> Document:
@@ -94,10 +125,12 @@ def _document(data: Any, file: str, node: Any) -> Document:
     return document
 
 
-def _workload(document: Document, clusters: Collection[str] | None) -> tuple[Workload, list[Problem]]:
+def _workload(
+    document: Document, clusters: Collection[str] | None, layout: Layout | None
+) -> tuple[Workload, list[Problem]]:
     problems: list[Problem] = []
     workload: Workload | None = _validated(Workload, document, problems)
-    problems += checks(document, clusters)
+    problems += checks(document, clusters, layout)
     if (
         workload is not None
         and len(max([*workload.retry_topics(), workload.dlq_topic(), workload.delayed_topic()], key=len))
@@ -121,6 +154,13 @@ def _route(document: Document, clusters: Collection[str] | None) -> tuple[RouteD
     return _sound(route, problems)
 
 
+def _failover(document: Document, layout: Layout | None) -> tuple[FailoverDefinition, list[Problem]]:
+    problems: list[Problem] = []
+    failover: FailoverDefinition | None = _validated(FailoverDefinition, document, problems)
+    problems += failover_checks(document, failover, layout)
+    return _sound(failover, problems)
+
+
 def _validated(model: type[T], document: Document, problems: list[Problem]) -> T | None:
     try:
         found: T = validate(model, document)
@@ -139,7 +179,10 @@ def _sound(definition: T | None, problems: list[Problem]) -> tuple[T, list[Probl
 
 
 def load_definitions(
-    sources: Sequence[str | Path], *, clusters: Collection[str] | None = None
+    sources: Sequence[str | Path],
+    *,
+    clusters: Collection[str] | None = None,
+    layout: Layout | None = None,
 ) -> tuple[list[AnyDefinition], list[Problem]]:
     """The definitions of files and folders (*.yaml, *.yml, *.json), and the warnings about them.
 
@@ -154,7 +197,7 @@ def load_definitions(
     for document in documents:
         try:
             definition, warnings = parse_any(
-                document.data, clusters=clusters, file=document.file, node=document.node
+                document.data, clusters=clusters, layout=layout, file=document.file, node=document.node
             )
         except InvalidConfiguration as error:
             problems += error.problems
@@ -200,11 +243,12 @@ def _twice(documents: Sequence[Document]) -> Iterable[Problem]:
     first: dict[tuple[str, ...], Document] = {}
     for document in documents:
         kind = value_at(document.data, ("kind",))
-        named = ("name",) if kind == "Route" else ("group", "topic")
+        named = ("name",) if kind in ("Route", "Failover") else ("group", "topic")
         names = [value_at(document.data, ("metadata", name)) for name in named]
         if kind in LATER_KINDS or not all(isinstance(n, str) for n in names):
             continue
-        before = first.setdefault(tuple(names), document)
+        place = [*names, kind] if kind == "Failover" else names  # a route may have its name
+        before = first.setdefault(tuple(place), document)
         if before is not document:
             line, _ = before.position(("metadata",), key=True)
             yield problem_at(

@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from app.config.failover import FailoverDefinition
 from app.config.route import RouteDefinition
 from app.config.route_checks import conflicts as route_conflicts
 from app.config.units import format_duration
 from app.config.workload import Workload
+from app.core.routes_graph import ALONE, Beside
 
 # Of a route: what makes its copies other topics.
 IDENTITY = ("spec.from", "spec.to", "spec.rename.from", "spec.rename.to")
@@ -27,7 +29,7 @@ class FieldChange:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What happens to one workload or route: create, update, delete or unchanged."""
+    """What happens to one workload, route or failover definition: create, update, delete or unchanged."""
 
     action: str
     key: str
@@ -35,11 +37,17 @@ class Change:
     workload: Workload | None = None
     kind: str = "Workload"
     route: RouteDefinition | None = None
+    failover: FailoverDefinition | None = None
 
     @property
     def name(self) -> str:
         """What it happens to, for people."""
-        return self.key if self.kind == "Workload" else f"route {self.key}"
+        return f"route {self.key}" if self.kind == "Route" else self.key
+
+    @property
+    def definition(self) -> Workload | RouteDefinition | FailoverDefinition | None:
+        """What there is to be; None: nothing."""
+        return self.workload or self.route or self.failover
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +66,19 @@ class Plan:
 
 def plan(
     current: Mapping[str, Workload],
-    wanted: Sequence[Workload | RouteDefinition],
+    wanted: Sequence[Workload | RouteDefinition | FailoverDefinition],
     *,
     prune: bool = False,
     routes: Mapping[str, RouteDefinition] | None = None,
+    failovers: Mapping[str, FailoverDefinition] | None = None,
+    beside: Beside = ALONE,
+    is_local: bool = True,
 ) -> Plan:
-    """The changes from `current` workloads and `routes` to `wanted`.
+    """The changes from `current` workloads, `routes` and `failovers` (by key) to `wanted`; `beside` is what
+    is known beyond this region's routes. Unless `is_local`, clusters of workloads with a mode are as they
+    were written, which may be any region's: whether one changes is not known.
 
-    What is not wanted is deleted only with `prune`.
+    What is not wanted is deleted only with `prune`. Routes that a failover definition makes are not among it.
     """
     changes: list[Change] = []
     conflicts: list[str] = []
@@ -81,7 +94,8 @@ def plan(
             changes.append(Change("create", workload.key, workload=workload))
             continue
         fields = tuple(_differences("", before.to_wire(), workload.to_wire()))
-        if before.metadata.cluster != workload.metadata.cluster:
+        is_known = is_local or workload.spec.mode is None
+        if is_known and before.metadata.cluster != workload.metadata.cluster:
             conflicts.append(
                 f"{workload.key}: its cluster cannot change from {before.metadata.cluster} to "
                 f"{workload.metadata.cluster}, whose offsets mean something else; use workload move, "
@@ -89,16 +103,44 @@ def plan(
             )
         warnings += _stranded(before, workload)
         changes.append(Change("update" if fields else "unchanged", workload.key, fields, workload))
-    beside = [w for key, w in sorted(current.items()) if key not in keys and not prune]
-    conflicts += _shared_topics([*beside, *ordered])
+    kept = [w for key, w in sorted(current.items()) if key not in keys and not prune]
+    conflicts += _shared_topics([*kept, *ordered])
     if prune:
         changes += [Change("delete", key) for key in sorted(current) if key not in keys]
-    of_routes = _plan_routes(routes or {}, [r for r in wanted if isinstance(r, RouteDefinition)], prune)
-    return Plan(
-        (*changes, *of_routes.changes),
-        (*conflicts, *of_routes.conflicts),
-        (*warnings, *of_routes.warnings),
+    of_routes = _plan_routes(
+        routes or {}, [r for r in wanted if isinstance(r, RouteDefinition)], prune, beside
     )
+    of_failovers = _plan_failovers(
+        failovers or {}, [f for f in wanted if isinstance(f, FailoverDefinition)], prune
+    )
+    return Plan(
+        (*changes, *of_routes.changes, *of_failovers.changes),
+        (*conflicts, *of_routes.conflicts, *of_failovers.conflicts),
+        (*warnings, *of_routes.warnings, *of_failovers.warnings),
+    )
+
+
+def _plan_failovers(
+    current: Mapping[str, FailoverDefinition], wanted: Sequence[FailoverDefinition], prune: bool
+) -> Plan:
+    keys = Counter(failover.key for failover in wanted)
+    changes, warnings = [], []
+    if prune:
+        changes += [Change("delete", key, kind="Failover") for key in sorted(current.keys() - keys.keys())]
+    for failover in sorted(wanted, key=lambda failover: failover.key):
+        before = current.get(failover.key)
+        if keys[failover.key] > 1:
+            continue
+        fields = () if before is None else tuple(_differences("", before.to_wire(), failover.to_wire()))
+        action = "create" if before is None else "update" if fields else "unchanged"
+        changes.append(Change(action, failover.key, fields, kind="Failover", failover=failover))
+        gone = () if before is None else sorted(set(before.spec.regions) - set(failover.spec.regions))
+        warnings += [
+            f"{failover.key}: region {region} is named no more: nothing is copied from or to it, and no "
+            "workload can be moved there; deploy the same in every region"
+            for region in gone
+        ]
+    return Plan(tuple(changes), tuple(_several(keys)), tuple(warnings))
 
 
 def _several(keys: Counter[str]) -> list[str]:
@@ -108,7 +150,10 @@ def _several(keys: Counter[str]) -> list[str]:
 
 
 def _plan_routes(
-    current: Mapping[str, RouteDefinition], wanted: Sequence[RouteDefinition], prune: bool
+    current: Mapping[str, RouteDefinition],
+    wanted: Sequence[RouteDefinition],
+    prune: bool,
+    beside: Beside,
 ) -> Plan:
     """Routes: what is to run together must neither loop nor copy twice."""
     ordered = sorted(wanted, key=lambda route: route.key)
@@ -127,12 +172,13 @@ def _plan_routes(
                 f"{route.key}: its clusters or names change: copies begin anew under other names, "
                 "from spec.start; those made so far stay where they are"
             )
-    beside = [route for key, route in sorted(current.items()) if key not in keys and not prune]
-    together = [route.route() for route in (*beside, *once)]
+    kept = [route for key, route in sorted(current.items()) if key not in keys and not prune]
+    together = [route.route() for route in (*kept, *once)]
     changed = {change.key for change in changes if change.action in {"create", "update"}}
     found = []
     if changed:
-        found = [f"{name}: {what}; {remedy}" for what, remedy, name in route_conflicts(together, changed)]
+        wrong = route_conflicts(together, changed, beside)
+        found = [f"{name}: {what}; {remedy}" for what, remedy, name in wrong]
     return Plan(tuple(changes), (*_several(keys), *found), tuple(warnings))
 
 

@@ -15,7 +15,7 @@ What an entry of `topics` means, and which topics are internal: `app.core.route`
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from annotated_types import Ge, Len
 from pydantic import BeforeValidator, Field, Strict, model_validator
@@ -116,14 +116,19 @@ class Headers(Model):
 
 
 class Offsets(Model):
-    """Consumer groups whose positions are kept in step at the destination: names, or expressions."""
+    """Consumer groups whose positions are kept in step at the destination: names, or expressions.
+
+    An exclusion always wins.
+    """
 
     groups: TextEntries
+    exclude: Annotated[tuple[TextEntry, ...], Len(0, MAX_LISTED)] = ()
     every: Annotated[Duration, duration_within(1, DAY_S)] = 60.0
 
 
 class Limits(Model):
-    """How much a second, over all its topics, and which routes go first when there is not enough for all."""
+    """How much a second, over all its topics, and which routes go first on a worker that has not enough for
+    all (`app.core.priority`)."""
 
     messages_per_second: Rate | None = None
     bytes_per_second: Annotated[Size, Ge(1)] | None = None
@@ -149,6 +154,13 @@ class Checkpoint(Model):
 
     every: Annotated[Duration, duration_within(0.1, 3600)] = 10.0
     records: Annotated[int, Strict()] = Field(100_000, ge=1, le=MAX_RECORDS)
+
+
+class GroupSync(NamedTuple):
+    """Which consumer groups are kept in step at the destination, by their names, and how often."""
+
+    groups: Callable[[str], bool]
+    every_s: float
 
 
 class RouteSpec(Model):
@@ -204,6 +216,15 @@ class RouteDefinition(Definition):
             return None
         dropped = AnyOf(headers.drop)
         return lambda name: not dropped(name)
+
+    @property
+    def offsets(self) -> GroupSync | None:
+        """Which consumer groups are kept in step; None: none. Made anew each time: keep it."""
+        offsets = self.spec.offsets
+        if offsets is None:
+            return None
+        means, excluded = AnyOf(offsets.groups), AnyOf(offsets.exclude)
+        return GroupSync(lambda group: means(group) and not excluded(group), offsets.every)
 
     def topic_sync(self) -> TopicSync:
         """What may be done to its destination topics."""

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from app.config.checks import problem_at, value_at
 from app.config.problems import Document, Problem, suggest
 from app.config.route import RouteDefinition
 from app.config.trees import Path_
 from app.core.route import Route
-from app.core.routes_graph import find_duplicate, find_loop
+from app.core.routes_graph import ALONE, Beside, find_duplicate, find_loop
 from app.core.routes_words import TooComplicated, Words
 
 TOPICS: Path_ = ("spec", "topics")
-OFFSETS: Path_ = ("spec", "offsets")
 
 
 def route_checks(
@@ -31,9 +32,6 @@ def route_checks(
         )  # fmt: skip
     if definition is None:
         return
-    if definition.spec.offsets is not None:
-        message = "not in force yet (groups are kept in step with a later release)"
-        yield problem_at(document, OFFSETS, message, "it is kept and ignored", "warning")
     try:
         route = definition.route()
         words = Words()
@@ -57,17 +55,52 @@ def between_routes(routes: Sequence[tuple[Document, Route]]) -> Iterator[Problem
 
 
 def conflicts(
-    routes: Sequence[Route], changed: Collection[str] | None = None
+    routes: Sequence[Route], changed: Collection[str] | None = None, beside: Beside = ALONE
 ) -> Iterator[tuple[str, str, str]]:
     """The same, in words: what is wrong, what to do, and one of the routes to do it in.
 
     `changed` are the names of those that are new or changed, when the others are known to be sound together.
     """
+    own = {route.name for route in routes}
     try:
-        if loop := find_loop(routes, changed=changed):
-            yield f"would loop: {loop}", loop.remedy, loop.hops[-1][0]
-        if double := find_duplicate(routes):
+        if loop := find_loop(routes, changed=changed, beside=beside):
+            mine = [name for name, _, _ in loop.hops if name in own]
+            yield f"would loop: {loop}", loop.remedy, (mine or [loop.hops[-1][0]])[-1]
+        if double := find_duplicate(routes, beside):
             yield f"would copy twice: {double}", double.remedy, double.routes[1]
     except TooComplicated as error:
         message, _, remedy = str(error).rpartition("; ")
         yield message, remedy, routes[0].name
+
+
+class Elsewhere(NamedTuple):
+    """A route of another region: its definition, and the ids of its clusters, "" where they are not known."""
+
+    region: str
+    definition: Mapping[str, Any]
+    source_id: str = ""
+    target_id: str = ""
+
+
+def beside_of(ids: Mapping[str, str], routes: Iterable[Elsewhere]) -> Beside:
+    """What is known beyond this region's routes; `ids` has every cluster that is configured here, "" for one
+    whose id is not known. A cluster of another region is one of these if its id is, or, while that is not
+    known, if its name is. A definition that cannot be read is left out."""
+    known = {name: found for name, found in ids.items() if found}
+    names = {found: name for name, found in sorted(known.items(), reverse=True)}
+    made = []
+    for at in routes:
+        try:
+            definition = RouteDefinition.from_wire(at.definition)
+            route = definition.route()
+        except (ValueError, TooComplicated):
+            continue
+        ends = []
+        for name, found in ((route.source, at.source_id), (route.target, at.target_id)):
+            here = names.get(found) or (name if name in ids and not found else "")
+            ends.append(here or f"{at.region}/{name}")
+            if found and not here:
+                known[ends[-1]] = found
+        name = f"{route.name} of region {at.region}"
+        made.append(replace(route, name=name, source=ends[0], target=ends[1]))
+    return Beside(known, tuple(made))

@@ -27,6 +27,7 @@ from app.config.problems import (
     validate,
 )
 from app.config.units import Duration, Size
+from app.core.topology import Layout, Site
 
 DEFAULT_FILE = "switchyard.yaml"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -176,6 +177,11 @@ class Settings(_Model):
     def data_path(self) -> Path:
         """Where workers keep their tables."""
         return Path(self.data_dir or platformdirs.user_data_dir("switchyard"))
+
+    def layout(self) -> Layout:
+        """Where all clusters are."""
+        sites = {cluster.name: Site(cluster.region, cluster.tier) for cluster in self.clusters}
+        return Layout(self.region, sites, self.control_cluster_name)
 
     def cluster_names(self) -> list[str]:
         """All clusters' names."""

@@ -33,7 +33,10 @@ class Metadata(Model):
 
     group: Name
     topic: Name
-    cluster: Name
+    cluster: Name = Field(
+        description="The cluster that has the topic. With a `spec.mode`, any one region's: each region reads "
+        "its own cluster of the same tier, so that the same definition is deployed in all of them."
+    )
     owner: str = Field("", max_length=200)
 
 
@@ -153,7 +156,13 @@ class Hibernate(Model):
 
 
 class Spec(Model):
-    """What is to happen with the messages."""
+    """What is to happen with the messages.
+
+    `mode`: how a workload of several regions runs. `active-active`: in all of them; receivers are told which
+    region is primary. `active-passive`: in one region only, the active one. `primary` is the region that it
+    begins in (without it, the first of the Failover definition that shares the topic); editing it later moves
+    nothing: a failover does.
+    """
 
     mode: Literal["active-active", "active-passive"] | None = None
     primary: Name | None = None

@@ -10,10 +10,14 @@ import orjson
 from aiohttp import web
 
 from app.clock import now_ms
+from app.console.answers import is_number
 from app.console.bodies import LEAST_MS, MAX_REASON_CHARS, MOST_MS, fields
 from app.control.acts import Ended, Move, checked, count
 from app.core.ranges import Range
 from app.dlq.query import BadQuery, parse_when
+from app.kafka.clusters import EARLIEST, LATEST
+
+ENDS = {"earliest": EARLIEST, "latest": LATEST}
 
 
 def move_told(partition: int, move: Move) -> dict[str, Any]:
@@ -93,6 +97,35 @@ def when_of(body: Mapping[str, Any], name: str) -> int:
     if type(value) is int and LEAST_MS <= value < MOST_MS:
         return value
     raise BadQuery(f'{name}: write a time such as "2h" (ago), "2026-01-31T12:00" or milliseconds')
+
+
+def offsets_of(body: Mapping[str, Any]) -> dict[int, int]:
+    """The field `offsets`: partition -> offset. Raises BadQuery."""
+    offsets = body["offsets"]
+    if not isinstance(offsets, dict) or not offsets or "partitions" in body or not all(
+        is_number(partition) and type(offset) is int and 0 <= offset < 1 << 63
+        for partition, offset in offsets.items()
+    ):  # fmt: skip
+        raise BadQuery('offsets: write {"0": 1042}, and no partitions beside it')
+    return {int(partition): offset for partition, offset in offsets.items()}
+
+
+def partitions_of(body: Mapping[str, Any]) -> list[int]:
+    """The field `partitions`, [] when it is not there. Raises BadQuery."""
+    wanted = body.get("partitions", [])
+    if not isinstance(wanted, list) or not all(type(partition) is int for partition in wanted):
+        raise BadQuery("partitions: must be a list of numbers")
+    return wanted
+
+
+def end_of(body: Mapping[str, Any]) -> int:
+    """Where a body leads that has no offsets: `to` an end of the log, or `at` a time. Raises BadQuery."""
+    if "to" not in body:
+        return when_of(body, "at")
+    to = str(body["to"])
+    if to not in ENDS:
+        raise BadQuery(f"to: must be earliest or latest, not {to[:40]!r}")
+    return ENDS[to]
 
 
 def ranges_of(body: Mapping[str, Any]) -> tuple[Range, ...]:

@@ -17,12 +17,16 @@ from app.console import dlq, overview, shapes, shapes_dlq
 from app.console.answers import ApiError, is_number, json_response, number, paged
 from app.console.describe import JSON, PAGE, TEXT, TIER, Answer, Page, Param, described, whole
 from app.console.dlq_tools import LETTERS, DlqTools, query_of, told
+from app.console.failover import FailoverRoutes
+from app.console.failover_runs import FailoverRunRoutes
 from app.console.hop import HOP, LOOK_S, hand_over
 from app.console.metrics import exposition
 from app.console.move import MoveRoutes
+from app.console.offsets import OffsetRoutes
 from app.console.openapi import openapi
 from app.console.operators import OperatorRoutes
 from app.console.placement import PlacementRoutes
+from app.console.route_acts import RouteActRoutes
 from app.console.routes import RouteRoutes
 from app.console.sizing import SizingRoutes
 from app.console.workloads import WorkloadRoutes
@@ -78,13 +82,17 @@ class Api:
             web.get("/api/v1/incidents", self.get_incidents),
             web.get("/api/v1/workloads", self.get_workloads),
             *WorkloadRoutes(self).routes(),
-            *RouteRoutes(self).routes(),
+            *(routes := RouteRoutes(self)).routes(),
+            *RouteActRoutes(self, routes).routes(),
+            *FailoverRoutes(self).routes(),
+            *FailoverRunRoutes(self).routes(),
             web.get(workload + "/partitions/{partition}/tracker", self.get_tracker),
             web.get(dlq_path, self.get_dlq),
             web.get(dlq_path + "/messages", told(self.get_dlq_messages)),
             *self.dlq_tools.routes(),
             *OperatorRoutes(self).routes(),
             *MoveRoutes(self).routes(),
+            *OffsetRoutes(self).routes(),
             *PlacementRoutes(self).routes(),
             *SizingRoutes(self).routes(),
             web.get("/api/v1/schema", self.get_schema),

@@ -47,9 +47,27 @@ class ResetBody(Body, kw_only=True, frozen=True):
     execute: Execute = False
 
 
-RESET_BODY = Annotated[
-    ResetBody, Meta(extra_json_schema={"oneOf": [{"required": [name]} for name in ("to", "at", "offsets")]})
-]
+ONE_OF = Meta(extra_json_schema={"oneOf": [{"required": [name]} for name in ("to", "at", "offsets")]})
+RESET_BODY = Annotated[ResetBody, ONE_OF]
+
+
+class RouteResetBody(ResetBody, kw_only=True, frozen=True):
+    """Where to: exactly one of `to`, `at` and `offsets` (by partition). `topic` is one of the source's; none:
+    all of the route's, which `offsets` and `partitions` are not for."""
+
+    topic: Annotated[str, Meta(min_length=1, max_length=249)] | UnsetType = UNSET
+
+
+ROUTE_RESET_BODY = Annotated[RouteResetBody, ONE_OF]
+
+
+class SkipBody(Body, kw_only=True, frozen=True):
+    """Offsets [start, end) of the source."""
+
+    start: Offset
+    end: Offset
+    reason: Reason = ""
+    execute: Execute = False
 
 
 class EndBody(Body, kw_only=True, frozen=True):

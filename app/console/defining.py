@@ -10,36 +10,46 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
+import msgspec
 from aiohttp import web
 
 from app.clock import now_ms
 from app.config.problems import Document, read_documents
+from app.console import shapes
 from app.console.acts import actor_of
 from app.console.answers import ApiError, json_response
-from app.console.describe import TEXT, Param
+from app.console.describe import JSON, TEXT, Answer, Param
 from app.core.control_events import (
     ALL,
     AnyControlEvent,
     DefinitionPut,
+    FailoverPut,
     Paused,
-    RouteDeleted,
     RoutePut,
-    WorkloadDeleted,
     WorkloadPut,
+    deletion_of,
 )
 
 if TYPE_CHECKING:
-    from app.config.definitions import RouteDefinition, Workload
+    from app.config.definitions import FailoverDefinition, RouteDefinition, Workload
     from app.config.plan import Plan
     from app.console.api import Api
 
+TRIES = 10
 YAML = ("application/yaml", "application/x-yaml", "text/yaml")
 DRY_RUN = (Param("dry_run", {"type": "boolean", "default": False}, "only check it"),)
 MATCH = (
     Param("If-Match", TEXT, "only while the definition has (one of) these ETags; *: while there is one"),
     Param("If-None-Match", TEXT, "only while it has none of these; *: while there is none"),
 )
+
+
+def put_answers(what: str) -> dict[int, Answer]:
+    """What a PUT of a definition answers."""
+    told = {200: "changed, as it was, or a dry run", 201: f"there is a new {what}"}
+    return {status: Answer({JSON: shapes.Put}, about, ("ETag",)) for status, about in told.items()}
 
 
 async def append(api: Api, event: AnyControlEvent) -> None:
@@ -51,11 +61,23 @@ async def append(api: Api, event: AnyControlEvent) -> None:
         )
 
 
+async def _write(api: Api, event: WorkloadPut | RoutePut | FailoverPut, expected: str | None) -> None:
+    """Writes it down as a change of what stands; without a condition, of whatever stands by then."""
+    control = api.runtime.control
+    for _ in range(TRIES):
+        change = control.view.replacing(event, uuid4().hex)
+        if expected is not None:
+            return await append(api, msgspec.structs.replace(change, expected=expected))
+        if control.counted(await control.append(change)):
+            return None
+    raise ApiError(409, "Changed at once", "others changed it at the same moments; try again")
+
+
 async def define(
     api: Api,
     request: web.Request,
-    kind: type[WorkloadPut | RoutePut],
-    definition: Workload | RouteDefinition,
+    kind: type[WorkloadPut | RoutePut | FailoverPut],
+    definition: Workload | RouteDefinition | FailoverDefinition,
     current: DefinitionPut | None,
     expected: str | None,
     planned: Plan,
@@ -71,14 +93,9 @@ async def define(
     changed = current is None or current.etag != etag
     if changed and not dry_run:
         event = kind(
-            at_ms=now_ms(),
-            key=key,
-            definition=definition.to_wire(),
-            etag=etag,
-            actor=actor_of(request),
-            expected=expected,
-        )
-        await append(api, event)
+            at_ms=now_ms(), key=key, definition=definition.to_wire(), etag=etag, actor=actor_of(request)
+        )  # fmt: skip
+        await _write(api, event, expected)
     return {"key": key, "etag": etag, "changed": changed, "dry_run": dry_run,
             "warnings": list(planned.warnings)}  # fmt: skip
 
@@ -96,8 +113,7 @@ async def delete(api: Api, request: web.Request, put: DefinitionPut) -> None:
     """Deletes what `put` defined. Raises ApiError."""
     actor, at_ms, expected = actor_of(request), now_ms(), condition(request, put)
     was_paused = put.key in api.runtime.control.view.paused
-    kind = RouteDeleted if put.key in api.runtime.control.view.routes else WorkloadDeleted
-    await append(api, kind(at_ms=at_ms, key=put.key, actor=actor, expected=expected))
+    await append(api, deletion_of(put)(at_ms=at_ms, key=put.key, actor=actor, expected=expected))
     if was_paused:
         # Compaction may drop the deletion, and a pause must not come back with the next definition.
         await append(api, Paused(at_ms=at_ms, key=put.key, partition=ALL, paused=False, actor=actor))

@@ -15,7 +15,10 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from app.clock import now_ms
 from app.console.flow import slowest
+from app.console.metrics_offsets import of_offset_sync
+from app.console.metrics_roles import of_roles
 from app.console.overview import BREAKER_ORDER, Jobs, lag_messages, lag_s
+from app.console.replicas import NOTHING
 from app.console.sizing import Sizing
 from app.control.runtime import Runtime
 from app.core.job import JobId, Kind
@@ -48,6 +51,7 @@ _JOB_COUNTERS = {
     "delivered": "Messages acknowledged",
     "retried": "Messages moved to a retry topic",
     "dead_lettered": "Messages moved to the dead letter queue",
+    "passed_over": "Messages not delivered here, as another region had finished them",
 }
 _ROUTE_GAUGES = {
     "lag_messages": "Records that the destination does not have yet",
@@ -55,6 +59,18 @@ _ROUTE_GAUGES = {
     "unfinished_messages": "Records read whose copies are not acknowledged",
     "fetched_bytes": "Fetched bytes that wait to be copied",
     "paused": "1 while an operator's pause holds",
+    "halted": "1 while it goes on no more, as the route stops at gaps",
+    "stuck_messages": "Offsets that cannot be copied and wait for somebody",
+    "limited": "1 while the route's own limits hold it back, or routes of a higher priority do",
+    "barrier_seconds": "Age of the newest entry of the offset map",
+}
+_ROUTE_COUNTERS = {
+    "copied_messages": "Records that the destination acknowledged",
+    "encoded_messages": "Those of them that went in batches encoded anew",
+    "left_out": "Records that got no copy, as they have been where the route leads",
+    "lost_records": "Offsets that were gone from the source before they were copied, since copying began",
+    "compared": "Copies that were read back, and are as they were sent",
+    "differing": "Copies that were read back, and are not",
 }
 _TARGET_GAUGES = {
     "limit_messages": "Messages that may be in flight",
@@ -117,6 +133,8 @@ class _Collector:
         yield from self._of_the_worker()
         if self.runtime.leader.leads:
             yield from _of_the_region(self.runtime)
+            yield from of_offset_sync(self.runtime)
+            yield from of_roles(self.runtime)
 
     def _of_the_worker(self) -> Iterator[Metric]:
         runtime, budget = self.runtime, self.runtime.clusters.budget
@@ -133,7 +151,8 @@ class _Collector:
 
 def _of_the_region(runtime: Runtime) -> Iterator[Metric]:
     view = runtime.control.view
-    jobs = Jobs(view, runtime.members.live(time.monotonic()), now_ms())
+    own = runtime.failover.keeper.own
+    jobs = Jobs(view, runtime.members.live(time.monotonic()), now_ms(), own)
     sizing = Sizing(jobs, runtime.catalog.workload)
     fleets = _Family("switchyard", ("group",), _FLEET_GAUGES)
     workloads = _Family("switchyard", ("workload",), _SIZE_GAUGES)
@@ -200,15 +219,26 @@ def _of_jobs(jobs: Sequence[JobStatus]) -> Iterator[Metric]:
 
 def _of_routes(jobs: Sequence[JobStatus]) -> Iterator[Metric]:
     gauges = _Family("switchyard_route", ROUTE_JOB, _ROUTE_GAUGES)
-    copied = CounterMetricFamily(
-        "switchyard_route_copied_messages", "Records that the destination acknowledged", labels=ROUTE_JOB
-    )
+    counters = {
+        name: CounterMetricFamily(f"switchyard_route_{name}", text, labels=ROUTE_JOB)
+        for name, text in _ROUTE_COUNTERS.items()
+    }
     for status in jobs:
         labels, values = _of_any_job(status)
+        copying = status.copying or NOTHING
+        start, end = copying.stuck or (0, 0)
+        values |= {"halted": bool(copying.halted), "stuck_messages": end - start, "limited": copying.limited}
+        if copying.barrier is not None:
+            values["barrier_seconds"] = max(0.0, (now_ms() - copying.barrier[2]) / 1000)
         gauges.add(labels, values)
-        copied.add_metric(labels, status.delivered)
+        counts = (
+            status.delivered, copying.encoded, copying.left_out, copying.lost,
+            copying.compared, copying.differing,
+        )  # fmt: skip
+        for counter, count in zip(counters.values(), counts, strict=True):
+            counter.add_metric(labels, count)
     yield from gauges
-    yield copied
+    yield from counters.values()
 
 
 def _of_workloads(workloads: Sequence[WorkloadStatus], jobs: Sequence[JobStatus]) -> Iterator[Metric]:

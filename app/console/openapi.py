@@ -8,6 +8,7 @@ another kind.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from typing import Any
@@ -47,7 +48,7 @@ PATH = {
         Param("partition", whole(0, 2**31 - 1), "a partition's number"),
         Param("offset", whole(0, 10**18 - 1), "an offset"),
         Param("worker", TEXT, "a worker's name"),
-        Param("id", TEXT, "an operation's id"),
+        Param("id", TEXT, "an operation's or failover's id"),
     )
 }
 HEADERS = {
@@ -66,7 +67,7 @@ def openapi(routes: Iterable[web.RouteDef]) -> dict[str, Any]:
     components = schemas.components()
     paths: dict[str, Any] = {}
     for route, said in listed:
-        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, said, schemas)
+        paths.setdefault(_path(route), {})[route.method.lower()] = _operation(route, said, schemas)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -122,9 +123,14 @@ def _is_definition(shape: Any) -> bool:
     return isinstance(shape, type) and issubclass(shape, BaseModel)
 
 
+def _path(route: web.RouteDef) -> str:
+    """Without the expressions that parameters may have."""
+    return re.sub(r"\{(\w+):[^}]*\}", r"{\1}", route.path)
+
+
 def _operation(route: web.RouteDef, said: Described, schemas: _Schemas) -> dict[str, Any]:
     summary, _, rest = inspect.cleandoc(route.handler.__doc__ or "").partition("\n")
-    inside = [PATH[part[1:-1]] for part in route.path.split("/") if part[:1] == "{"]
+    inside = [PATH[part[1:-1]] for part in _path(route).split("/") if part[:1] == "{"]
     given = (("path", inside), ("query", said.query), ("header", said.headers))
     found: dict[str, Any] = {
         "summary": summary,

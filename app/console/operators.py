@@ -18,13 +18,15 @@ from app.config.definitions import Workload
 from app.console import bodies, shapes
 from app.console.acts import (
     actor_of,
+    end_of,
     ended_told,
     flag_of,
     move_told,
+    offsets_of,
+    partitions_of,
     ranges_of,
     read_body,
     reason_of,
-    when_of,
 )
 from app.console.answers import ApiError, is_number, json_response
 from app.console.describe import ACTOR, TIER, described
@@ -34,14 +36,12 @@ from app.control.operators import NotHere, Operators, Refused
 from app.core.control_events import ALL
 from app.core.job import JobId, Kind
 from app.dlq.query import BadQuery
-from app.kafka.clusters import EARLIEST, LATEST
 
 if TYPE_CHECKING:
     from app.console.api import Api
 
 AT_ONCE = 16
 MAX_PARTITIONS = 256  # reset by one request; more are asked for in several
-ENDS = {"earliest": EARLIEST, "latest": LATEST}
 
 Handler = Callable[[web.Request], Awaitable[web.Response]]
 
@@ -63,6 +63,20 @@ def acting(handler: Handler) -> Handler:
             raise ApiError(503, "Partition away", str(error)) from error
 
     return around
+
+
+async def reset_by(
+    api: Api, request: web.Request, worker: str, body: Mapping[str, Any]
+) -> list[dict[str, Any]] | str:
+    """What became of the partitions that `worker` is asked to reset; or why nothing did."""
+    try:
+        status, content = await ask_worker(api, request, worker, body)
+        told = orjson.loads(content)
+        return list(told["partitions"]) if status == 200 else str(told["detail"])
+    except ApiError as error:
+        return error.detail
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return f"{worker} did not answer as it should"
 
 
 class OperatorRoutes:
@@ -110,9 +124,7 @@ class OperatorRoutes:
 
     def _chosen(self, workload: Workload, body: Mapping[str, Any]) -> list[int]:
         """The partitions that a body names; empty: none, so all are meant."""
-        wanted = body.get("partitions", [])
-        if not isinstance(wanted, list) or not all(type(partition) is int for partition in wanted):
-            raise BadQuery("partitions: must be a list of numbers")
+        wanted = partitions_of(body)
         self._check(workload, wanted)
         return sorted(set(wanted))
 
@@ -162,19 +174,10 @@ class OperatorRoutes:
             raise BadQuery('say where to: {"to": "earliest"}, {"to": "latest"}, {"at": "2h"} '
                            'or {"offsets": {"0": 1042}}')  # fmt: skip
         if "offsets" in body:
-            offsets = body["offsets"]
-            if not isinstance(offsets, dict) or not offsets or "partitions" in body or not all(
-                is_number(partition) and type(offset) is int and 0 <= offset < 1 << 63
-                for partition, offset in offsets.items()
-            ):  # fmt: skip
-                raise BadQuery('offsets: write {"0": 1042}, and no partitions beside it')
-            found = {int(partition): offset for partition, offset in offsets.items()}
+            found = offsets_of(body)
             self._check(workload, found)
         else:
-            to = str(body.get("to"))
-            if "to" in body and to not in ENDS:
-                raise BadQuery(f"to: must be earliest or latest, not {to[:40]!r}")
-            where = ENDS[to] if "to" in body else when_of(body, "at")
+            where = end_of(body)
             found = dict.fromkeys(self._chosen(workload, body) or self._partitions(workload), where)
         if not 0 < len(found) <= MAX_PARTITIONS:
             raise ApiError(409, "Not so many", f"{len(found)} partitions; name 1 to {MAX_PARTITIONS} of them")
@@ -210,18 +213,10 @@ class OperatorRoutes:
         self, request: web.Request, worker: str, offsets: Mapping[int, int]
     ) -> list[dict[str, Any]]:
         body = {"offsets": {str(p): offset for p, offset in offsets.items()}, "execute": True}
-        why = f"{worker} did not answer as it should"
-        try:
-            status, content = await ask_worker(self._api, request, worker, body)
-            told = orjson.loads(content)
-            if status == 200:
-                return list(told["partitions"])
-            why = told["detail"]
-        except ApiError as error:
-            why = error.detail
-        except (orjson.JSONDecodeError, KeyError, TypeError):
-            pass
-        return [{"partition": partition, "done": False, "why": why} for partition in offsets]
+        rows = await reset_by(self._api, request, worker, body)
+        if isinstance(rows, str):
+            return [{"partition": partition, "done": False, "why": rows} for partition in offsets]
+        return rows
 
     # -- single offsets --------------------------------------------------------------------------
 

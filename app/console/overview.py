@@ -6,7 +6,8 @@ Rules
    because it is computed in the loop that also pushes messages and renews the lease.
 3. A status counts only from the worker that the control log names as the owner, under its epoch.
 4. A workload sleeps when the log says of all its jobs that they were let go for it, or when it may sleep and
-   had none yet: it waits for nothing, and what is not known of it makes no sum over the region unknown.
+   had none yet: it waits for nothing, and what is not known of it makes no sum over the region unknown. So it
+   is with one that is passive here: what other regions' jobs left in the log is none of its own.
 """
 
 from __future__ import annotations
@@ -19,15 +20,18 @@ from pydantic import ValidationError
 
 from app.config.definitions import Workload
 from app.console.flow import Told, WorkloadFlow, slowest, workload_flow
+from app.console.replicas import copying_sums, copying_told
+from app.console.roles import passive_why, role_told
 from app.core.control import ControlState
 from app.core.control_events import ALL, Assignment, RoutePut, WorkloadPut
 from app.core.job import JobId
-from app.core.pace import Pace, hibernated
+from app.core.pace import Bound, Pace, hibernated, passive
 from app.core.placement_round import is_gone
 from app.core.plan import HIBERNATED, topic_of
 from app.wire import Heartbeat, Incident, JobStatus, WorkloadStatus
 
 ASLEEP = "hibernated"  # the state of a sleeping workload's jobs
+RESTING = {Bound.HIBERNATED, Bound.PASSIVE}
 BREAKER_ORDER = {"closed": 0, "half-open": 1, "open": 2}
 MAX_TROUBLES = 5  # of a workload, in one line of a table
 
@@ -68,6 +72,7 @@ def partition(
         "delivered": status.delivered,
         "retried": status.retried,
         "dead_lettered": status.dead_lettered,
+        "passed_over": status.passed_over,
         "ready": status.ready,
         "behind": status.behind,
         "postponed": status.postponed,
@@ -100,15 +105,19 @@ def _sum(values: Iterable[float | int | None]) -> Any:
 class Jobs:
     """Every job's owner and status, by workload; see rule 2.
 
-    Attributes: `live` (worker -> its heartbeat), `state` (the control log's fold), `now_ms`.
+    Attributes: `live` (worker -> its heartbeat), `state` (the control log's fold), `now_ms`, `region` (this
+        one; "" knows of no others).
     """
 
-    __slots__ = ("_held", "_receivers", "_told", "live", "now_ms", "state")
+    __slots__ = ("_held", "_receivers", "_told", "live", "now_ms", "region", "state")
 
-    def __init__(self, state: ControlState, live: Mapping[str, Heartbeat], now_ms: int) -> None:
+    def __init__(
+        self, state: ControlState, live: Mapping[str, Heartbeat], now_ms: int, region: str = ""
+    ) -> None:
         self.state = state
         self.live = live
         self.now_ms = now_ms
+        self.region = region
         self._told: dict[str, JobStatus] = {}
         self._held: dict[str, list[str]] = {}
         self._receivers: dict[str, list[tuple[str, WorkloadStatus]]] = {}
@@ -134,6 +143,8 @@ class Jobs:
             return [job for job in jobs if not is_gone(self.state.assignments[job])]
         if put is None or all(self.state.assignments[job].worker for job in jobs):
             return jobs
+        if self._passive_why(put):
+            return [job for job in jobs if self.state.assignments[job].worker]
         try:
             workload = Workload.from_wire(put.definition)
         except ValidationError:
@@ -159,7 +170,7 @@ class Jobs:
         for status in sorted(self.statuses(key), key=lambda status: JobId.parse(status.job)):
             held, wish = self.state.assignments[status.job], self.state.wishes.get(status.job)
             told = partition(status, held.worker, held, self.now_ms, wish.worker if wish else None)
-            shown.append(told)
+            shown.append(told | copying_told(status) if key in self.state.routes else told)
         return shown
 
     def _told_by(self, key: str, jobs: Sequence[JobStatus]) -> list[Told]:
@@ -175,9 +186,9 @@ class Jobs:
         jobs = self.statuses(put.key)
         told = self._told_by(put.key, jobs)
         flow = workload_flow(put.definition, told, _without_owner(jobs), len(jobs), self.now_ms)
-        if (sleeps := self._sleeps(put, jobs)) is None:
+        if (rests := self._rests(put, jobs)) is None:
             return flow
-        return msgspec.structs.replace(flow, bound=str(sleeps.bound), why=sleeps.why)
+        return msgspec.structs.replace(flow, bound=str(rests.bound), why=rests.why)
 
     def receivers(self, key: str) -> list[tuple[str, WorkloadStatus]]:
         """What each worker says of the workload's receivers."""
@@ -187,6 +198,15 @@ class Jobs:
         """Why the workload, whose `statuses` are `jobs`, sleeps; None when it does not."""
         sleeps = self._sleeps(put, jobs)
         return None if sleeps is None else sleeps.why
+
+    def _passive_why(self, put: WorkloadPut) -> str:
+        return passive_why(role_told(self.state, put, self.region)) if self.region else ""
+
+    def _rests(self, put: WorkloadPut, jobs: Sequence[JobStatus]) -> Pace | None:
+        """Rule 4."""
+        if not jobs and (why := self._passive_why(put)):
+            return passive(why)
+        return self._sleeps(put, jobs)
 
     def _sleeps(self, put: WorkloadPut, jobs: Sequence[JobStatus]) -> Pace | None:
         if any(job.state != ASLEEP for job in jobs):
@@ -203,10 +223,10 @@ class Jobs:
         """One workload as the console shows it; sums over its partitions and retry tiers."""
         jobs = self.statuses(put.key)
         receivers = [receiver for _, receiver in self._receivers.get(put.key, ())]
-        sleeps = self._sleeps(put, jobs)
-        waiting = 0 if sleeps else _without_owner(jobs)
+        sleeps, rests = self._sleeps(put, jobs), self._rests(put, jobs)
+        waiting = 0 if rests else _without_owner(jobs)
         pace, _ = slowest(self._told_by(put.key, jobs), waiting, len(jobs), self.now_ms)
-        pace = sleeps or pace
+        pace = rests or pace
         metadata = put.definition.get("metadata", {})
         ages = [lag_s(job, self.now_ms) for job in jobs]
         return {
@@ -221,6 +241,7 @@ class Jobs:
             "bound": str(pace.bound),
             "why": pace.why,
             "hibernated": sleeps.why if sleeps else None,
+            "role": role_told(self.state, put, self.region),
             "lag_messages": _sum(lag_messages(job) for job in jobs),
             "lag_s": _greatest(ages),
             "lag_s_at_least": max((age for age in ages if age is not None), default=None),
@@ -229,6 +250,7 @@ class Jobs:
             "delivered": sum(job.delivered for job in jobs),
             "retried": sum(job.retried for job in jobs),
             "dead_lettered": sum(job.dead_lettered for job in jobs),
+            "passed_over": sum(job.passed_over for job in jobs),
             "stashed": sum(receiver.stashed for receiver in receivers),
             "breaker": _worst(receivers),
             "held": sum(receiver.held for receiver in receivers),
@@ -254,6 +276,7 @@ class Jobs:
             "lag_s": _greatest(ages),
             "lag_s_at_least": max((age for age in ages if age is not None), default=None),
             "copied": sum(job.delivered for job in jobs),
+            **copying_sums(jobs),
             "unfinished": sum(job.unfinished for job in jobs),
             "troubles": _troubles(jobs),
         }
@@ -327,10 +350,10 @@ def overview(
     now_s: float,
 ) -> dict[str, Any]:
     """Everything the first page shows."""
-    jobs = Jobs(state, live, now_ms)
+    jobs = Jobs(state, live, now_ms, region)
     listed = [jobs.workload(put) for _, put in sorted(state.workloads.items())]
     routes = [jobs.route(put) for _, put in sorted(state.routes.items())]
-    awake = [shown for shown in listed if shown["hibernated"] is None]
+    awake = [shown for shown in listed if shown["bound"] not in RESTING]
     return {
         "region": region,
         "at_ms": now_ms,

@@ -27,21 +27,21 @@ from app.console.defining import (
     defined,
     delete,
     flag,
+    put_answers,
     read_definition,
 )
 from app.console.describe import ACTOR, JSON, PAGE, Answer, Page, described
+from app.console.failover import refuse_derived
 from app.console.hop import HOP, LOOK_S, hand_over
 from app.control.operators import Operators
 from app.core.control_events import ALL, RoutePut
 from app.core.route import is_topic
+from app.core.routes_graph import ALONE
 
 if TYPE_CHECKING:
     from app.console.api import Api
 
-PUT = {
-    status: Answer({JSON: shapes.Put}, about, ("ETag",))
-    for status, about in ((200, "changed, as it was, or a dry run"), (201, "there is a new route"))
-}
+PUT = put_answers("route")
 EDITED = {200: Answer({JSON: shapes_routes.RouteEdited}, "changed, as it was, or a dry run", ("ETag",))}
 
 
@@ -56,6 +56,7 @@ class RouteRoutes:
         route = "/api/v1/routes/{name}"
         return [
             web.get("/api/v1/routes", self.get_routes),
+            web.get("/api/v1/routes-elsewhere", self.get_elsewhere),
             web.get(route, self.get_route),
             web.put(route, self.put_route),
             web.delete(route, self.delete_route),
@@ -79,31 +80,47 @@ class RouteRoutes:
         page = paged(puts, request)
         return json_response({**page, "items": [jobs.route(put) for put in page["items"]]})
 
+    @described(shapes_routes.Elsewhere)
+    async def get_elsewhere(self, _: web.Request) -> web.Response:
+        """Routes of other regions, and the ids of clusters, as far as they are known here: a deployment is
+        planned beside them."""
+        regions = self._api.runtime.regions
+        if regions is None:
+            return json_response({"clusters": {}, "routes": []})
+        await regions.others.look(self._api.runtime.clusters.specs.keys())
+        return json_response(
+            {"clusters": regions.others.ids, "routes": [one._asdict() for one in regions.others.routes]}
+        )
+
     @described(answers={200: Answer({JSON: shapes_routes.RouteDetail}, headers=("ETag",))}, problems=(404,))
     async def get_route(self, request: web.Request) -> web.Response:
         """One route: its definition, and its partitions with their owners, states and lags."""
-        put, jobs = self._put_of(request), self._jobs()
+        put, jobs, view = self.put_of(request), self._jobs(), self._api.runtime.control.view
         body = {
             "definition": put.definition,
             "status": jobs.route(put),
             "partitions": jobs.partitions(put.key),
-            "deployed": {"at_ms": put.at_ms, "by": put.actor},
+            "deployed": {"at_ms": put.at_ms, "by": put.actor, "made_by": put.made_by},
+            "begins_ms": max((begun.at_ms for begun in view.begun_of(put.key)), default=None),
         }
         return json_response(body, headers={"ETag": f'"{put.etag}"'})
 
     @described(shapes_routes.RouteTopics, query=PAGE, problems=(404, 502))
     async def get_route_topics(self, request: web.Request) -> web.Response:
         """What becomes of each topic that the route means: copied where to, or why not; the leader knows."""
-        put, runtime = self._put_of(request), self._api.runtime
+        put, runtime = self.put_of(request), self._api.runtime
         leader = runtime.control.view.leader
         if not runtime.leader.leads and leader and not request.headers.get(HOP):
             return await hand_over(self._api, request, leader, patience_s=LOOK_S)
         told = runtime.catalog.routes.told(put.key)
         read_s = None if told is None else round(time.monotonic() - told.read_at_s, 1)
         page = paged([] if told is None else told.topics, request)
-        return json_response({**page, "read_s_ago": read_s, "others": 0 if told is None else told.others})
+        items = [] if told is None else list(map(told.row, page["items"]))
+        others = 0 if told is None else told.others
+        return json_response({**page, "items": items, "read_s_ago": read_s, "others": others})
 
-    def _put_of(self, request: web.Request) -> RoutePut:
+    def put_of(self, request: web.Request) -> RoutePut:
+        """The route that the address names. Raises ApiError."""
         name = request.match_info["name"]
         put = self._api.runtime.control.view.routes.get(name)
         if put is None:
@@ -135,6 +152,7 @@ class RouteRoutes:
             detail = f"the definition is of {route.key}, the address of {told[:100]}"
             raise ApiError(422, "Wrong address", detail)
         current = self._api.runtime.control.view.routes.get(route.key)
+        refuse_derived(current)
         expected = condition(request, current)
         answer = await self._define(request, route, current, expected, dry_run=dry_run)
         return defined(answer, warnings, current)
@@ -152,13 +170,17 @@ class RouteRoutes:
         catalog, view = self._api.runtime.catalog, self._api.runtime.control.view
         known = {name: found for name in list(view.routes) if (found := catalog.route(name)) is not None}
         # What is proved of names takes a moment: away from the loop that pushes messages.
-        planned = await asyncio.to_thread(plan, {}, [route], routes=known)
+        regions = self._api.runtime.regions
+        ends = (route.spec.source, route.spec.target)
+        beside = ALONE if regions is None else await regions.others.look(ends)
+        planned = await asyncio.to_thread(plan, {}, [route], routes=known, beside=beside)
         return await define(self._api, request, RoutePut, route, current, expected, planned, dry_run=dry_run)
 
-    @described(shapes.Deleted, headers=(*MATCH, *ACTOR), problems=(404, 412))
+    @described(shapes.Deleted, headers=(*MATCH, *ACTOR), problems=(404, 409, 412))
     async def delete_route(self, request: web.Request) -> web.Response:
         """Deletes a route; it stops once what is in flight has arrived. Nothing is deleted at either end."""
-        put = self._put_of(request)
+        put = self.put_of(request)
+        refuse_derived(put)
         await delete(self._api, request, put)
         return json_response({"key": put.key, "deleted": True})
 
@@ -173,8 +195,9 @@ class RouteRoutes:
         return await self._edit(request, without_topic)
 
     async def _edit(self, request: web.Request, edit: Any) -> web.Response:
-        put, topic, dry_run = self._put_of(request), request.match_info["topic"], flag(request, "dry_run")
+        put, topic, dry_run = self.put_of(request), request.match_info["topic"], flag(request, "dry_run")
         definition = self._definition_of(put)
+        refuse_derived(put)
         condition(request, put)
         if not is_topic(topic):
             raise ApiError(400, "Bad topic", f"{topic[:60]!r} is no topic's name; one topic at a time")
@@ -197,7 +220,7 @@ class RouteRoutes:
         return await self._pause(request, paused=False)
 
     async def _pause(self, request: web.Request, *, paused: bool) -> web.Response:
-        put, runtime = self._put_of(request), self._api.runtime
+        put, runtime = self.put_of(request), self._api.runtime
         operators = Operators(runtime.jobs, runtime.control)
         changed = await operators.pause(put.key, [ALL], paused, actor_of(request))
         return json_response({"key": put.key, "changed": changed, "paused": paused})

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 from msgspec import Meta
 
 from app.console.flow import WorkloadFlow
+from app.console.roles import Role
 from app.core.load import Load
 
 Spans = list[Annotated[list[int], Meta(min_length=2, max_length=2)]]  # offsets [from, before)
@@ -110,7 +111,8 @@ class Incident(TypedDict):
 
 
 class Workload(TypedDict):
-    """A workload in numbers, summed over its partitions and retry tiers; `bound` is what holds it back."""
+    """A workload in numbers, summed over its partitions and retry tiers; `bound` is what holds it back.
+    `role` is of one with a mode; `passed_over` counts messages that another region had finished."""
 
     key: str
     group: str | None
@@ -123,6 +125,7 @@ class Workload(TypedDict):
     bound: str
     why: str
     hibernated: str | None
+    role: Role | None
     lag_messages: int | None
     lag_s: float | None
     lag_s_at_least: float | None
@@ -131,6 +134,7 @@ class Workload(TypedDict):
     delivered: int
     retried: int
     dead_lettered: int
+    passed_over: int
     stashed: int
     breaker: str
     held: int
@@ -138,7 +142,12 @@ class Workload(TypedDict):
 
 
 # A route in numbers, summed over its partitions. `copied` counts the records that the destination has, since
-# the jobs' owners began.
+# the jobs' owners began: `verbatim` ones in batches as they were, `encoded` ones in others. `left_out` have
+# been where the route leads; `lost` offsets were gone from the source before they were copied, since copying
+# began, the last of them found missing at `lost_ms`; `compared` were read back as they were sent, `differing`
+# were not. `halted`, `stuck` and `limited` count partitions: that stopped at a gap, that have a batch that
+# cannot be copied, and that wait for the route's own limits, or for routes of a higher priority. `rate` is in
+# records a second.
 Route = TypedDict(
     "Route",
     {
@@ -155,6 +164,17 @@ Route = TypedDict(
         "lag_s": float | None,
         "lag_s_at_least": float | None,
         "copied": int,
+        "verbatim": int,
+        "encoded": int,
+        "left_out": int,
+        "lost": int,
+        "lost_ms": int | None,
+        "compared": int,
+        "differing": int,
+        "halted": int,
+        "stuck": int,
+        "limited": int,
+        "rate": float | None,
         "unfinished": int,
         "troubles": list[str],
     },
@@ -205,6 +225,7 @@ class Partition(TypedDict):
     delivered: int
     retried: int
     dead_lettered: int
+    passed_over: int
     ready: int
     behind: int
     postponed: int
@@ -342,7 +363,7 @@ class Operation(TypedDict):
     """Long work. What `progress` holds depends on the kind; in the end it is the result."""
 
     id: str
-    kind: Literal["merge", "purge", "move"]
+    kind: Literal["merge", "purge", "move", "drill"]
     subject: str
     actor: str
     state: Literal["running", "done", "failed", "canceled"]

@@ -245,7 +245,8 @@ class SizingRoutes:
 
     def _seen(self) -> Jobs:
         runtime = self._api.runtime
-        return Jobs(runtime.control.view, runtime.members.live(time.monotonic()), now_ms())
+        live = runtime.members.live(time.monotonic())
+        return Jobs(runtime.control.view, live, now_ms(), self._api.region)
 
 
 def _recommend(

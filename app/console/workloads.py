@@ -23,9 +23,11 @@ from app.console.defining import (
     defined,
     delete,
     flag,
+    put_answers,
     read_definition,
 )
 from app.console.describe import ACTOR, JSON, Answer, described
+from app.control.catalog import local
 from app.core.control_events import WorkloadPut
 from app.payload.descriptors import DescriptorError
 from app.pump.chains import payload_codec
@@ -33,10 +35,7 @@ from app.pump.chains import payload_codec
 if TYPE_CHECKING:
     from app.console.api import Api
 
-PUT = {
-    status: Answer({JSON: shapes.Put}, about, ("ETag",))
-    for status, about in ((200, "changed, as it was, or a dry run"), (201, "there is a new workload"))
-}
+PUT = put_answers("workload")
 
 
 class WorkloadRoutes:
@@ -59,7 +58,7 @@ class WorkloadRoutes:
         """One workload: its definition, its partitions, and what holds it back, with the numbers."""
         put = self._api.put_of(request)
         live = self._api.runtime.members.live(time.monotonic())
-        jobs = overview.Jobs(self._api.runtime.control.view, live, now_ms())
+        jobs = overview.Jobs(self._api.runtime.control.view, live, now_ms(), self._api.region)
         body = {
             "definition": put.definition,
             "status": jobs.workload(put),
@@ -77,7 +76,10 @@ class WorkloadRoutes:
         """Defines or changes a workload; 201, or 200 when it was there. `?dry_run=true` only checks."""
         names, dry_run = self._api.runtime.clusters.specs.keys(), flag(request, "dry_run")
         body = await read_definition(request)
-        workload, warnings = parse_definition(body.data, clusters=names, file=body.file, node=body.node)
+        layout = self._api.runtime.failover.failovers.layout
+        workload, warnings = parse_definition(
+            body.data, clusters=names, layout=layout, file=body.file, node=body.node
+        )
         told = f"{request.match_info['group']}/{request.match_info['topic']}"
         if workload.key != told:
             raise ApiError(
@@ -95,11 +97,12 @@ class WorkloadRoutes:
         expected = condition(request, current)
         catalog = self._api.runtime.catalog
         known = {key: w for key in self._api.runtime.control.view.workloads if (w := catalog.workload(key))}
-        planned = plan(known, [workload])
+        planned = plan(known, [local(workload, layout)])
         answer = await define(
             self._api, request, WorkloadPut, workload, current, expected, planned, dry_run=dry_run
         )
-        return defined(answer, warnings, current)
+        doubt = self._api.runtime.failover.keeper.doubt(workload)
+        return defined(answer, [*warnings, *([doubt] if doubt else [])], current)
 
     @described(shapes.Deleted, headers=(*MATCH, *ACTOR), problems=(404, 412))
     async def delete_workload(self, request: web.Request) -> web.Response:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import structlog
 from aiokafka import AIOKafkaProducer
@@ -19,10 +19,12 @@ from mode import Service
 from app import wire
 from app.clock import now_ms
 from app.control.tail import STOP_S, bounded
-from app.core.offset_map import BarrierItem
+from app.core.offset_map import BarrierItem, NeedItem
 from app.topics import CHECKPOINT_PARTITIONS, ControlTopics
 
 log = structlog.get_logger(__name__)
+
+Item = TypeVar("Item", BarrierItem, NeedItem)
 
 
 def checkpoint_partition(key: str) -> int:
@@ -59,12 +61,21 @@ class BarrierSender(Service):
         Raises:
             aiokafka.errors.KafkaError: (a future, too) one was not taken; sending them again is harmless.
         """
+        return await self._send(items, wire.barriers_events)
+
+    async def ask(self, items: Iterable[NeedItem]) -> list[asyncio.Future[Any]]:
+        """The same of what is asked for of lines."""
+        return await self._send(items, wire.needed_events)
+
+    async def _send(
+        self, items: Iterable[Item], events: Callable[[str, int, list[Item]], list[bytes]]
+    ) -> list[asyncio.Future[Any]]:
         assert self._producer is not None, "the sender of barriers has not been started"
-        by_partition: dict[int, list[BarrierItem]] = defaultdict(list)
+        by_partition: dict[int, list[Item]] = defaultdict(list)
         for item in items:
             by_partition[checkpoint_partition(item.key)].append(item)
         return [
             await self._producer.send(self._topic, event, key=self._worker.encode(), partition=partition)
             for partition, batch in by_partition.items()
-            for event in wire.barriers_events(self._worker, now_ms(), batch)
+            for event in events(self._worker, now_ms(), batch)
         ]

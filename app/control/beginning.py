@@ -11,6 +11,8 @@ Rules
 4. Without any position a topic of the workload's own begins at its start, and the main topic as `start` says.
    `latest` are the ends that were recorded when it was deployed (`Begun`): what came since is delivered, and
    partitions that were added since begin at their start.
+5. What readers of other regions' copies have finished (`app.control.carrying`) is a fact about this log, too,
+   and joined with the others. Where they have come is not passed over by `latest`.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ from app.core.fencing import LogId, TakeoverAnswer
 from app.core.job import JobId
 from app.core.tracker import CorruptSnapshot, Snapshot
 from app.kafka.clusters import EARLIEST
+from app.kafka.fetched import Gap
+from app.regions.carry import Carried
 
 Trouble = Callable[[str, str, str, str], None]
 
@@ -32,24 +36,27 @@ Trouble = Callable[[str, str, str, str], None]
 @dataclass(frozen=True, slots=True)
 class Anew:
     """A flowing job begins again at `next_offset`, in a new lineage: its log was truncated or made anew, as
-    `reason` says, or (without one) an operator reset it, who needs not be told."""
+    `reason` says, or (without one) an operator reset it, who needs not be told. `source_epoch`: of a replica,
+    the leader epoch in which its log was truncated; None: it was not."""
 
     epoch: int
     lineage: int
     next_offset: int
     reason: str = ""
+    source_epoch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
     """`snapshot` says what is finished; `known`: the table holds exactly this already; `is_first`: nothing of
-    this log was ever copied."""
+    this log was ever copied; `gap`: a route stops here, before anything else is fetched."""
 
     snapshot: Snapshot
     lineage: int
     log: LogId
     known: bool
     is_first: bool = False
+    gap: Gap | None = None
 
 
 async def find_beginning(
@@ -61,6 +68,7 @@ async def find_beginning(
     begun: Begun | None,
     anew: Anew | None,
     tell: Trouble,
+    carried: Carried | None = None,
 ) -> Beginning:
     """See the module.
 
@@ -92,9 +100,15 @@ async def find_beginning(
         committed = (await cluster.committer.committed(workload.metadata.group, [at])).get(at)
         if committed is not None and committed >= 0:
             snapshot = snapshot.merge(Snapshot(committed)) if snapshot else Snapshot(committed)
+    if carried is not None and carried.next_offset is not None:
+        elsewhere = Snapshot(carried.next_offset)
+        snapshot = elsewhere if snapshot is None else snapshot.merge(elsewhere)
+    if snapshot is None and carried is not None and carried.was_read:
+        snapshot = Snapshot(await cluster.fetch.offsets_at(job.topic, job.partition, EARLIEST))
     if snapshot is None:
         snapshot = Snapshot(await _first_offset(job, workload, cluster, begun, present))
-    return Beginning(snapshot, answer.lineage, log, known)
+    # That it was looked up is to be known, too.
+    return Beginning(snapshot, answer.lineage, log, known and carried is None)
 
 
 def _tell_anew(job: JobId, why: str, former: LogId, present: LogId, next_offset: int, tell: Trouble) -> None:

@@ -3,20 +3,34 @@
 Rules
 1. The table's snapshot counts for the log that it is of. The group's commit (`switchyard-<route>`) is for
    people, and where the table knows nothing: copies behind it may come twice then.
-2. Another log (the topic was made anew) begins a new lineage at its start, unless the route stops at gaps.
-3. Without any position a partition begins at its start, or, with `start: latest`, at the first record that is
-   no older than the route's definition: a topic, or a partition, that is made later is copied from its start.
+2. Another log (the topic was made anew) begins a new lineage at its start. A route that stops at gaps halts
+   before it, with the former position, until an operator skips that or resets the route.
+3. Without any position a partition begins at its start, or, with `start: latest`, at the end that was
+   recorded when the route was first defined (`app.control.route_beginnings`): a topic or partition that is
+   found later is copied from its start.
+4. So it does, in a new lineage, where the copies were made of another cluster's topic, or in another
+   destination, than the definition says now: nothing of them is there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
+import structlog
+
 from app.config.route import RouteDefinition
 from app.control.beginning import Anew, Beginning, Trouble, log_id, read_snapshot
 from app.control.data_clusters import DataCluster
-from app.core.fencing import TakeoverAnswer
+from app.core.fencing import LogId, TakeoverAnswer
 from app.core.job import JobId
 from app.core.ranges import Snapshot
-from app.kafka.clusters import EARLIEST, LATEST
+from app.kafka.clusters import EARLIEST
+from app.kafka.fetched import Gap
+from app.replica.note import BadNote, Note
+from app.replica.runtime import group_of
+
+log = structlog.get_logger(__name__)
 
 
 async def find_replica_beginning(
@@ -25,25 +39,33 @@ async def find_replica_beginning(
     source: DataCluster,
     answer: TakeoverAnswer,
     *,
-    since_ms: int,
+    recorded: Callable[[str], int | None] | None,
     anew: Anew | None,
     tell: Trouble,
 ) -> Beginning:
-    """See the module; `since_ms` is when the route's definition was written.
+    """See the module; `recorded` tells of a topic's id what was recorded (rule 3), None while nothing was.
 
     Raises:
-        LookupError: what it needs to know cannot be known yet, or the route stops here.
+        LookupError: what it needs to know cannot be known yet.
         KafkaError, ClusterUnreachable.
     """
     # Read before any offset: should the topic be made anew in between, the fetch sees another id.
     present = await log_id(job, source)
     if anew is not None:
         return Beginning(Snapshot(anew.next_offset), anew.lineage, present, known=False, is_first=True)
+    first = partial(_first_offset, job, definition, source, present, recorded)
+    if why := _led_elsewhere(job, definition, answer):
+        start = await first()
+        log.info("a route leads elsewhere now and copies anew", job=str(job), why=why, start=start)
+        return Beginning(Snapshot(start), answer.lineage + 1, present, known=False, is_first=True)
+    snapshot = read_snapshot(job, answer.snapshot, tell)
     if answer.log.is_another(present):
         why = f"{job.topic} was deleted and made anew: its position was of {answer.log}, it is {present} now"
-        if definition.spec.on_gap == "stop":
-            raise LookupError(f"{why}; the route stops at gaps: set onGap to continue to copy what is there")
         start = await source.fetch.offsets_at(job.topic, job.partition, EARLIEST)
+        if definition.spec.on_gap == "stop" and snapshot is not None:
+            key, base = (str(job), answer.epoch), snapshot.base
+            gap = Gap(key, job.topic, job.partition, base, start, why, begun_anew=True)
+            return Beginning(snapshot, answer.lineage, answer.log, known=True, gap=gap)
         tell(
             "log-begun-anew",
             str(job),
@@ -51,18 +73,60 @@ async def find_replica_beginning(
             "what the old one had is copied as far as the route had come; see whether records are missing",
         )
         return Beginning(Snapshot(start), answer.lineage + 1, present, known=False, is_first=True)
-    log = answer.log.filled_in(present)
-    snapshot = read_snapshot(job, answer.snapshot, tell)
+    now = answer.log.filled_in(present)
     if snapshot is not None:
         # Without a note nothing was appended yet, whoever began.
-        return Beginning(snapshot, answer.lineage, log, known=log == answer.log, is_first=not answer.note)
-    at, group = (job.topic, job.partition), f"switchyard-{job.name}"
+        return Beginning(snapshot, answer.lineage, now, known=now == answer.log, is_first=not answer.note)
     if not answer.lineage:
-        committed = (await source.committer.committed(group, [at])).get(at)
+        at = (job.topic, job.partition)
+        committed = (await source.committer.committed(group_of(job.name), [at])).get(at)
         if committed is not None and committed >= 0:
-            return Beginning(Snapshot(committed), answer.lineage, log, known=False)
-    first = await source.fetch.offsets_at(*at, EARLIEST)
+            return Beginning(Snapshot(committed), answer.lineage, now, known=False)
+    return Beginning(Snapshot(await first()), answer.lineage, now, known=False, is_first=True)
+
+
+def note_of(job: JobId, definition: RouteDefinition, answer: TakeoverAnswer) -> bytes:
+    """What a former owner left, if its copies went where they go now; else b""."""
+    note = _read(answer.note)
+    return b"" if note is not None and _other(note.target, _target(job, definition)) else answer.note
+
+
+def _led_elsewhere(job: JobId, definition: RouteDefinition, answer: TakeoverAnswer) -> str:
+    """Which end of the route is another one since its copies were made (rule 4); "" for none."""
+    note, target = _read(answer.note), _target(job, definition)
+    if note is None:
+        return ""
+    if _other(note.source, definition.spec.source):
+        return f"it was copied from {note.source}, is from {definition.spec.source}"
+    return f"it was copied to {note.target}, is to {target}" if _other(note.target, target) else ""
+
+
+def _read(note: bytes) -> Note | None:
+    try:
+        return Note.from_bytes(note) if note else None
+    except BadNote:
+        return None  # whoever uses it tells of that
+
+
+def _target(job: JobId, definition: RouteDefinition) -> str:
+    return f"{definition.spec.target}/{definition.route().destination(job.topic)}"
+
+
+def _other(noted: str, now: str) -> bool:
+    return noted not in {"", now}
+
+
+async def _first_offset(
+    job: JobId,
+    definition: RouteDefinition,
+    source: DataCluster,
+    present: LogId,
+    recorded: Callable[[str], int | None] | None,
+) -> int:
+    """Rule 3. Raises LookupError: it is not recorded yet."""
+    first = await source.fetch.offsets_at(job.topic, job.partition, EARLIEST)
     if definition.spec.start == "latest":
-        since = await source.fetch.offsets_at(*at, since_ms)
-        first = since if since >= 0 else await source.fetch.offsets_at(*at, LATEST)
-    return Beginning(Snapshot(first), answer.lineage, log, known=False, is_first=True)
+        if recorded is None:
+            raise LookupError("the leader has not recorded yet where `start: latest` begins")
+        first = max(first, recorded(present.topic_id) or 0)
+    return first

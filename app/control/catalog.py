@@ -3,8 +3,7 @@
 
 Read from the data clusters' metadata every `REFRESH_S` by the leader, which also creates the retry
 topics and the DLQ of a workload when they are missing (`app.control.topic_settings`), records where `start:
-latest` begins (and again, behind every change, where a move did), and looks for what waits in topics that are
-pumped only then (`app.control.leftovers`).
+latest` begins, and looks for what waits in topics that are pumped only then (`app.control.leftovers`).
 
 Rules
 1. What cannot be read now keeps its last known size: not knowing is never a reason to stop a job, nor to wake
@@ -17,10 +16,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
+from uuid import uuid4
 
-import msgspec
 import structlog
 from aiokafka.errors import KafkaError, for_code
 
@@ -33,18 +32,20 @@ from app.control.definitions import Parsed
 from app.control.hibernation import Sleepers
 from app.control.leftovers import Leftovers, candidates, is_left, partitions_of
 from app.control.log import ControlLog
+from app.control.route_beginnings import read_ends
 from app.control.routes_catalog import RoutesCatalog
 from app.control.topic_settings import create_topics, raise_settings, retry_retention_ms
 from app.core.control_events import Begun
 from app.core.job import JobId, Kind
 from app.core.plan import HIBERNATED, name_of
-from app.kafka.clusters import LATEST, READ_COMMITTED, TOPIC_UNKNOWN, ClusterClient, ClusterUnreachable
+from app.core.topology import Layout
+from app.kafka.clusters import TOPIC_UNKNOWN, ClusterClient, ClusterUnreachable
+from app.push.metadata import RegionRole
 
 log = structlog.get_logger(__name__)
 
 REFRESH_S = 2.0
 PATIENCE_S = 0.25  # a round's, with clusters that answered in time before
-LEADER_TRIES, LEADER_RETRY_S = 20, 0.25
 
 
 class Catalog:
@@ -55,6 +56,7 @@ class Catalog:
         control: ControlLog,
         clusters: DataClusters,
         on_trouble: Trouble,
+        layout: Layout | None = None,
     ) -> None:
         self._control = control
         self._clusters = clusters
@@ -62,7 +64,9 @@ class Catalog:
         self._partitions: dict[tuple[str, str], int] = {}
         self._read_at_s: dict[str, float] = {}
         self._prepared: dict[str, str] = {}
-        self._workloads = Parsed(lambda: control.view.workloads, _parsed, self._unread)
+        self._workloads = Parsed(
+            lambda: control.view.workloads, lambda key, data: local(_parsed(key, data), layout), self._unread
+        )
         self._reading: dict[str, asyncio.Task[None]] = {}
         self._late: set[str] = set()  # clusters that did not answer in time
         self._told: set[tuple[str, str]] = set()
@@ -70,9 +74,14 @@ class Catalog:
         self.sleepers = Sleepers()
         self.routes = RoutesCatalog(control, clusters, on_trouble)
         self._told_left: set[tuple[str, str]] = set()
+        # Of workloads of several regions (`app.control.role_keeper`): whether they have jobs here, None while
+        # that is not known; and what receivers are told.
+        self.runs_here: Callable[[Workload], bool | None] = lambda _: True
+        self.told_role: Callable[[Workload], RegionRole | None] = lambda _: None
 
     def workload(self, key: str) -> Workload | None:
-        """The definition of `key` as it stands in the control log, parsed once a change."""
+        """The definition of `key` as it stands in the control log, parsed once a change; with a mode, its
+        cluster is this region's own."""
         return self._workloads.get(key)
 
     def route(self, name: str) -> RouteDefinition | None:
@@ -107,9 +116,12 @@ class Catalog:
         wanted: set[str] = set()
         for key in list(view.workloads):
             workload = self.workload(key)
-            if workload is None:
+            runs = None if workload is None else self.runs_here(workload)
+            if workload is None or runs is None:
                 wanted.update(*(jobs for prefix, jobs in held.items() if name_of(prefix) == key))
                 continue
+            if not runs:
+                continue  # another region's: what it has here ends as if it were deleted
             wanted.update(self._jobs_of(workload, held))
             if workload.spec.hibernate is not None and not self.sleepers.knows(key):
                 wanted.difference_update(slept.get(key, ()))
@@ -119,7 +131,7 @@ class Catalog:
     def _jobs_of(self, workload: Workload, held: dict[str, list[str]]) -> Iterable[str]:
         """Every job of one workload; `held`: those that are assigned."""
         key, cluster, topics = workload.key, workload.metadata.cluster, [*workload.retry_topics()]
-        if workload.spec.start == "earliest" or key in self._control.view.begun:
+        if workload.spec.start == "earliest" or self._control.view.begun_of(key):
             topics.insert(0, workload.metadata.topic)
         else:
             yield from held.get(_prefix(key, workload.metadata.topic), ())  # until it is recorded
@@ -247,29 +259,22 @@ class Catalog:
         }
 
     def _lacks_beginning(self, key: str, workload: Workload) -> bool:
-        """Whether it has to be recorded where the workload begins; again, behind a changed definition."""
+        """Whether it has to be recorded where the workload begins."""
         view = self._control.view
-        put, begun = view.workloads.get(key), view.begun.get(key)
-        if put is None:
-            return False
-        return workload.spec.start == "latest" if begun is None else begun.etag != put.etag
+        return workload.spec.start == "latest" and key in view.workloads and not view.begun_of(key)
 
     async def _record_beginning(self, key: str, client: ClusterClient, topic: str, count: int) -> None:
-        view = self._control.view
-        put, begun = view.workloads[key], view.begun.get(key)
-        if begun is None:
-            topic_id = (await client.topic_ids([topic])).get(topic, "")
-            at = [(topic, partition) for partition in range(count)]
-            ends: dict[tuple[str, int], int] = {}
-            for _ in range(LEADER_TRIES):
-                ends |= await client.offsets([one for one in at if one not in ends], LATEST, READ_COMMITTED)
-                if len(ends) == count:
-                    break
-                await asyncio.sleep(LEADER_RETRY_S)  # a partition in the making has no leader yet
-            else:
-                raise LookupError(f"{count - len(ends)} partitions of {topic} have no leader that answers")
-            begun = Begun(at_ms=now_ms(), key=key, etag="", ends=[ends[one] for one in at], topic_id=topic_id)
-        await self._control.append(msgspec.structs.replace(begun, etag=put.etag))
+        put = self._control.view.workloads[key]
+        topic_id = (await client.topic_ids([topic])).get(topic, "")
+        at = [(topic, partition) for partition in range(count)]
+        ends = await read_ends(client, at)
+        if len(ends) < count:
+            raise LookupError(f"{count - len(ends)} partitions of {topic} have no leader that answers")
+        begun = Begun(
+            at_ms=now_ms(), key=key, deployment=put.deployment, nonce=uuid4().hex,
+            ends=[ends[one] for one in at], topic_id=topic_id,
+        )  # fmt: skip
+        await self._control.append(begun)
 
     def _tell_leftovers(self, key: str, workload: Workload) -> None:
         left = {topic for topic, _ in self._leftovers.of(key) if is_left(workload, topic)}
@@ -301,6 +306,18 @@ def _parsed(key: str, definition: Mapping[str, Any]) -> Workload:
     for topic in (workload.metadata.topic, *workload.retry_topics(), *candidates(workload)):
         JobId(Kind.DISPATCH, key, topic, 0)
     return workload
+
+
+def local(workload: Workload, layout: Layout | None) -> Workload:
+    """With a mode it reads this region's own cluster. Raises ValueError: there is none, or several."""
+    if workload.spec.mode is None or layout is None:
+        return workload
+    try:
+        cluster = layout.local(workload.metadata.cluster)
+    except LookupError as error:
+        raise ValueError(str(error)) from error
+    metadata = workload.metadata.model_copy(update={"cluster": cluster})
+    return workload.model_copy(update={"metadata": metadata})
 
 
 def _prefix(key: str, topic: str) -> str:

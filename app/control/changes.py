@@ -1,4 +1,6 @@
-"""Changed definitions come into force, one that cannot be leaves the former in force."""
+"""Changed definitions come into force, one that cannot be leaves the former in force; and receivers are told
+what this region is for a workload of several.
+"""
 
 from __future__ import annotations
 
@@ -52,6 +54,8 @@ class Changes:
             del self._troubles[key]
         for key, runtime in list(self._runtimes.items()):
             workload = self._catalog.workload(key)
+            if workload is not None:
+                runtime.tell_role(self._catalog.told_role(workload))
             if workload is None or workload is runtime.workload or key in self._changing:
                 continue
             if workload.metadata.cluster != runtime.workload.metadata.cluster:

@@ -6,8 +6,11 @@ Rules
 2. A snapshot is sent at most every `SNAPSHOT_S` a job, when something changed; none is larger than
    `MAX_SNAPSHOT_BYTES`: the newest of what was finished is left out, and may come twice after a crash.
    They stand in the topic in the order in which they were taken: the last one of a job says it all.
-3. A commit is made when the base moved, and every `RECOMMIT_S` anyway: it heals what a zombie set back.
-4. Clusters are committed to side by side: one that is away holds up its own groups only. `unanswered` says
+3. A commit is made when the base moved, and every `RECOMMIT_S` anyway: it heals what a zombie set back,
+   and tells other regions that the group is alive (`app.core.group_sync`).
+4. Copies of other regions' bookkeeping are saved every `BOOKKEEPING_S` while they flow: a position saved here
+   is a record there, and regions that copy each other's would hardly come to rest.
+5. Clusters are committed to side by side: one that is away holds up its own groups only. `unanswered` says
    since when one has answered no commit; a refusal is an answer.
 """
 
@@ -21,17 +24,22 @@ from collections.abc import Iterable, Mapping
 import structlog
 from mode import Service
 
+from app.clock import now_ms
 from app.control.beginning import Trouble
 from app.control.data_clusters import DataClusters
 from app.control.pumps import Pump
 from app.control.takeover import TrackerClient
 from app.core.fencing import LogId, SnapshotItem
+from app.core.group_sync import stamped
 from app.core.lease import Lease
+from app.core.topology import RESERVED as BOOKKEEPING
 from app.core.tracker import Snapshot
+from app.replica.pump import ReplicaPump
 
 log = structlog.get_logger(__name__)
 
 SNAPSHOT_S = 0.1
+BOOKKEEPING_S = 15.0
 SNAPSHOTS_PER_S = 1_000  # of all jobs together: what the table's writers take without falling behind
 MAX_SNAPSHOT_BYTES = 512 * 1024  # in base64 it fits an event, an answer and a changelog record of 1 MB
 COMMIT_S = 0.5
@@ -43,6 +51,7 @@ class Checkpoints(Service):
     """See the module.
 
     Attributes:
+        worker: whose commits these are.
         unanswered: cluster -> (since when, a group of it) while it answers no commit; monotonic seconds.
         round_at_s: when the last round of commits ended.
     """
@@ -54,8 +63,10 @@ class Checkpoints(Service):
         trackers: TrackerClient,
         lease: Lease,
         on_trouble: Trouble,
+        worker: str = "",
     ) -> None:
         super().__init__()
+        self.worker = worker
         self.unanswered: dict[str, tuple[float, str]] = {}
         self.round_at_s = time.monotonic()
         self._pumps = pumps
@@ -66,6 +77,7 @@ class Checkpoints(Service):
         self._logs: dict[str, LogId] = {}
         self._committed: dict[str, tuple[int, float]] = {}
         self._cut: set[str] = set()
+        self._kept: dict[str, float] = {}  # when those of rule 4 were saved
         self._in_order = asyncio.Lock()
 
     def begin(self, pump: Pump, log_id: LogId, *, known: bool) -> None:
@@ -78,6 +90,7 @@ class Checkpoints(Service):
         """The job is no longer here."""
         self._logs.pop(job, None)
         self._committed.pop(job, None)
+        self._kept.pop(job, None)
         self._cut.discard(job)
 
     async def save(self, pumps: Iterable[Pump]) -> None:
@@ -86,6 +99,15 @@ class Checkpoints(Service):
         await self._snapshot(pumps)
         if pumps and self._lease.holds(time.monotonic()):
             await self._commit(pumps)
+
+    async def saved(self, pump: Pump) -> bool:
+        """The same, of one job; whether that could be done."""
+        try:
+            await self.save([pump])
+        except Exception as error:  # noqa: BLE001 - whatever it is: its caller goes on
+            log.warning("a job's last snapshot was not taken", job=str(pump.job), error=repr(error))
+            return False
+        return True
 
     # -- snapshots -------------------------------------------------------------------------------
 
@@ -97,10 +119,21 @@ class Checkpoints(Service):
             await self.sleep(interval_s)
             began_s = time.monotonic()
             try:
-                await self._snapshot(self._pumps.values())
+                await self._snapshot([p for p in self._pumps.values() if self._is_due(p, began_s)])
                 self._lease.saved(began_s, interval_s)
             except Exception as error:  # noqa: BLE001 - the next round sends the same facts and more
                 log.warning("snapshots were not taken and are sent again", error=repr(error))
+
+    def _is_due(self, pump: Pump, now_s: float) -> bool:
+        """Rule 4. What a replica waits for before it may copy is saved at once."""
+        job = str(pump.job)
+        flows = isinstance(pump, ReplicaPump) and pump.way.is_ready and pump.snapshot_version >= 0
+        if not flows or not pump.job.topic.startswith(BOOKKEEPING) or pump.version == pump.snapshot_version:
+            return True
+        if now_s - self._kept.get(job, float("-inf")) < BOOKKEEPING_S:
+            return False
+        self._kept[job] = now_s
+        return True
 
     async def _snapshot(self, pumps: Iterable[Pump]) -> None:
         items: list[SnapshotItem] = []
@@ -178,7 +211,8 @@ class Checkpoints(Service):
         try:
             async with asyncio.timeout(COMMIT_PATIENCE_S):
                 cluster = await self._clusters.get(cluster_name)
-                errors = await cluster.committer.commit(group, offsets)
+                beside = dict.fromkeys(offsets, stamped(self.worker, now_ms()))
+                errors = await cluster.committer.commit(group, offsets, beside)
         except Exception as error:  # noqa: BLE001 - the next round commits the same and more
             log.warning("a group's offsets were not committed and are committed again", group=group,
                         cluster=cluster_name, error=repr(error))  # fmt: skip

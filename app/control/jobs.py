@@ -25,6 +25,7 @@ from mode import Service
 from app.clock import now_ms
 from app.control.barriers import BarrierSender
 from app.control.beginning import Anew, Trouble
+from app.control.carrying import Carrying
 from app.control.catalog import Catalog
 from app.control.catching_up import BACKLOG, CatchingUp
 from app.control.changes import Changes
@@ -35,7 +36,7 @@ from app.control.log import ControlLog
 from app.control.pumps import Pump, both
 from app.control.replicas import Replicas
 from app.control.starting import START_RETRY_S, Starter
-from app.control.status import job_statuses, workload_statuses
+from app.control.status import hear, job_statuses, workload_statuses
 from app.control.takeover import TrackerClient
 from app.core.control_events import Assignment, Released
 from app.core.lease import Lease
@@ -69,7 +70,7 @@ class Jobs(Service):
         self.flowing: Mapping[str, Pump] = both(self.pumps, self.replicas.pumps)
         self.runtimes: dict[str, WorkloadRuntime] = {}
         self.draining = False
-        self.checkpoints = Checkpoints(self.flowing, clusters, trackers, lease, on_trouble)
+        self.checkpoints = Checkpoints(self.flowing, clusters, trackers, lease, on_trouble, worker)
         self._control = control
         self._catalog = catalog
         self._clusters = clusters
@@ -81,9 +82,10 @@ class Jobs(Service):
         self._work: dict[str, asyncio.Task[None]] = {}
         self._starting: set[str] = set()  # those of `_work` that start a job
         self._leaving: set[str] = set()  # their release is on its way into the log
+        self.carrying = Carrying(control, catalog, self.pumps, self.replicas.pumps, on_trouble)
         self._starter = Starter(
             worker, control, catalog, clusters, trackers, lease, self.runtimes, on_trouble, interceptors,
-            self.replicas,
+            self.replicas, self.carrying,
         )  # fmt: skip
         self._changes = Changes(
             catalog, self.runtimes, interceptors, on_trouble,
@@ -92,10 +94,9 @@ class Jobs(Service):
 
     async def on_start(self) -> None:
         self._control.on_change(self._on_log)
-        await self.add_runtime_dependency(self.checkpoints)
-        await self.add_runtime_dependency(self.replicas)
-        await self.add_runtime_dependency(Heads(self.pumps, self._on_trouble))
-        await self.add_runtime_dependency(CatchingUp(self.pumps, self._clusters, self._on_trouble))
+        others = Heads(self.pumps, self._on_trouble), CatchingUp(self.pumps, self._clusters, self._on_trouble)
+        for part in (self.checkpoints, self.replicas, self.carrying, *others):
+            await self.add_runtime_dependency(part)
         self._changed.set()
 
     # -- what the fetch services deliver, through the agents `dispatch` and `replicate` -------------
@@ -121,7 +122,7 @@ class Jobs(Service):
                     self.replicas.skip(pump, item)
                 case Gap() if item.begun_anew:
                     # Offsets mean something else now: the job starts over in a new lineage.
-                    self.begin_anew(pump, pump.lineage + 1, item.end, item.reason)
+                    self.begin_anew(pump, pump.lineage + 1, item.goes_on_at(pump.base), item.reason)
                 case Gap():
                     pump.skip(item)
                     self._on_trouble(
@@ -141,11 +142,12 @@ class Jobs(Service):
                 item.release()
             self._changed.set()
 
-    def begin_anew(self, pump: Pump, lineage: int, next_offset: int, reason: str = "") -> None:
+    def begin_anew(
+        self, pump: Pump, lineage: int, next_offset: int, reason: str = "", source_epoch: int | None = None
+    ) -> None:
         """Ends this pump; the job begins again, in another lineage (`app.control.beginning`)."""
-        job = str(pump.job)
-        self._starter.anew[job] = Anew(pump.epoch, lineage, next_offset, reason)
-        self._close(job)
+        self._starter.anew[str(pump.job)] = Anew(pump.epoch, lineage, next_offset, reason, source_epoch)
+        self._close(str(pump.job))
         self._changed.set()
 
     # -- reconciling -----------------------------------------------------------------------------
@@ -279,9 +281,9 @@ class Jobs(Service):
     async def _restart(self, pump: Pump) -> None:
         """Begins the job again from what it has finished."""
         await pump.drain(self._grace_s)
-        await self.checkpoints.save([pump])
-        pump.close()
-        self._drop(str(pump.job))
+        await self.checkpoints.saved(pump)  # or not: nothing wakes a drained pump
+        if self.flowing.get(str(pump.job)) is pump:
+            self._close(str(pump.job))
 
     def _share_limits(self) -> None:
         """A worker's share of a workload's calls in flight is its share of the workload's jobs."""
@@ -313,9 +315,11 @@ class Jobs(Service):
         snapshot = beginning.snapshot
         log.info("job flows", job=job, epoch=held.epoch, next_offset=snapshot.base,
                  already_finished_above=sum(end - start for start, end in snapshot.finished))  # fmt: skip
+        if beginning.gap is not None:
+            return
         started.cluster.fetch.add(
             (job, held.epoch), pump.job.topic, pump.job.partition, snapshot.base,
-            topic_id=beginning.log.topic_id, leaves_bytes=started.leaves_bytes,
+            topic_id=beginning.log.topic_id, leaves_bytes=started.leaves_bytes, last_epoch=started.last_epoch,
         )  # fmt: skip
 
     async def _release(self, job: str, held: Assignment, reason: str) -> None:
@@ -386,11 +390,7 @@ class Jobs(Service):
         self, loads: Mapping[str, Load] | None = None, rates: Mapping[str, JobRates] | None = None
     ) -> list[JobStatus]:
         """What the heartbeat says of this worker's jobs; the rest was measured (`app.control.meter`)."""
-        for job, pump in self.flowing.items():
-            for cluster in self._clusters.started():
-                pump.high_watermark = max(
-                    pump.high_watermark, cluster.fetch.high_watermark((job, pump.epoch))
-                )
+        hear(self.flowing.values(), [cluster.fetch for cluster in self._clusters.started()])
         mine = self._control.view.owned_by(self.worker)
         return job_statuses(self.flowing.values(), mine, self._starter.troubles, loads, rates)
 

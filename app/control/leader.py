@@ -32,9 +32,7 @@ from app.core.control_events import (
     Assignment,
     Claim,
     Drain,
-    RouteDeleted,
-    RoutePut,
-    WorkloadDeleted,
+    deletion_of,
 )
 from app.core.lease import Lease
 from app.core.placement import Member, Plan, Rules
@@ -62,6 +60,7 @@ class Leader(Service):
         jobs: JobsOf,
         placing: Placing,
         asleep: Callable[[], Mapping[str, str]],
+        chores: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         super().__init__()
         self.worker = worker
@@ -71,6 +70,7 @@ class Leader(Service):
         self._jobs = jobs
         self._placing = placing
         self._asleep = asleep
+        self._chores = chores  # what else a leader writes with each round
         self._buried: set[str] = set()
         self._wake = asyncio.Event()
         self._acting_since_s = float("inf")
@@ -154,6 +154,8 @@ class Leader(Service):
         await self._repair(term)
         await self._place(term, now_s)
         self._is_well()
+        if self._chores is not None and self.leads:
+            await self._chores()
 
     async def _maybe_claim(self, now_s: float) -> None:
         state = self._control.view
@@ -192,8 +194,9 @@ class Leader(Service):
             elif (put := state.standing(refused)) is not None:
                 repairs.append(msgspec.structs.replace(put, expected=put.etag))
             else:
-                gone = RouteDeleted if isinstance(refused, RoutePut | RouteDeleted) else WorkloadDeleted
-                repairs.append(gone(at_ms=now_ms(), key=refused.key, actor="repair", expected=""))
+                repairs.append(
+                    deletion_of(refused)(at_ms=now_ms(), key=refused.key, actor="repair", expected="")
+                )
         if repairs:
             log.warning("events that were refused are overwritten with what counts", count=len(repairs))
             try:
@@ -201,6 +204,7 @@ class Leader(Service):
             except Exception:
                 self._control.refuse_again(taken)
                 raise
+        await self._control.drop_stale()
 
     async def _place(self, term: int, now_s: float) -> None:
         state = self._control.view

@@ -26,6 +26,7 @@ from app.core.control_events import (
     Begun,
     DefinitionDeleted,
     DefinitionPut,
+    RegionPulse,
     compaction_key,
     for_people,
 )
@@ -36,6 +37,7 @@ log = structlog.get_logger(__name__)
 READ_BACK_S = 10.0
 Repairable = Assignment | AnyDefinitionEvent
 KEEP_RECENT = 1000
+DROPPED_AT_ONCE = 100
 
 
 class ControlLog(Service):
@@ -89,16 +91,17 @@ class ControlLog(Service):
 
     def _on_records(self, records: list[Any]) -> None:
         for record in records:
-            if record.value is None:
-                continue  # a tombstone: compaction's business
+            if record.value is None:  # a tombstone: compaction's business
+                self.view.stale.discard((record.key or b"").decode("utf-8", "replace"))
+                continue
             try:
                 event = wire.control_event(record.value)
             except wire.BadEvent as error:
                 log.error("a record of the control log is no event", offset=record.offset, error=str(error))
                 continue
             counted = self.view.apply(event)
-            if isinstance(event, Begun):
-                continue  # bookkeeping, with an offset for every partition
+            if isinstance(event, Begun | RegionPulse):
+                continue  # bookkeeping, with an offset for every partition or again and again
             if counted:
                 self._refused.pop(compaction_key(event), None)  # compaction keeps this one
             elif self._tail.caught_up.is_set():
@@ -111,7 +114,9 @@ class ControlLog(Service):
 
     def _refuse(self, event: AnyControlEvent) -> None:
         match event:
-            case DefinitionPut() | DefinitionDeleted() if event.expected is not None:
+            case DefinitionPut() | DefinitionDeleted() if isinstance(event, DefinitionPut) or (
+                event.expected is not None
+            ):
                 self._refused[compaction_key(event)] = event  # at most one each, whether it is taken or not
             case Assignment() if event.job in self.view.assignments:
                 self._refused[compaction_key(event)] = event
@@ -133,6 +138,16 @@ class ControlLog(Service):
             if event["offset"] <= offset:
                 return event["offset"] != offset or bool(event["counted"])
         return True
+
+    async def drop_stale(self) -> None:
+        """Has compaction drop what nobody needs any more (rule 8 of the fold). Raises KafkaError."""
+        assert self._producer is not None, "the control log has not been started"
+        dropped = list(self.view.stale)[:DROPPED_AT_ONCE]
+        futures = [
+            await self._producer.send(self.topic, None, key=key.encode(), partition=0) for key in dropped
+        ]
+        await asyncio.gather(*futures)
+        self.view.stale.difference_update(dropped)
 
     async def append(self, *events: AnyControlEvent, read_back: bool = True) -> int:
         """Appends `events` in order and waits until they have been read here; returns the last offset.

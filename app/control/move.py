@@ -89,7 +89,7 @@ class Mover:
             tell({"step": "switch"})
             await self._commit(road, seen, others)
             begun = Begun(
-                at_ms=now_ms(), key=key, etag=road.moved.etag(), ends=seen.begins,
+                at_ms=now_ms(), key=key, deployment=road.put.deployment, ends=seen.begins,
                 cluster_id=road.ids[1][0], topic_id=road.ids[1][1], others=others,
             )  # fmt: skip
             await self._switch(road, move, actor, begun)
@@ -202,8 +202,8 @@ class Mover:
     async def _switch(self, road: Road, move: str, actor: str, begun: Begun) -> None:
         """Rule 1. Raises Refused: somebody was faster."""
         put = WorkloadPut(
-            at_ms=now_ms(), key=begun.key, definition=road.moved.to_wire(), etag=begun.etag, actor=actor,
-            expected=road.put.etag, move=move, begun=begun,
+            at_ms=now_ms(), key=begun.key, definition=road.moved.to_wire(), etag=road.moved.etag(),
+            actor=actor, expected=road.put.etag, deployment=road.put.deployment, move=move, begun=begun,
         )  # fmt: skip
         offset = await self._control.append(put)
         if not self._control.counted(offset):

@@ -111,11 +111,16 @@ class Planner:
             raise Refused(f"there is no workload {key}")
         workload = Workload.from_wire(put.definition)
         at = workload.metadata.cluster
+        if workload.spec.mode is not None:
+            raise Refused(
+                f"{key} has a mode: each region reads its own cluster of a tier; move it between regions "
+                "with a failover, or take spec.mode out first"
+            )
         if to not in specs:
             raise Refused(f"there is no cluster {to!r}; this worker knows {', '.join(sorted(specs))}")
         if at == to:
             raise Refused(f"{key} is in {to} already")
-        if workload.spec.start == "latest" and key not in view.begun:
+        if workload.spec.start == "latest" and not view.begun_of(key):
             raise Refused("where `start: latest` begins is not recorded yet; ask again in a moment")
         moved = workload.model_copy(update={"metadata": workload.metadata.model_copy(update={"cluster": to})})
         known = {k: Workload.from_wire(p.definition) for k, p in view.workloads.items() if k != key}
@@ -211,7 +216,7 @@ class Planner:
 
     async def _positions(self, road: Road, at: Sequence[At]) -> dict[At, int]:
         """Next offsets that are known: an owner's, the group's, or where the workload was to begin."""
-        group, begun = road.workload.metadata.group, self._control.view.begun.get(self._wish.key)
+        group, begun = road.workload.metadata.group, self._control.view.begun(self._wish.key)
         found: dict[At, int] = {}
         if begun is not None:
             main = road.workload.metadata.topic

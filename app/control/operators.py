@@ -6,6 +6,7 @@ Rules
 3. A skipped message is finished as if it were acknowledged, a stashed one once its copy in the DLQ is safe.
    What waits, for its turn in an order or for its time, is ended at once, and those behind it go on in order.
    What cannot be ended now is told with the reason; nothing is kept for later.
+   Of a route only what it cannot copy can be skipped: anything else it goes on to copy.
 4. A reset starts the job over in a new lineage, which replaces what the former one saved. It is told as done
    only once the tracker table's log and the group's commit follow it; until then it may be asked for again.
 """
@@ -15,19 +16,23 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Sequence
+from typing import cast
 
 import structlog
 
 from app.clock import now_ms
-from app.control.acts import Ended, Move, offsets_of, runs, text
+from app.control.acts import Ended, Move, count, offsets_of, runs, text
 from app.control.jobs import Jobs
 from app.control.log import ControlLog
+from app.control.pumps import Pump
 from app.core.control_events import ALL, OperatorAct, Paused
-from app.core.job import JobId
+from app.core.job import JobId, Kind
 from app.core.outcome import Action, Decision
-from app.core.ranges import Range
+from app.core.ranges import Range, union
 from app.kafka.clusters import EARLIEST, LATEST
 from app.pump.dispatch import DispatchPump
+from app.replica.pump import ReplicaPump
+from app.replica.runtime import group_of
 
 log = structlog.get_logger(__name__)
 
@@ -149,6 +154,63 @@ class Operators:
             await asyncio.sleep(LOOK_S)
         return left
 
+    # -- what a route cannot copy ------------------------------------------------------------------
+
+    def foresee_pass(self, job: str, start: int, end: int) -> tuple[tuple[Range, ...], str]:
+        """What of [start, end) cannot be copied and waits, so that `pass_over` would leave it out, and why it
+        waits.
+
+        Raises:
+            Refused: nothing of it waits, or not all that waits together lies in it. NotHere.
+        """
+        pump = self._replica(job)
+        if not pump.stuck:
+            raise Refused(f"nothing of {job} waits for anybody: only what cannot be copied can be skipped")
+        found = _within(pump, start, end)
+        if not found:
+            (first, before), *_ = pump.stuck
+            raise Refused(f"[{first}, {before}) waits, all of it together: skip that, or more")
+        return found, pump.status().trouble
+
+    async def pass_over(
+        self, job: str, start: int, end: int, actor: str, reason: str = ""
+    ) -> tuple[Range, ...]:
+        """Leaves out what of [start, end) cannot be copied; what of it can be is. Returns what was left out.
+
+        Raises:
+            Refused: see `foresee_pass`; or it is not certain that it will last, and may be asked for again.
+        """
+        self.foresee_pass(job, start, end)
+        passed: list[Range] = []
+        follow: tuple[int, int] | None = None  # the lineage that begins, and where
+        until_s = time.monotonic() + SETTLE_S
+        while time.monotonic() < until_s:
+            try:
+                pump = self._replica(job)
+            except NotHere:
+                if not passed:
+                    raise
+                break  # it begins anew behind what was left out: what was done is recorded
+            anew_at, lineage = pump.intake.begins_anew_at, pump.lineage + 1
+            done = [stuck for stuck in _within(pump, start, end) if pump.conclude(*stuck)]
+            passed += done
+            if anew_at is not None and pump.halted is None:
+                follow = lineage, anew_at
+                break
+            if not done and pump.base >= end:
+                break
+            await asyncio.sleep(LOOK_S)
+        passed_over = union(passed)
+        detail = f"{text(passed_over)}: {count(passed_over)} offsets are not copied"
+        detail += f" ({reason})" if reason else ""
+        if follow is not None:
+            await self._lasts(job, "skip", *follow, detail, actor)
+        await self._record(job, "skip", detail, actor)
+        return passed_over
+
+    def _replica(self, job: str) -> ReplicaPump:
+        return cast("ReplicaPump", self._flowing(job)[0])
+
     # -- reset -----------------------------------------------------------------------------------
 
     async def foresee_reset(self, job: JobId, wanted: int, *, at_ms: bool = False) -> Move:
@@ -157,14 +219,12 @@ class Operators:
         Any worker can tell.
 
         Raises:
-            Refused: there is no such workload.
+            Refused: there is no such workload, or route.
             LookupError: the partition has no leader that answers now.
             app.kafka.clusters.ClusterUnreachable: the cluster does not answer.
         """
-        workload = self._jobs._catalog.workload(job.name)
-        if workload is None:
-            raise Refused(f"there is no workload {job.name}")
-        cluster = await self._jobs._clusters.get(workload.metadata.cluster)
+        home, group = self._read_as(job)
+        cluster = await self._jobs._clusters.get(home)
         at = (job.topic, job.partition)
         first = await cluster.fetch.offsets_at(*at, EARLIEST)
         end = await cluster.fetch.offsets_at(*at, LATEST)
@@ -178,8 +238,21 @@ class Operators:
         if not first <= to <= end:
             note = f"the log has [{first}, {end}) only, not {to}"
             to = min(max(to, first), end)
-        committed = (await cluster.committer.committed(workload.metadata.group, [at])).get(at)
+        committed = (await cluster.committer.committed(group, [at])).get(at)
         return Move(str(job), committed, to, note)
+
+    def _read_as(self, job: JobId) -> tuple[str, str]:
+        """The cluster that a job reads, and as which group. Raises Refused."""
+        catalog = self._jobs._catalog
+        if job.kind is Kind.REPLICATE:
+            route = catalog.route(job.name)
+            if route is None:
+                raise Refused(f"there is no route {job.name} that this worker can read")
+            return route.spec.source, group_of(job.name)
+        workload = catalog.workload(job.name)
+        if workload is None:
+            raise Refused(f"there is no workload {job.name}")
+        return workload.metadata.cluster, workload.metadata.group
 
     async def reset(self, job: str, wanted: int, actor: str) -> Move:
         """Begins the job again at an offset (see `foresee_reset`). Messages in flight have a short time to
@@ -189,50 +262,64 @@ class Operators:
             Refused: not now, or it is not certain that it will last; asking again is harmless.
             LookupError, ClusterUnreachable: see `foresee_reset`.
         """
-        self._mine(job)
+        self._flowing(job)
         if JobId.parse(job).name in self._control.view.moves:
             raise Refused("the workload is being moved to another cluster; wait for that, or resume it first")
         move = await self.foresee_reset(JobId.parse(job), wanted)
-        pump, epoch = self._mine(job)
+        pump, _ = self._flowing(job)
         move = Move(job, pump.base, move.to, move.note)
         lineage = pump.lineage + 1
         await self._renew(pump, lineage, move.to)
-        try:
-            async with asyncio.timeout(FOLLOW_S):
-                await self._follow(job, epoch, lineage, move.to)
-        except TimeoutError:
-            await self._record(job, "reset", f"{move.told()}; not certain: table or commit lag behind", actor)
-            raise NotHere(f"{job} was reset to {move.to}, but that is not safe yet; ask again") from None
+        await self._lasts(job, "reset", lineage, move.to, move.told(), actor)
         await self._record(job, "reset", move.told(), actor)
         return move
 
-    async def _renew(self, pump: DispatchPump, lineage: int, offset: int) -> None:
+    async def _lasts(self, job: str, action: str, lineage: int, to: int, detail: str, actor: str) -> None:
+        """Waits until the job's new lineage outlives the worker. Raises NotHere: that is not certain."""
+        held = self._control.view.owner(job)
+        try:
+            async with asyncio.timeout(FOLLOW_S):
+                await self._follow(job, -1 if held is None else held.epoch, lineage, to)
+        except TimeoutError:
+            await self._record(job, action, f"{detail}; not certain: table or commit lag behind", actor)
+            told = f"{job} begins anew at {to} ({action}), but that is not safe yet; ask again"
+            raise NotHere(told) from None
+
+    async def _renew(self, pump: Pump, lineage: int, offset: int) -> None:
         jobs, job = self._jobs, str(pump.job)
         if job in jobs._work:
             raise NotHere(f"{job} is being started or released; ask again in a moment")
 
+        begun = False
+
         async def begin_anew() -> None:
+            nonlocal begun
             await pump.drain(DRAIN_S)
-            await jobs.checkpoints.save([pump])  # should the worker end before the new lineage is known
-            if jobs.pumps.get(job) is pump and not pump.closed:
+            # Should the worker end before the new lineage is known.
+            begun = await jobs.checkpoints.saved(pump)
+            if jobs.flowing.get(job) is not pump or pump.closed:
+                return
+            if begun:
                 jobs.begin_anew(pump, lineage, offset)
+            else:
+                jobs._close(job)  # nothing wakes a drained pump: it begins again from what is saved
 
         jobs._spawn(job, begin_anew())
         await asyncio.wait([jobs._work[job]])
-        if jobs.pumps.get(job) is pump:
-            raise NotHere(f"{job} could not be stopped; the worker's log says why")
+        if not begun or jobs.flowing.get(job) is pump:
+            raise NotHere(f"{job} could not be stopped, and goes on; the worker's log says why")
 
     async def _follow(self, job: str, epoch: int, lineage: int, to: int) -> None:
         """Until the new lineage is in the tracker's log, and the group's commit is one of it."""
         while True:
-            pump = self._jobs.pumps.get(job)
+            pump = self._jobs.flowing.get(job)
             held = self._control.view.owner(job)
             if held is None or held.epoch != epoch:
                 raise NotHere(f"{job} moved to another worker while it was reset; ask again")
             if pump is not None and pump.lineage >= lineage and pump.snapshot_version >= 0:
-                metadata, at = pump.runtime.workload.metadata, (pump.job.topic, pump.job.partition)
-                cluster = await self._jobs._clusters.get(metadata.cluster)
-                committed = (await cluster.committer.committed(metadata.group, [at])).get(at)
+                (home, group), at = pump.commits_to, (pump.job.topic, pump.job.partition)
+                cluster = await self._jobs._clusters.get(home)
+                committed = (await cluster.committer.committed(group, [at])).get(at)
                 # A commit of the former lineage that lies in here is true of this one too.
                 if committed is not None and to <= committed <= pump.base:
                     return
@@ -241,9 +328,14 @@ class Operators:
     # -- inside ----------------------------------------------------------------------------------
 
     def _mine(self, job: str) -> tuple[DispatchPump, int]:
+        """The same, of a workload's job. Raises NotHere."""
+        pump, epoch = self._flowing(job)
+        return cast("DispatchPump", pump), epoch  # whoever asks has made sure of the job's kind
+
+    def _flowing(self, job: str) -> tuple[Pump, int]:
         """The job's pump and epoch (rule 1). Raises NotHere."""
         jobs, held = self._jobs, self._control.view.owner(job)
-        pump = jobs.pumps.get(job)
+        pump = jobs.flowing.get(job)
         if held is None or held.worker != jobs.worker:
             raise NotHere(f"{job} belongs to {held.worker if held else 'nobody'} now; ask again")
         if pump is None or pump.epoch != held.epoch or pump.closed or pump.draining or jobs.draining:
@@ -265,6 +357,11 @@ class Operators:
             await self._control.append(event)
         except Exception as error:  # noqa: BLE001 - whatever it is, it must not look as if nothing was done
             log.error("an operator's act is not in the control log", act=str(event), error=repr(error))
+
+
+def _within(pump: ReplicaPump, start: int, end: int) -> tuple[Range, ...]:
+    """What cannot be copied and lies in [start, end) as a whole."""
+    return tuple(stuck for stuck in pump.stuck if start <= stuck[0] and stuck[1] <= end)
 
 
 def why_not(pump: DispatchPump, offset: int) -> str:

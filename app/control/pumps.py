@@ -15,6 +15,11 @@ from app.kafka.fetched import Fetched, Gap
 from app.wire import JobStatus
 
 
+class Passing(LookupError):
+    """A job cannot start now, and what is in its way passes by itself, as a change of its definition does: it
+    is shown, and nobody is told."""
+
+
 class Pump(Protocol):
     """A job that flows here. `app.pump.dispatch` and `app.replica.pump` are such.
 
@@ -90,12 +95,14 @@ class Pump(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A job that is this worker's now, and what it flows by; its fetching `leaves_bytes` to others."""
+    """A job that is this worker's now, and what it flows by; its fetching `leaves_bytes` to others, and
+    begins behind what was written in `last_epoch` of its leader, or before (-1: not known)."""
 
     pump: Pump
     beginning: Beginning
     cluster: DataCluster
     leaves_bytes: int = 0
+    last_epoch: int = -1
 
 
 def both(some: Mapping[str, Pump], others: Mapping[str, Pump]) -> Mapping[str, Pump]:

@@ -1,8 +1,9 @@
 """The routes of this worker: runtimes, their pumps' beginning, changed definitions, barriers on their way.
 
 Rules
-1. A changed definition is for what is fetched from then on: its replicas drain, save, and begin again. One of
-   which only the limits changed comes into force at once.
+1. A changed definition is for what is fetched from then on: its replicas drain, save, and begin again. One
+   with other topics, limits or the like comes into force at once; only those begin again that have another
+   destination, or none.
 2. A runtime is known only once it has a pump, and goes with its last one.
 3. Barriers are sent a few times a second, while the lease holds; one that is lost costs precision only.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import structlog
 from mode import Service
@@ -20,16 +22,19 @@ from app.clock import now_ms
 from app.config.route import RouteDefinition
 from app.control.barriers import BarrierSender
 from app.control.beginning import Anew, Trouble
-from app.control.beginning_replica import find_replica_beginning
+from app.control.beginning_replica import find_replica_beginning, note_of
 from app.control.catalog import Catalog
 from app.control.data_clusters import DataCluster, DataClusters
 from app.control.log import ControlLog
-from app.control.pumps import Pump, Started
+from app.control.pumps import Passing, Pump, Started
 from app.core.fencing import TakeoverAnswer
 from app.core.job import JobId
 from app.core.lease import Lease
 from app.core.offset_map import Barrier, BarrierItem
+from app.core.priority import Priorities
+from app.core.sequences import Stamp
 from app.kafka.fetched import Gap
+from app.replica.intake import to_skip
 from app.replica.pump import ReplicaPump
 from app.replica.runtime import RouteRuntime
 from app.replica.verify import new_budget
@@ -66,19 +71,26 @@ class Replicas(Service):
         self._on_trouble = on_trouble
         self._sender = sender
         self._verify_budget = new_budget()
-        self._barriers: dict[ReplicaPump, list[Barrier]] = {}
+        self._priorities = Priorities()
+        self._misled: set[ReplicaPump] = (
+            set()
+        )  # those that a changed definition gives another destination, or none
+        self._barriers: dict[tuple[ReplicaPump, int], list[Barrier]] = {}  # and its losses then
 
     # -- beginning -------------------------------------------------------------------------------
 
-    async def check(self, name: str) -> tuple[RouteDefinition, DataCluster, DataCluster]:
-        """A route, its source and its target.
+    async def check(self, job: JobId) -> tuple[RouteDefinition, DataCluster, DataCluster]:
+        """A job's route, its source and its target.
 
         Raises:
-            LookupError: it is not there, or its clusters are not. ClusterUnreachable.
+            LookupError: it is not there, or its clusters are not; Passing: it does not copy the topic.
+            ClusterUnreachable.
         """
-        found = self._catalog.route(name)
-        if found is None:
-            raise LookupError(f"this worker has no definition of route {name} that it can read")
+        found, route = self._catalog.route(job.name), self._catalog.routes.route(job.name)
+        if found is None or route is None:
+            raise LookupError(f"this worker has no definition of route {job.name} that it can read")
+        if route.destination(job.topic) is None:
+            raise Passing(f"route {job.name} does not copy {job.topic} any more: this job ends")
         for cluster in (found.spec.source, found.spec.target):
             if cluster not in self._clusters.specs:
                 raise LookupError(f"cluster {cluster!r} is not in this worker's configuration")
@@ -98,37 +110,46 @@ class Replicas(Service):
         Raises:
             LookupError: what it needs to know cannot be known yet. KafkaError, ClusterUnreachable.
         """
-        definition, source, target = await self.check(identity.name)
-        put = self._control.view.routes.get(identity.name)
+        definition, source, target = await self.check(identity)
+        view, at = self._control.view, (identity.name, identity.topic, identity.partition)
+        recorded = partial(view.begins_at, *at) if view.begun_of(identity.name) else None
         beginning = await find_replica_beginning(
-            identity, definition, source, answer, since_ms=0 if put is None else put.at_ms, anew=anew,
-            tell=self._on_trouble,
-        )  # fmt: skip
+            identity, definition, source, answer, recorded=recorded, anew=anew, tell=self._on_trouble
+        )
+        note = note_of(identity, definition, answer)
+        ids = beginning.log.cluster_id, ""
+        if definition.spec.headers.provenance:
+            ids = ids[0], await target.client.cluster_id()
         if not is_mine():
             return None
         if self._catalog.route(identity.name) is not definition:
-            raise LookupError(f"route {identity.name} has just changed")
+            raise Passing(f"route {identity.name} has just changed")
         runtime = self.routes.get(identity.name)
         if runtime is not None and not runtime.takes(definition):
-            raise LookupError(f"jobs of {identity.name} still leave its former definition here")
+            raise Passing(f"jobs of {identity.name} still leave its former definition here")
+        if runtime is not None and runtime.definition is not definition:
+            self._change(runtime, definition)
         if runtime is None:
             runtime = RouteRuntime(
                 definition, source.client, target.client, target.appender, self._lease, self._on_trouble,
-                self._verify_budget,
+                self._verify_budget, self._priorities, ids,
             )  # fmt: skip
-        is_same_log = beginning.lineage == answer.lineage
         try:
             pump = ReplicaPump(
                 identity, epoch, runtime, next_offset=beginning.snapshot.base, lineage=beginning.lineage,
-                note=answer.note, is_same_log=is_same_log, is_first=beginning.is_first,
-                source_log=beginning.log, tell=self._on_trouble, on_barrier=self._on_barrier,
+                note=note, is_same_log=not answer.log.is_another(beginning.log),
+                is_first=beginning.is_first, source_log=beginning.log, tell=self._on_trouble,
+                on_barrier=self._on_barrier, source_epoch=None if anew is None else anew.source_epoch,
             )  # fmt: skip
         except BaseException:
             if identity.name not in self.routes:
                 await runtime.close()
             raise
         self.routes[identity.name] = runtime
-        return Started(pump, beginning, source, runtime.leaves(self._clusters.budget.capacity_bytes))
+        if beginning.gap is not None:
+            self.skip(pump, beginning.gap)
+        leaves_bytes = runtime.leaves(self._clusters.budget.capacity_bytes)
+        return Started(pump, beginning, source, leaves_bytes, pump.ledger.read_epoch)
 
     def drop(self, name: str) -> None:
         """A pump of the route is gone; its runtime goes with the last one."""
@@ -148,45 +169,75 @@ class Replicas(Service):
     def skip(self, pump: ReplicaPump, gap: Gap) -> None:
         """The source's log lost something, or is another one now: it is told; the route goes on or not."""
         stops = pump.runtime.definition.spec.on_gap == "stop"
-        if gap.begun_anew:
-            what = f"{pump.where}: the source's log is another one from {gap.start} on: {gap.reason}"
-        else:
-            what = (
-                f"{pump.where}: offsets [{gap.start}, {gap.end}) are gone and were not copied: {gap.reason}"
+        kind, what = "offsets-lost", f"offsets [{gap.start}, {gap.end}) are gone and were not copied"
+        if gap.is_truncation:
+            kind, what = (
+                "log-truncated",
+                f"the source was cut off, [{gap.end}, {gap.start}) was copied before",
             )
-        pump.halted = stops
+        elif gap.begun_anew:
+            kind, what = "log-begun-anew", f"the source's log is another one from {gap.start} on"
+        what = f"{pump.where}: {what}: {gap.reason}"
         if stops:
-            pump.trouble = f"{what}; the route stops at gaps: set onGap to continue to go on at {gap.end}"
+            job, (first, before) = pump.job, to_skip(gap)
+            skip = f"switchyard route skip {job.name} {job.topic} {job.partition} {first} {before}"
+            what = f"{what}; the route stops at gaps: {skip}, or set onGap to continue"
+            pump.halt(gap, what)
+            for cluster in self._clusters.started():
+                cluster.fetch.remove((str(pump.job), pump.epoch))
         else:
+            what = f"{what}; copying goes on at {gap.end}"
             pump.skip(gap)
-        self._on_trouble(
-            "log-begun-anew" if gap.begun_anew else "offsets-lost", str(pump.job),
-            pump.trouble if stops else f"{what}; copying goes on at {gap.end}",
-            "lengthen the topic's retention, or see why the route was that far behind",
-        )  # fmt: skip
+        remedy = "lengthen the topic's retention, or see why the route was that far behind"
+        if gap.is_truncation:
+            remedy = "an unclean leader was elected; the copy still has what the source has lost"
+        self._on_trouble("route-halted" if stops else kind, str(pump.job), what, remedy)
 
     # -- looked at with every round of the job manager ---------------------------------------------
 
     def look(
-        self, begin_again: Callable[[str, Pump], None], begin_anew: Callable[[Pump, int, int], None]
+        self,
+        begin_again: Callable[[str, Pump], None],
+        begin_anew: Callable[[Pump, int, int, str, int | None], None],
     ) -> None:
-        """Rule 1; pumps that are lost begin again, too, and those whose log is another one begin anew."""
+        """Rule 1; pumps that are lost, or were halted, begin again, too; those of another log begin anew."""
         old: set[RouteRuntime] = set()
+        self._misled &= set(self.pumps.values())
         for name, runtime in self.routes.items():
             definition = self._catalog.route(name)
             if definition is None or definition is runtime.definition:
                 continue
             if runtime.takes(definition):
-                runtime.change(definition)
-                log.info("a changed definition is in force", route=name)
+                self._change(runtime, definition)
             else:
                 old.add(runtime)
         for job, pump in list(self.pumps.items()):
             self._pause(pump)
             if pump.anew is not None:
-                begin_anew(pump, pump.lineage + 1, pump.anew.end)
-            elif pump.runtime in old or (pump.lost and time.monotonic() - pump.lost_at_s > AGAIN_S):
+                epoch = pump.anew.truncated_in if pump.anew.is_truncation else None
+                begin_anew(pump, pump.lineage + 1, pump.anew.end, pump.anew.reason, epoch)
+            elif (
+                pump.runtime in old
+                or pump in self._misled
+                or pump.intake.wants_fetching(pump.base)
+                or (pump.lost and time.monotonic() - pump.lost_at_s > AGAIN_S)
+            ):
                 begin_again(job, pump)
+
+    def _change(self, runtime: RouteRuntime, definition: RouteDefinition) -> None:
+        runtime.change(definition)
+        self._leave(runtime)
+        for pump in runtime.pumps:
+            if runtime.route.destination(pump.job.topic) != pump.target[0]:
+                self._misled.add(pump)
+        log.info("a changed definition is in force", route=definition.key)
+
+    def _leave(self, runtime: RouteRuntime) -> None:
+        """What its priority leaves of the memory is in force for what is fetched already."""
+        leaves_bytes = runtime.leaves(self._clusters.budget.capacity_bytes)
+        for cluster in self._clusters.started():
+            for pump in runtime.pumps:
+                cluster.fetch.leave((str(pump.job), pump.epoch), leaves_bytes)
 
     def share(self, shares: dict[str, float]) -> None:
         """This worker's shares of the routes' jobs, by name."""
@@ -195,9 +246,11 @@ class Replicas(Service):
 
     # -- barriers --------------------------------------------------------------------------------
 
-    def _on_barrier(self, pump: ReplicaPump, source_end: int, target_end: int) -> None:
-        waiting = self._barriers.setdefault(pump, [])
-        waiting.append(Barrier(source_end, target_end, now_ms()))
+    def _on_barrier(self, pump: ReplicaPump, source_end: int, target_end: int, stamp: Stamp | None) -> None:
+        waiting = self._barriers.setdefault((pump, pump.way.losses), [])
+        at_ms = now_ms()
+        waiting.append(Barrier(source_end, target_end, at_ms, stamp))
+        pump.barrier = source_end, target_end, at_ms
         if len(waiting) > KEEP:
             del waiting[1]  # the oldest but the genesis
 
@@ -214,13 +267,14 @@ class Replicas(Service):
                 log.warning("barriers of the offset map were not taken", error=repr(error))
 
 
-def _items(waiting: Iterable[tuple[ReplicaPump, list[Barrier]]]) -> list[BarrierItem]:
+def _items(waiting: Iterable[tuple[tuple[ReplicaPump, int], list[Barrier]]]) -> list[BarrierItem]:
     return [
         BarrierItem(
             route=pump.job.name, topic=pump.job.topic, partition=pump.job.partition, epoch=pump.epoch,
             lineage=pump.lineage, source=pump.source_log, target=pump.target_log,
             target_topic=pump.target[0], target_partition=pump.target[1], barriers=barriers,
+            source_epoch=pump.way.source_epoch, losses=losses,
         )
-        for pump, barriers in waiting
+        for (pump, losses), barriers in waiting
         if not pump.closed
     ]  # fmt: skip

@@ -11,8 +11,10 @@ Rules
    far as all of them allow. While not all of its sources are known, nothing of it is made as at the source.
 3. What cannot be done for a topic is told once, costs that topic alone, and is tried again.
 4. Nobody waits for a cluster: reading and changing go on beside the rounds.
-5. Routes that together would loop or copy twice were deployed at the same moment, past the check of each:
+5. A route with `start: latest` begins nothing before it is recorded where (`app.control.route_beginnings`).
+6. Routes that together would loop or copy twice were deployed at the same moment, past the check of each:
    none of them runs until one is changed. Until a new set of routes is proved, what is new does not begin.
+   So it is with loops that show only once a cluster has told its id, or another region's routes are heard.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -33,21 +35,21 @@ from app.control.cluster_topics import ClusterTopics
 from app.control.data_clusters import DataClusters
 from app.control.definitions import Parsed
 from app.control.log import ControlLog
+from app.control.route_beginnings import beginning_of, lacks_beginning, not_known
+from app.control.route_conflicts import Refused, conflicts
 from app.control.route_targets import Targets
 from app.core.job import Kind
 from app.core.placement_round import is_gone
 from app.core.route import Route
 from app.core.routes_expressions import is_name
-from app.core.routes_graph import find_duplicate, find_loop
-from app.core.routes_words import TooComplicated
-from app.kafka.clusters import ClusterUnreachable
+from app.core.routes_graph import ALONE, Beside
+from app.kafka.clusters import ClusterClient, ClusterUnreachable
 
 log = structlog.get_logger(__name__)
 
 REFRESH_S = 2.0
 PATIENCE_S = 0.25  # a round's, with clusters that answered in time before
 PREFIX = f"{Kind.REPLICATE.value}:"
-MAX_TOLD = 100  # topics of a route that are not copied: why takes a moment for each
 BUSY_SHARE = 20  # what takes long to read is read rarely: a twentieth of the time
 
 
@@ -59,27 +61,26 @@ class Known(NamedTuple):
 
 
 class _Copies(NamedTuple):
-    """What a route makes of all topics there were when `ClusterTopics.names` was this."""
+    """What a route makes of all topics there were when `ClusterTopics.names` was this.
+
+    `shown` is what it means of them, those it copies first, once somebody has asked; `meant`: whether it does
+    mean one that it does not copy.
+    """
 
     route: Route
     names: int
     asked: dict[str, str | None]
     copied: dict[str, str]
-
-
-class Refused(NamedTuple):
-    """Routes that must not run together, and why."""
-
-    names: frozenset[str]
-    message: str
-    remedy: str
+    meant: dict[str, bool]
+    shown: list[str] | None = None
 
 
 class Told(NamedTuple):
     """What is known of a route's topics, and when that was read (monotonic seconds); `others` is how many the
-    source has that the route does not mean."""
+    source has that the route does not mean. `topics`: those it copies first; `row` is what becomes of one."""
 
-    topics: list[dict[str, Any]]
+    topics: list[str]
+    row: Callable[[str], dict[str, Any]]
     others: int
     read_at_s: float
 
@@ -105,6 +106,10 @@ class RoutesCatalog:
         self._proving: asyncio.Task[None] | None = None
         self._proved: dict[str, str] = {}  # the etags of the last set that was looked at
         self._refused: list[Refused] = []
+        self._ids: dict[str, str] = {}  # of clusters that were read
+        self._proved_beside = ALONE
+        # What is known beyond this region's routes (`app.regions.others`).
+        self.beside: Callable[[], Beside] = lambda: ALONE
         self._away: dict[str, frozenset[str]] = {}  # clusters that cannot be read, and of whom that was told
         self.targets = Targets(self._topics, clusters, on_trouble)
 
@@ -166,7 +171,10 @@ class RoutesCatalog:
         if topics is None or not topics.listed:
             yield from (job for topic, jobs in held.items() if route.destination(topic) for job in jobs)
             return
-        is_new = self._proved.get(route.name) != self._control.view.routes[route.name].etag
+        view = self._control.view
+        is_new = self._proved.get(route.name) != self._stamp(known) or (
+            known.definition.spec.start == "latest" and not view.begun_of(route.name)
+        )
         for topic, copy in self._copied(known).items():
             count, prefix = topics.sizes[topic], f"{PREFIX}{route.name}:{topic}:"
             fit = 0 if is_new else min(count, self.targets.fit((route.target, copy)))
@@ -181,7 +189,7 @@ class RoutesCatalog:
         name, topics = known.route.name, self._topics[known.route.source]
         before = self._copies.get(name)
         if before is None or before.route is not known.route:
-            before = _Copies(known.route, -1, {}, {})
+            before = _Copies(known.route, -1, {}, {}, {})
         if before.names != topics.names:
             asked = before.asked
             found = {
@@ -189,33 +197,39 @@ class RoutesCatalog:
                 for topic in topics.sizes
             }
             copied = {topic: copy for topic, copy in found.items() if copy is not None}
-            before = self._copies[name] = _Copies(known.route, topics.names, found, copied)
+            before = self._copies[name] = _Copies(known.route, topics.names, found, copied, before.meant)
         return before.copied
 
     def told(self, name: str) -> Told | None:
-        """What becomes of each topic that the route means, those it copies first; None: that is not known."""
+        """What becomes of each topic that the route means; None: that is not known."""
         known = self._known.get(name)
         topics = None if known is None else self._topics.get(known.route.source)
         if known is None or topics is None or not topics.listed:
             return None
         route, copied = known.route, self._copied(known)
         refused, there = self.refused(name), self._topics.get(route.target)
-        shown = []
-        for topic, copy in sorted(copied.items()):
-            state, why = self.targets.told((route.target, copy))
-            if refused is not None:
+        copies = self._copies[name]
+        if copies.shown is None:  # once a change of the topics there are
+            others, before = topics.sizes.keys() - copied.keys(), copies.meant
+            meant = {one: before[one] if one in before else route.means(one) for one in others}
+            shown = sorted(copied) + sorted(topic for topic in others if meant[topic])
+            copies = self._copies[name] = copies._replace(meant=meant, shown=shown)
+
+        def row(topic: str) -> dict[str, Any]:
+            copy, count = copied.get(topic), topics.sizes[topic]
+            if copy is None:
+                state, why = "not-copied", route.why_not(topic) or ""
+            elif refused is not None:
                 state, why = "refused", f"{refused.message}; {refused.remedy}"
-            shown.append({
-                "topic": topic, "partitions": topics.sizes[topic], "copy": copy, "state": state, "why": why,
-                "copy_partitions": None if there is None else there.sizes.get(copy),
-            })  # fmt: skip
-        meant = sorted(topic for topic in topics.sizes if topic not in copied and route.means(topic))
-        shown += [
-            {"topic": topic, "partitions": topics.sizes[topic], "copy": None, "copy_partitions": None,
-             "state": "not-copied", "why": route.why_not(topic) or ""}
-            for topic in meant[:MAX_TOLD]
-        ]  # fmt: skip
-        return Told(shown, len(topics.sizes) - len(copied) - len(meant), topics.listed_at_s)
+            else:
+                state, why = self.targets.told((route.target, copy))
+            copy_count = None if there is None or copy is None else there.sizes.get(copy)
+            return {
+                "topic": topic, "partitions": count, "copy": copy, "copy_partitions": copy_count,
+                "state": state, "why": why,
+            }  # fmt: skip
+
+        return Told(copies.shown or [], row, len(topics.sizes) - len(copies.shown or []), topics.listed_at_s)
 
     # -- clusters ----------------------------------------------------------------------------------
 
@@ -237,7 +251,8 @@ class RoutesCatalog:
         for cluster, names in asked.items():
             topics, of = self._topics[cluster], self._described(cluster, routes)
             pause_s = max(REFRESH_S, BUSY_SHARE * topics.took_s)
-            relist = now_s - topics.listed_at_s >= pause_s or not topics.knows(*of)
+            begins = bool(self._without_beginning(cluster, routes))
+            relist = begins or now_s - topics.listed_at_s >= pause_s or not topics.knows(*of)
             # What is there and not described yet must not wait for the next turn.
             if cluster not in self._looking and (relist or topics.stale or topics.lacks(of)):
                 look = self._read(cluster, names, routes, relist=relist)
@@ -265,9 +280,13 @@ class RoutesCatalog:
                     "it is not in this worker's configuration; add it to switchyard.yaml"
                 )
             client = (await self._clusters.get(cluster)).client
+            self._ids[cluster] = await client.cluster_id()
             began_s = time.monotonic()
             described = partial(self._described, cluster, routes)
             await topics.look(client, names, described, began_s, relist=relist)
+            for known in self._without_beginning(cluster, routes):
+                if self._topics.get(cluster) is topics:
+                    await self._record_beginning(known, client)
         except (KafkaError, ClusterUnreachable, OSError, TimeoutError, NotImplementedError) as error:
             of = frozenset(n for n, k in routes.items() if cluster in {k.route.source, k.route.target})
             for name in sorted(of - self._away.get(cluster, frozenset())):
@@ -285,6 +304,29 @@ class RoutesCatalog:
             if time.monotonic() - began_s < PATIENCE_S:
                 self._late.discard(cluster)
 
+    def _without_beginning(self, source: str, routes: Mapping[str, Known]) -> list[Known]:
+        """Routes of which it has to be recorded where they begin."""
+        view = self._control.view
+        return [
+            known
+            for name, known in routes.items()
+            if known.route.source == source and lacks_beginning(view, name, known.definition.spec.start)
+        ]
+
+    async def _record_beginning(self, known: Known, client: ClusterClient) -> None:
+        name, sizes = known.route.name, self._topics[known.route.source].sizes
+        put = self._control.view.routes[name]
+        begun = await beginning_of(client, put, {topic: sizes[topic] for topic in self._copied(known)})
+        if unknown := not_known(begun):
+            some = ", ".join(unknown[:3])
+            self._on_trouble(
+                "route-begins-earlier", name,
+                f"where {len(unknown)} partitions end is not known: no leader answers for {some}",
+                "they are copied from their first record on once they have a leader; nothing is lost",
+            )  # fmt: skip
+        if self._known.get(name) is known:  # else it has just been changed, and is looked at again
+            await self._control.append(*begun)
+
     # -- loops -------------------------------------------------------------------------------------
 
     def refused(self, name: str) -> Refused | None:
@@ -292,22 +334,33 @@ class RoutesCatalog:
         return next((found for found in self._refused if name in found.names), None)
 
     def _prove(self, routes: Mapping[str, Known]) -> set[asyncio.Task[None]]:
-        etags = {name: self._control.view.routes[name].etag for name in routes}
-        if etags == self._proved or (self._proving is not None and not self._proving.done()):
+        etags, told = {name: self._stamp(known) for name, known in routes.items()}, self.beside()
+        known_beside = told == self._proved_beside
+        if (etags == self._proved and known_beside) or (
+            self._proving is not None and not self._proving.done()
+        ):
             return set()
-        changed = {name for name, etag in etags.items() if self._proved.get(name) != etag}
+        changed = {name for name, etag in etags.items() if not known_beside or self._proved.get(name) != etag}
         changed |= {name for found in self._refused for name in found.names}
-        self._proving = asyncio.get_running_loop().create_task(self._prove_them(routes, etags, changed))
+        self._proving = asyncio.get_running_loop().create_task(self._prove_them(routes, etags, changed, told))
         return {self._proving}
 
+    def _stamp(self, known: Known) -> str:
+        """Of what is proved of a route: its definition, between the clusters that these names mean."""
+        route = known.route
+        ids = self._ids.get(route.source, ""), self._ids.get(route.target, "")
+        return f"{self._control.view.routes[route.name].etag} {ids}"
+
     async def _prove_them(
-        self, routes: Mapping[str, Known], etags: dict[str, str], changed: Collection[str]
+        self, routes: Mapping[str, Known], etags: dict[str, str], changed: Collection[str], told: Beside
     ) -> None:
-        found = await asyncio.to_thread(_conflicts, [known.route for known in routes.values()], changed)
+        beside = Beside({**told.ids, **self._ids}, told.routes)
+        ours = [known.route for known in routes.values()]
+        found = await asyncio.to_thread(conflicts, ours, changed, beside)
         for refused in found:
-            for name in sorted(refused.names if refused not in self._refused else ()):
+            for name in sorted(refused.names & routes.keys() if refused not in self._refused else ()):
                 self._on_trouble("route-refused", name, refused.message, refused.remedy)
-        self._refused, self._proved = found, etags
+        self._refused, self._proved, self._proved_beside = found, etags, told
 
     def _unread(self, name: str, why: str) -> None:
         self._on_trouble("route-trouble", name, why, "deploy it again")
@@ -319,23 +372,3 @@ def _parsed(name: str, definition: Mapping[str, Any]) -> Known:
     if found.key != name:
         raise ValueError(f"it is of {found.key!r}, and stands under {name!r}")
     return Known(found, found.route())
-
-
-def _conflicts(routes: list[Route], changed: Collection[str]) -> list[Refused]:
-    """Sets of routes that must not run together."""
-    found: list[Refused] = []
-    left = list(routes)
-    try:
-        while True:
-            if loop := find_loop(left, changed=changed):
-                names = frozenset(name for name, _, _ in loop.hops)
-                found.append(Refused(names, f"would loop: {loop}", loop.remedy))
-            elif double := find_duplicate(left):
-                names = frozenset(double.routes)
-                found.append(Refused(names, f"would copy twice: {double}", double.remedy))
-            else:
-                return found
-            left = [route for route in left if route.name not in names]
-    except TooComplicated as error:  # it was proved when it was deployed, by a version that could
-        log.warning("it cannot be proved that routes do not loop", error=str(error))
-        return found

@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -25,11 +26,15 @@ from app.clock import now_ms
 from app.control.barriers import BarrierSender
 from app.control.catalog import Catalog
 from app.control.data_clusters import DataClusters
+from app.control.elsewhere import make_regions
+from app.control.failover import FailoverSide
+from app.control.failover_plan import Planner
 from app.control.jobs import Jobs
 from app.control.leader import Leader
 from app.control.log import ControlLog
 from app.control.membership import DRAINING, STOPPED, Heartbeats, Members
 from app.control.meter import Meter
+from app.control.needed import NeededBarriers
 from app.control.placing import Placing
 from app.control.sentinel import Sentinel
 from app.control.tail import STOP_S, TopicTail, bounded
@@ -37,10 +42,13 @@ from app.control.takeover import TrackerClient
 from app.control.tracker_follower import TrackerFollower
 from app.control.watchdog import Watchdog, answers
 from app.core.lease import Lease
+from app.core.topology import Layout
 from app.kafka.clusters import ClusterClient, ClusterSpec
 from app.kafka.commit import OffsetCommitter
 from app.kafka.fetched import ByteBudget
 from app.payload.interceptors import Interceptor
+from app.regions.regions import Regions
+from app.regions.tables import Atlas
 from app.topics import ControlTopics
 from app.wire import Heartbeat, Incident
 
@@ -59,7 +67,7 @@ class Runtime(Service):
     """See the module.
 
     Attributes: `worker` (this process's id, never used twice), `control`, `members`, `jobs`, `lease`,
-    `incidents` (the latest, oldest first).
+    `incidents` (the latest, oldest first), `regions` (None without an atlas and a directory), `failover`.
     """
 
     def __init__(
@@ -76,6 +84,9 @@ class Runtime(Service):
         meter: Meter,
         group: str = "",
         interceptors: Sequence[tuple[str, Interceptor]] = (),
+        atlas: Atlas | None = None,
+        directory: Path | None = None,
+        layout: Layout | None = None,
     ) -> None:
         super().__init__()
         self.meter = meter
@@ -97,8 +108,18 @@ class Runtime(Service):
         self.clusters = DataClusters(
             clusters, deliver, ByteBudget(memory_budget_bytes), may_append=self._may_act
         )
-        self.catalog = Catalog(self.control, self.clusters, self.tell)
+        self.catalog = Catalog(self.control, self.clusters, self.tell, layout)
         self._control_client = ClusterClient(control_spec)
+        self.failover = FailoverSide(
+            self.control, self._control_client, control_options, layout, self.catalog.workload,
+            leads=lambda: self.leader.leads,
+            on_news=lambda: self.leader.look(),  # noqa: PLW0108 - the leader comes later
+            on_trouble=self.tell,
+            is_new=self._is_new,
+        )  # fmt: skip
+        self.failover.runs.arrived = lambda asked: Planner(self).arrived(asked)
+        self.catalog.runs_here = self.failover.keeper.runs_here
+        self.catalog.told_role = self.failover.keeper.told
         self.groups = OffsetCommitter(self._control_client)
         self.trackers = TrackerClient(self.worker, topics, control_options)
         self.barriers = BarrierSender(topics, control_options, self.worker)
@@ -116,10 +137,25 @@ class Runtime(Service):
         self.leader = Leader(
             self.worker, self.control, self.members, self.lease, self.catalog.jobs,
             Placing(self.catalog.workload, self.tell), lambda: self.catalog.sleepers.asleep,
+            self.failover.step,
+        )  # fmt: skip
+        self.needed = NeededBarriers(
+            self.control, self.catalog, self.clusters, self.barriers,
+            lambda: self.leader.leads and self._may_act(),
         )  # fmt: skip
         self.sentinel = Sentinel(
             self.worker, self.members, lambda: self.control.view.leader, self.leader.look
         )
+        self.regions: Regions | None = None
+        if atlas is not None and directory is not None:
+            self.regions = make_regions(
+                atlas, directory, self.control, self.catalog, self.clusters,
+                lambda: self.leader.leads and self._may_act(), self.tell, self.failover.keeper.passive,
+                self.failover.failovers.regions_of,
+            )  # fmt: skip
+            self.jobs.carrying.carrier = self.regions.carrier
+            others = self.regions.others
+            self.catalog.routes.beside = lambda: others.beside
         self._incident_tail = TopicTail(
             topics.incidents.name, control_options, self._on_incidents, from_start=True
         )
@@ -136,11 +172,15 @@ class Runtime(Service):
             self.follower,
             self._incident_tail,
             self.jobs,
+            self.failover,
             self.leader,
+            self.needed,
             self.sentinel,
             self.watchdog,
         ):
             await self.add_runtime_dependency(service)
+        if self.regions is not None:
+            await self.add_runtime_dependency(self.regions)
         # Faust's stores collect the whole heap at every rebalance, in the loop: what is here by now stays.
         gc.collect()
         gc.freeze()
@@ -217,6 +257,11 @@ class Runtime(Service):
 
     def _may_not_commit(self) -> bool:
         return not self.jobs.flowing or not self._may_act()
+
+    def _is_new(self, at_ms: int) -> bool:
+        """Whether no worker that lives was there at that time, by their clocks."""
+        live = self.members.live(time.monotonic())
+        return bool(live) and all(beat.started_ms > at_ms for beat in live.values())
 
     def _may_act(self) -> bool:
         return self.lease.holds(time.monotonic())

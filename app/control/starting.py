@@ -14,11 +14,12 @@ import structlog
 from app.clock import now_ms
 from app.config.definitions import Workload
 from app.control.beginning import Anew, Beginning, Trouble, find_beginning
+from app.control.carrying import Carrying
 from app.control.catalog import Catalog
 from app.control.data_clusters import DataCluster, DataClusters
 from app.control.leftovers import tier_of
 from app.control.log import ControlLog
-from app.control.pumps import Started
+from app.control.pumps import Passing, Started
 from app.control.replicas import Replicas
 from app.control.takeover import TrackerClient
 from app.control.topic_settings import create_delayed
@@ -57,6 +58,7 @@ class Starter:
         on_trouble: Trouble,
         interceptors: Sequence[tuple[str, Interceptor]],
         replicas: Replicas,
+        carrying: Carrying,
     ) -> None:
         self.worker = worker
         self.troubles: dict[str, str] = {}
@@ -70,6 +72,7 @@ class Starter:
         self._on_trouble = on_trouble
         self._interceptors = interceptors
         self._replicas = replicas
+        self._carrying = carrying
 
     def keep(self, jobs: Collection[str]) -> None:
         """Forgets all other jobs."""
@@ -87,8 +90,8 @@ class Starter:
                 started = await self._take_over(identity, held)
             except Exception as error:  # noqa: BLE001 - whatever stands in the way, try again and say so
                 message = str(error) or repr(error)
-                if self.troubles.get(job) != message:
-                    self.troubles[job] = message
+                told, self.troubles[job] = self.troubles.get(job) == message, message
+                if not told and not isinstance(error, Passing):
                     log.warning("a job cannot start yet and is tried again", job=job, error=message)
                     self._on_trouble("job-cannot-start", job, message, "it is tried again every second")
                 await asyncio.sleep(START_RETRY_S)
@@ -100,7 +103,7 @@ class Starter:
         job, is_replica = str(identity), identity.kind is Kind.REPLICATE
         # What is wrong with a definition, or away, is known before anybody is fenced for it.
         if is_replica:
-            await self._replicas.check(identity.name)
+            await self._replicas.check(identity)
         else:
             await self._dispatched(identity.name)
         answer = await self._trackers.takeover(job, held.epoch)
@@ -141,10 +144,12 @@ class Starter:
         is_mine: Callable[[], bool],
     ) -> Started | None:
         workload, cluster = await self._dispatched(identity.name)
-        begun = self._control.view.begun.get(identity.name)
+        begun = self._control.view.begun(identity.name)
+        carried = await self._carrying.carried(identity, workload, answer, anew)
         beginning = await find_beginning(
-            identity, workload, cluster, answer, begun=begun, anew=anew, tell=self._on_trouble
-        )
+            identity, workload, cluster, answer, begun=begun, anew=anew, tell=self._on_trouble,
+            carried=carried,
+        )  # fmt: skip
         chain = await make_chain(workload, self._interceptors)
         if not is_mine():
             return None
@@ -154,8 +159,10 @@ class Starter:
         made = runtime or WorkloadRuntime(
             workload, GrpcTargets(self.worker), cluster.producer, self._lease, chain
         )
+        made.tell_role(self._catalog.told_role(workload))
         try:
             pump = self._pump(identity, epoch, made, workload, beginning)
+            self._carrying.begin(pump, workload, answer, beginning, anew, carried)
         except BaseException:
             if runtime is None:
                 await made.close()

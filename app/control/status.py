@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -12,15 +12,27 @@ from app.control.pumps import Pump
 from app.core.control_events import Assignment
 from app.core.load import Load
 from app.core.rates import JobRates
+from app.kafka.fetch import FetchService
 from app.kafka.fetched import ByteBudget
 from app.pump.dispatch import DispatchPump
 from app.pump.head import candidate
 from app.pump.workload import WorkloadRuntime
+from app.replica.pump import ReplicaPump
 from app.wire import TRACKER_CAPACITY, HeadStatus, JobStatus, WorkloadStatus
 
 MAX_TROUBLE_CHARS = 500  # in every heartbeat
 MAX_HEADS = 100  # in every heartbeat, of all workloads together: those that have stood longest
 EMPTYING = "its retry tier is no longer defined: what waits here is delivered, then the job ends"
+
+
+def hear(pumps: Iterable[Pump], services: Sequence[FetchService]) -> None:
+    """What fetching has found out since: where the partitions end, and that they are fetched again."""
+    for pump in pumps:
+        key = str(pump.job), pump.epoch
+        for service in services:
+            pump.high_watermark = max(pump.high_watermark, service.high_watermark(key))
+            if pump.trouble.startswith("fetch: ") and service.trouble(key) == "":
+                pump.trouble = ""
 
 
 def job_statuses(
@@ -39,6 +51,9 @@ def job_statuses(
         if job in found:
             arriving, ceiling = _rate(rate.arriving), _rate(rate.ceiling)
             found[job] = msgspec.structs.replace(found[job], arriving=arriving, ceiling=ceiling)
+            if (copying := found[job].copying) is not None:
+                copying = msgspec.structs.replace(copying, rate=_rate(rate.finishing))
+                found[job] = msgspec.structs.replace(found[job], copying=copying)
     for job, held in mine.items():
         if job not in found:
             trouble = troubles.get(job, "")[:MAX_TROUBLE_CHARS]
@@ -51,10 +66,22 @@ def _rate(per_s: float | None) -> float:
 
 
 def _status(pump: Pump) -> JobStatus:
-    status = _dispatch_status(pump) if isinstance(pump, DispatchPump) else pump.status()
+    if isinstance(pump, DispatchPump):
+        status = _dispatch_status(pump)
+    elif isinstance(pump, ReplicaPump):
+        status = _replica_status(pump)
+    else:
+        status = pump.status()
     if len(status.trouble) > MAX_TROUBLE_CHARS:
         status = msgspec.structs.replace(status, trouble=status.trouble[:MAX_TROUBLE_CHARS])
     return status
+
+
+def _replica_status(pump: ReplicaPump) -> JobStatus:
+    status, copying = pump.status(), pump.copying()
+    copying = msgspec.structs.replace(copying, halted=copying.halted[:MAX_TROUBLE_CHARS])
+    # No other trouble hides why it goes on no more.
+    return msgspec.structs.replace(status, trouble=copying.halted or status.trouble, copying=copying)
 
 
 def _dispatch_status(pump: DispatchPump) -> JobStatus:

@@ -21,19 +21,26 @@ Rules
    of the same definition, made at the same moment at two workers, one is refused. The leader repairs as in 5.
 7. A `MoveWish` stands until the job is given to somebody under a later epoch than it names, whoever that is,
    or until it is taken back: by one without a worker.
-8. A `Begun` counts while its workload exists, and the first one of a deployment stays: the leader writes
-   it again behind every change of the definition, so that compaction never puts it before the deployment.
+8. A `Begun` counts for the deployment that it names, wherever compaction puts it: that may be before what is
+   left of the definition. The first one of which all parts are there stays; all have keys of their own, so
+   none is lost. Those of deployments that are over are `stale`: the leader has compaction drop them.
 9. `Moving` pauses its workload until the next definition, deletion, or word on pausing all of it. A
    definition with a move's name counts only while that move is the last and under way: this one record ends
-   the pause, names the new cluster and says where the workload begins there (`begun`).
+   the pause, names the new cluster and says where the workload begins there (`begun`), as all that follow do.
 10. The first definition that a reader finds of a workload counts in spite of 6 and 9: compaction dropped what
    it replaced. What was deleted is known as such until then.
-11. What is said of workloads' definitions holds for routes' too. Their keys cannot be the same.
+11. What is said of workloads' definitions holds for routes' and failovers' too. Their keys cannot be the
+   same.
+12. Regions' roles and failover runs count by the rules of `app.core.roles` and `app.core.failover_run`, which
+    ask for no order.
+13. A change keeps its definition's `deployment`, and counts only while that one stands.
 
 Invariants: `term` and every job's epoch never decrease; a job has at most one owner.
 """
 
 from __future__ import annotations
+
+from typing import TypeVar
 
 import msgspec
 
@@ -46,17 +53,29 @@ from app.core.control_events import (
     DefinitionDeleted,
     DefinitionPut,
     Drain,
+    FailoverDeleted,
+    FailoverPut,
+    FailoverRun,
     MoveWish,
     Moving,
     OperatorAct,
     Paused,
+    RegionPulse,
     Released,
+    RolePut,
+    RoleReleased,
     RouteDeleted,
     RoutePut,
     WorkloadDeleted,
     WorkloadPut,
+    compaction_key,
 )
+from app.core.failover_run import Runs
+from app.core.fencing import LogId
 from app.core.job import JobId, names_a_job
+from app.core.roles import Roles
+
+Put = TypeVar("Put", bound=WorkloadPut | RoutePut | FailoverPut)
 
 MAX_EPOCH = 1 << 53  # what every JSON reader of the changelogs can still count exactly
 
@@ -71,18 +90,23 @@ class ControlState:
         routes: name -> `RoutePut`.
         assignments: job -> the valid `Assignment`; one whose worker is "" has no owner.
         floor: job -> the highest epoch ever named for it.
-        begun: key -> its `Begun`, when its leader or a move wrote one.
         moves: key -> the `Moving` that is under way.
         deleted: keys whose last word was their deletion.
         paused: key -> the partitions that are paused, `ALL` among them when the whole workload is.
         draining: worker -> the `Drain` that asks it to give its jobs away.
         wishes: job -> the `MoveWish` that is not decided yet.
+        failovers: key ("failover:name") -> `FailoverPut`.
+        roles: which region is active for a workload (`app.core.roles`); they outlive its deletion.
+        runs: failover runs to this region (`app.core.failover_run`).
+        pulses: region -> its last `RegionPulse`; its own only, unless another's stands in the log.
+        stale: compaction keys of what says where deployments began that are over (rule 8).
         refused: events that did not count (rule 5).
     """
 
     __slots__ = (
-        "assignments", "begun", "deleted", "draining", "floor", "leader", "moves", "next_offset", "paused",
-        "refused", "routes", "term", "wishes", "workloads",
+        "_first", "_tries", "assignments", "deleted", "draining", "failovers", "floor", "leader", "moves",
+        "next_offset", "paused", "pulses", "refused", "roles", "routes", "runs", "stale", "term", "wishes",
+        "workloads",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -92,12 +116,19 @@ class ControlState:
         self.routes: dict[str, RoutePut] = {}
         self.assignments: dict[str, Assignment] = {}
         self.floor: dict[str, int] = {}
-        self.begun: dict[str, Begun] = {}
+        # Where deployments begin: key -> (deployment, nonce) -> parts; the first of which all are there.
+        self._tries: dict[str, dict[tuple[str, str], dict[int, Begun]]] = {}
+        self._first: dict[tuple[str, str], dict[int, Begun]] = {}
         self.moves: dict[str, Moving] = {}
         self.deleted: set[str] = set()
         self.paused: dict[str, set[int]] = {}
         self.draining: dict[str, Drain] = {}
         self.wishes: dict[str, MoveWish] = {}
+        self.failovers: dict[str, FailoverPut] = {}
+        self.roles = Roles()
+        self.runs = Runs()
+        self.pulses: dict[str, RegionPulse] = {}
+        self.stale: set[str] = set()
         self.refused = 0
         self.next_offset = 0
 
@@ -110,14 +141,15 @@ class ControlState:
 
     def _apply(self, event: AnyControlEvent) -> bool:
         match event:
-            case WorkloadPut() | RoutePut():
+            case WorkloadPut() | RoutePut() | FailoverPut():
                 return self._put(event)
-            case WorkloadDeleted() | RouteDeleted():
+            case WorkloadDeleted() | RouteDeleted() | FailoverDeleted():
                 if not self._is_expected(event):
                     return False
                 self.deleted.add(event.key)
                 if event.expected != "":  # a repair changes nothing: what was paused meanwhile stays so
-                    for told in (self.paused, self.begun, self.moves):
+                    self._end_deployments(event.key)
+                    for told in (self.paused, self.moves):
                         told.pop(event.key, None)
                 return self._defined(event).pop(event.key, None) is not None or event.expected == ""
             case Claim():
@@ -166,35 +198,50 @@ class ControlState:
                 else:
                     self.moves.pop(event.key, None)
                 return True
+            case RolePut():
+                return self.roles.put(event)
+            case RoleReleased():
+                return self.roles.release(event)
+            case FailoverRun():
+                return self.runs.put(event)
+            case RegionPulse():
+                self.pulses[event.region] = event
+                return True
 
-    def _put(self, event: WorkloadPut | RoutePut) -> bool:
+    def _put(self, event: WorkloadPut | RoutePut | FailoverPut) -> bool:
         defined = self._defined(event)
         if event.key in defined or event.key in self.deleted:
-            if not self._is_expected(event):
+            stands = defined.get(event.key)
+            if stands is not None and not event.deployment:  # it was written by hand, or by an older version
+                event = msgspec.structs.replace(event, deployment=stands.deployment)
+            if not self._is_expected(event) or (stands and stands.deployment != event.deployment):
                 return False
             if isinstance(event, WorkloadPut) and event.move and not self._is_moving(event):
                 return False
         self.moves.pop(event.key, None)
         self.deleted.discard(event.key)
+        self._end_deployments(event.key, but=event.deployment)
         if isinstance(event, RoutePut):
             self.routes[event.key] = event
             return True
+        if isinstance(event, FailoverPut):
+            self.failovers[event.key] = event
+            return True
         # Without the move's name: as a repair (rule 5) it has to count again.
         self.workloads[event.key] = msgspec.structs.replace(event, move="") if event.move else event
-        begun = self.begun.get(event.key)
-        if event.begun is not None:
-            self.begun[event.key] = event.begun
-        elif begun is not None:
-            self.begun[event.key] = msgspec.structs.replace(begun, etag="")  # to be written again (rule 8)
         return True
 
     def _defined(
         self, event: DefinitionPut | DefinitionDeleted
-    ) -> dict[str, WorkloadPut] | dict[str, RoutePut]:
+    ) -> dict[str, WorkloadPut] | dict[str, RoutePut] | dict[str, FailoverPut]:
         """Those of the event's kind."""
+        if isinstance(event, FailoverPut | FailoverDeleted):
+            return self.failovers
         return self.routes if isinstance(event, RoutePut | RouteDeleted) else self.workloads
 
-    def standing(self, event: DefinitionPut | DefinitionDeleted) -> WorkloadPut | RoutePut | None:
+    def standing(
+        self, event: DefinitionPut | DefinitionDeleted
+    ) -> WorkloadPut | RoutePut | FailoverPut | None:
         """The definition that stands where `event` wants to change one."""
         return self._defined(event).get(event.key)
 
@@ -206,12 +253,56 @@ class ControlState:
         stands = self.standing(event)
         return event.expected is None or event.expected == ("" if stands is None else stands.etag)
 
+    def replacing(self, event: Put, deployment: str) -> Put:
+        """The event as it has to be written to change what stands; or, where nothing does, to begin a
+        `deployment`, a name that was never used."""
+        stands = self.standing(event)
+        if stands is None:
+            return msgspec.structs.replace(event, expected="", deployment=deployment)
+        event = msgspec.structs.replace(event, expected=stands.etag, deployment=stands.deployment)
+        if isinstance(event, WorkloadPut) and isinstance(stands, WorkloadPut) and event.begun is None:
+            return msgspec.structs.replace(event, begun=stands.begun)
+        return event
+
     def _begin(self, event: Begun) -> bool:
-        if event.key not in self.workloads:
-            return False
-        first = self.begun.get(event.key, event)
-        self.begun[event.key] = msgspec.structs.replace(first, etag=event.etag)
-        return True
+        tries = self._tries.setdefault(event.key, {})
+        parts = tries.setdefault((event.deployment, event.nonce), {})
+        parts.setdefault(event.part, event)
+        first = self._first.get((event.key, event.deployment))
+        if first is None and len(parts) == event.parts:
+            first = self._first[event.key, event.deployment] = parts
+        return first is None or first is parts
+
+    def _end_deployments(self, key: str, but: str | None = None) -> None:
+        tries = self._tries.get(key, {})
+        for name, parts in list(tries.items()):
+            if name[0] != but:
+                self.stale.update(map(compaction_key, parts.values()))
+                self._first.pop((key, name[0]), None)
+                del tries[name]
+
+    def begun_of(self, key: str) -> list[Begun]:
+        """All parts of where a workload or route begins; none until all of them are there."""
+        put = self.workloads.get(key) or self.routes.get(key)
+        if put is None:
+            return []
+        if isinstance(put, WorkloadPut) and put.begun is not None:
+            return [put.begun]
+        parts = self._first.get((key, put.deployment), {})
+        return [parts[part] for part in sorted(parts)]
+
+    def begun(self, workload: str) -> Begun | None:
+        """Where a workload begins, once a leader or a move has recorded it."""
+        return next(iter(self.begun_of(workload)), None)
+
+    def begins_at(self, route: str, topic: str, partition: int, topic_id: str) -> int | None:
+        """Where a route with `start: latest` begins on a partition of this very log; None: it came later."""
+        for begun in self.begun_of(route):
+            at = begun.others.get(topic)
+            if at is not None and not LogId(topic_id=at.topic_id).is_another(LogId(topic_id=topic_id)):
+                known = partition < len(at.offsets) and at.offsets[partition] >= 0
+                return at.offsets[partition] if known else None
+        return None
 
     def _pause(self, event: Paused) -> None:
         found = self.paused.setdefault(event.key, set())

@@ -1,11 +1,12 @@
-"""What may stand in the control log: definitions, claims, assignments, releases, acts of operators.
+"""What may stand in the control log: definitions, claims, assignments, releases, acts of operators, regions'
+roles.
 
 `app.core.control` has the rules by which they count.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -28,16 +29,23 @@ class Begun(ControlEvent, frozen=True, tag="begun"):
     topic's partitions had when it was deployed; after a move, where it was mapped to.
 
     Resolved once for all, so that no takeover skips what came meanwhile, and partitions that are added later
-    begin at their beginning. `etag` is that of the definition it stands behind; `topic_id` the topic's.
-    A move sets `cluster_id`, and `others`: the same of retry topics.
+    begin at their beginning. It is of one `deployment` of the definition, whatever came before or behind it
+    in the log; `topic_id` is the topic's. A move sets `cluster_id`, and `others`: the same of retry topics.
+
+    Of a route (`key` is its name) `others` has all of its topics, in as many `parts` as fit into an event
+    each, of which this is the `part`th. An offset below 0 was not to be known. Every try to record it has
+    another `nonce`, and so keys of its own: none is compacted away in favour of a later one.
     """
 
     key: str
-    etag: str
     ends: list[int]
+    deployment: str = ""
+    nonce: str = ""
     topic_id: str = ""
     cluster_id: str = ""
     others: dict[str, Position] = {}
+    part: int = 0
+    parts: int = 1
 
     def mapped(self, topic: str, partition: int, cluster_id: str, topic_id: str) -> int | None:
         """Where a move begins on this partition of this very log; None: it recorded nothing of it."""
@@ -54,6 +62,7 @@ class DefinitionPut(ControlEvent, frozen=True):
     """Something is defined or changed: `definition` is the validated document (wire form).
 
     `expected` is the etag of the definition it replaces, "" for none, None for whatever there is.
+    `deployment` is the same from a definition to its deletion, and never used again.
     """
 
     key: str
@@ -61,6 +70,7 @@ class DefinitionPut(ControlEvent, frozen=True):
     etag: str
     actor: str
     expected: str | None = None
+    deployment: str = ""
 
 
 class DefinitionDeleted(ControlEvent, frozen=True):
@@ -73,7 +83,7 @@ class DefinitionDeleted(ControlEvent, frozen=True):
 
 class WorkloadPut(DefinitionPut, frozen=True, tag="workload-put"):
     """A workload. A move ends with one that has its name, and says where the workload has `begun` in its new
-    cluster.
+    cluster; all that follow say so, too.
     """
 
     move: str = ""
@@ -85,11 +95,22 @@ class WorkloadDeleted(DefinitionDeleted, frozen=True, tag="workload-deleted"):
 
 
 class RoutePut(DefinitionPut, frozen=True, tag="route-put"):
-    """A route; its key is its name, which has no '/' as a workload's has."""
+    """A route; its key is its name, which has no '/' as a workload's has. `made_by` is the failover
+    definition that it is derived from, "" for one that somebody defined."""
+
+    made_by: str = ""
 
 
 class RouteDeleted(DefinitionDeleted, frozen=True, tag="route-deleted"):
     """A route is gone; what it copied stays where it is."""
+
+
+class FailoverPut(DefinitionPut, frozen=True, tag="failover-put"):
+    """Regions that share topics; its key begins with "failover:", which no workload's nor route's does."""
+
+
+class FailoverDeleted(DefinitionDeleted, frozen=True, tag="failover-deleted"):
+    """A failover definition is gone, and with it the routes that are derived from it; roles stay."""
 
 
 class Claim(ControlEvent, frozen=True, tag="claim"):
@@ -178,12 +199,89 @@ class Moving(ControlEvent, frozen=True, tag="moving"):
     actor: str
 
 
-AnyDefinitionEvent = WorkloadPut | WorkloadDeleted | RoutePut | RouteDeleted
+class RolePut(ControlEvent, frozen=True, tag="role-put"):
+    """Under `epoch` region `region` is active for workload `key`, or (state `moving`) is to be. See
+    `app.core.roles`, by whose rules it counts; it is the same in every region's log.
+
+    `previous` is the region that was active before, `plan` the failover that did it, "" for none.
+    """
+
+    key: str
+    region: str
+    epoch: int
+    state: Literal["moving", "active"]
+    previous: str = ""
+    plan: str = ""
+    actor: str = ""
+    reason: str = ""
+
+
+class RoleReleased(ControlEvent, frozen=True, tag="role-released"):
+    """Region `region` has heard that `epoch` is another region's, and does nothing any more for workload
+    `key` that only the active one may do."""
+
+    key: str
+    region: str
+    epoch: int
+
+
+class RegionPulse(ControlEvent, frozen=True, tag="region-pulse"):
+    """Region `region` lives, by its leader's clock. `heard` has the newest pulse of each other region that
+    had come here by then (milliseconds, by the other's clock). `returned_ms`: since then it lives again,
+    after it lay still as a whole, and others may have taken its roles: it has not heard from them yet. 0: it
+    has.
+    """
+
+    region: str
+    heard: dict[str, int] = {}
+    returned_ms: int = 0
+
+
+class RunWorkload(msgspec.Struct, frozen=True, array_like=True):
+    """A workload of a run: where it was active, and under which epoch, when that was planned."""
+
+    key: str
+    region: str
+    epoch: int
+
+
+class FailoverRun(ControlEvent, frozen=True, tag="failover-run"):
+    """Workloads are to become active in region `to`, which keeps the run. See `app.core.failover_run`, by
+    whose rules it counts.
+
+    `actor` and `reason` are of this state; `expires_ms` is how long it may be begun, `began_ms` when it was.
+    `back_of` is the run whose workloads go back by it. `result` says what became of it, `plan` (of the first
+    state only, and if it is not too large) what was read before.
+    """
+
+    id: str
+    to: str
+    workloads: list[RunWorkload]
+    state: Literal["planned", "executing", "done", "aborted"]
+    forced: bool = False
+    actor: str = ""
+    reason: str = ""
+    made_ms: int = 0
+    expires_ms: int = 0
+    began_ms: int = 0
+    back_of: str = ""
+    result: str = ""
+    plan: dict[str, Any] | None = None
+
+
+AnyDefinitionEvent = WorkloadPut | WorkloadDeleted | RoutePut | RouteDeleted | FailoverPut | FailoverDeleted
+RoleEvent = RolePut | RoleReleased
 AnyControlEvent = (
     WorkloadPut
     | WorkloadDeleted
     | RoutePut
     | RouteDeleted
+    | FailoverPut
+    | FailoverDeleted
+    | RolePut
+    | RoleReleased
+    | RegionPulse
+    | FailoverRun
     | Claim
     | Assignment
     | Released
@@ -195,6 +293,20 @@ AnyControlEvent = (
     | Moving
 )
 ALL = -1
+SHOWN = 20  # workloads of a run, for people
+
+
+def deletion_of(
+    event: DefinitionPut | DefinitionDeleted,
+) -> type[WorkloadDeleted | RouteDeleted | FailoverDeleted]:
+    """What deletes a definition of the event's kind."""
+    match event:
+        case FailoverPut() | FailoverDeleted():
+            return FailoverDeleted
+        case RoutePut() | RouteDeleted():
+            return RouteDeleted
+        case _:
+            return WorkloadDeleted
 
 
 def compaction_key(event: AnyControlEvent) -> str:
@@ -208,6 +320,17 @@ def compaction_key(event: AnyControlEvent) -> str:
             return f"workload/{event.key}"
         case RoutePut() | RouteDeleted():
             return f"route/{event.key}"
+        case FailoverPut() | FailoverDeleted():
+            return f"failover/{event.key}"
+        case RolePut():  # one each: whatever compaction leaves, the newest is among it
+            plan = f"/{event.plan}" if event.plan else ""
+            return f"role/{event.key}/{event.epoch}/{event.region}/{event.state}{plan}"
+        case RoleReleased():
+            return f"role-released/{event.key}/{event.epoch}/{event.region}"
+        case RegionPulse():
+            return f"pulse/{event.region}"
+        case FailoverRun():  # one each, as of roles
+            return f"failover-run/{event.id}/{event.state}{'/forced' if event.forced else ''}"
         case Claim():
             return f"claim/{event.term}/{event.worker}"
         case Assignment():
@@ -223,11 +346,14 @@ def compaction_key(event: AnyControlEvent) -> str:
         case OperatorAct():
             return f"act/{event.subject}"
         case Begun():
-            return f"begun/{event.key}"
+            part = f"#{event.part}" if event.part else ""  # no key has a '#'
+            return f"begun/{event.key}{part}/{event.deployment}/{event.nonce}".rstrip("/")
         case Moving():
             return f"moving/{event.key}"
 
 
 def for_people(event: AnyControlEvent) -> AnyControlEvent:
-    """The event without an offset for every partition."""
+    """The event without an offset for every partition, or all of a large plan."""
+    if isinstance(event, FailoverRun):
+        return msgspec.structs.replace(event, plan=None, workloads=event.workloads[:SHOWN])
     return msgspec.structs.replace(event, begun=None) if isinstance(event, WorkloadPut) else event

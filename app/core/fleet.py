@@ -114,6 +114,25 @@ class Bins:
             heapq.heappop(heap)
         return heap[0][0]
 
+    def give(self, size: Vector, hot: str = "") -> tuple[Slot | None, bool]:
+        """`choose` and `put` in one: who got it, and whether there was room. Nearly always it is the
+        emptiest, and a first placement asks a hundred thousand times."""
+        heap = self._heap
+        if not hot and heap:
+            level, count, name = heap[0]
+            slot = self.slots[name]
+            if slot.level == level and slot.count == count:
+                after = slot.level_with(size)
+                if after <= self._fill:
+                    slot.level = after
+                    slot.add(size)
+                    heapq.heapreplace(heap, (after, count + 1, name))
+                    return slot, True
+        chosen, room = self.choose(size, hot)
+        if chosen is not None:
+            self.put(chosen, size, hot)
+        return chosen, room
+
     def choose(self, size: Vector, hot: str = "", but: Slot | None = None) -> tuple[Slot | None, bool]:
         """Who is to get a job of this size, and whether there is room (rules 2 to 4).
 

@@ -63,11 +63,19 @@ DEFAULT_JOB = Load(0.005, 2 << 20, 10_000)
 DEFAULT_WORKER = Load(1.0, 2 << 30, 125_000_000)  # one event loop, and a network of 1 Gbit/s
 FLOOR = Load(0.0005, 256 << 10, 100)  # a fetch session, a tracker, a heartbeat's lines
 CEILING = Load(1024.0, 1 << 44, 1e12)  # no machine there is has more
+_LEAST_CPU, _LEAST_MEMORY, _LEAST_NETWORK = msgspec.structs.astuple(FLOOR)  # placement asks for every job
+_MOST_CPU, _MOST_MEMORY, _MOST_NETWORK = msgspec.structs.astuple(CEILING)
 
 
 def vector(load: Load) -> Vector:
     """The three figures, each from its floor to its ceiling, whatever `load` says."""
     cpu, memory, network = load.cpu_cores, load.memory_bytes, load.network_bytes_per_s
+    if (
+        _LEAST_CPU <= cpu <= _MOST_CPU
+        and _LEAST_MEMORY <= memory <= _MOST_MEMORY
+        and _LEAST_NETWORK <= network <= _MOST_NETWORK
+    ):
+        return cpu, memory, network
     if not FLOOR.cpu_cores <= cpu <= CEILING.cpu_cores:
         cpu = CEILING.cpu_cores if cpu > 1 else FLOOR.cpu_cores
     if not FLOOR.memory_bytes <= memory <= CEILING.memory_bytes:

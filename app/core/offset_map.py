@@ -17,17 +17,13 @@ What makes a barrier true, told by those who record one
 Once true a barrier stays true in its lineage: logs only grow. So a line may get its barriers twice, late, or
 not at all: what is missing moves a translated position back, never forth.
 
-Translation (the design's k_r, x_r and x), of a reader whose next offset in one destination is c:
-
-    k = max S of the line to where it read, with T <= c        all of the source below k was read
-    x = max T of the line to where it goes on, with S <= k     nothing of the source from k on lies below x
-    the least x of all sources; none known, or another lineage: the log's start, never its end
-
-A source that is spread over several partitions was read as far as in the least of them.
+Of a line, `read_up_to` is the design's k_r, and `resume_at` its x_r; `app.core.resume` puts the x of a
+position together.
 
 Thinning drops barriers, of a line with more than `MAX_BARRIERS`: the further behind the newest, the wider
 apart they may be, up to a share of that distance which is as small as their number allows (a few percent), so
-that what is read again is a few percent of what the reader was behind.
+that what is read again is a few percent of what the reader was behind. Of a reader that lies still (`Needs`)
+the barrier that it asks for stays, however long it does: nothing more of its position is lost.
 
 Source: seeds/003, "offset management service"; its own pairing of the latest checkpoints loses records when
 a source is idle.
@@ -36,29 +32,36 @@ a source is idle.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterable, Sequence
+from itertools import takewhile
 from operator import attrgetter
 from typing import NamedTuple
 
 import msgspec
 
 from app.core.fencing import LogId
+from app.core.sequences import Stamp
 
-MAX_BARRIERS = 512  # of a line: its record is written anew at every barrier, and stays below 30 kB
+MAX_BARRIERS = 512  # of a line: its record is written anew at every barrier, and stays below 40 kB
 THINNED_TO = 384  # so that not every further one thins
 FINEST_SHARE = 1 / 256
+MAX_NEEDS = 100  # of a line, of each kind: the furthest behind; others lose a few percent, as all did
 
 _source_end = attrgetter("source_end")
 _target_end = attrgetter("target_end")
 
 
 class Barrier(msgspec.Struct, frozen=True, array_like=True):
-    """See the module. `source_end` is the design's s + 1, `target_end` its t + 1; recorded at `at_ms`."""
+    """See the module. `source_end` is the design's s + 1, `target_end` its t + 1; recorded at `at_ms`.
+
+    With a `stamp` (`app.core.sequences`): what its producer wrote before it are copies of records below
+    `source_end`, what it writes from there on are of others. It is as true as the barrier, and as long.
+    """
 
     source_end: int
     target_end: int
     at_ms: int = 0
+    stamp: Stamp | None = None
 
 
 class BarrierItem(msgspec.Struct, frozen=True, array_like=True):
@@ -69,8 +72,8 @@ class BarrierItem(msgspec.Struct, frozen=True, array_like=True):
         epoch, lineage: of the job that recorded them.
         source, target: the logs that the offsets are of.
         target_topic, target_partition: the copy.
-        keep_from: the lowest next offset of the copy that anybody still asks for, if known.
         source_epoch: the leader epoch in which the source's log was found truncated; 0: it never was.
+        losses: how often the copy was found to have lost its end, with what had been acknowledged there.
     """
 
     route: str
@@ -83,8 +86,8 @@ class BarrierItem(msgspec.Struct, frozen=True, array_like=True):
     target_topic: str
     target_partition: int
     barriers: list[Barrier]
-    keep_from: int = 0
     source_epoch: int = 0
+    losses: int = 0
 
     @property
     def key(self) -> str:
@@ -100,6 +103,39 @@ class Barriers(msgspec.Struct, frozen=True, tag="barriers", tag_field="event", k
     items: list[BarrierItem]
 
 
+class Needs(msgspec.Struct, frozen=True, array_like=True):
+    """Where readers lie still, as next offsets, ascending: `read` of the copy, `resumed` of its source."""
+
+    read: list[int] = []
+    resumed: list[int] = []
+
+
+NOBODY = Needs()
+
+
+class NeedItem(msgspec.Struct, frozen=True, array_like=True):
+    """What is asked for of one line from now on; `target` is the copy's log that this was seen of."""
+
+    route: str
+    topic: str
+    partition: int
+    target: LogId
+    needs: Needs
+
+    @property
+    def key(self) -> str:
+        """The line's."""
+        return line_key(self.route, self.topic, self.partition)
+
+
+class Needed(msgspec.Struct, frozen=True, tag="needed", tag_field="event", kw_only=True):
+    """What is asked for of many lines, by the leader; all of one partition of the checkpoint topic."""
+
+    worker: str
+    at_ms: int
+    items: list[NeedItem]
+
+
 class Line(msgspec.Struct, frozen=True, kw_only=True):
     """What the checkpoint table holds for a source partition.
 
@@ -107,8 +143,9 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
         target_topic, target_partition: the copy.
         epoch: the highest of a job that wrote; lower ones are refused.
         lineage: of the job: how often the offsets have begun to mean something else.
-        source, source_epoch, target: the logs that the offsets are of.
+        source, source_epoch, target, losses: the logs that the offsets are of.
         barriers: neither their source nor their target ends decrease.
+        needs: what thinning leaves, beside the genesis and the newest.
     """
 
     target_topic: str
@@ -119,6 +156,8 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     target: LogId
     barriers: list[Barrier]
     source_epoch: int = 0
+    losses: int = 0
+    needs: Needs = NOBODY
 
     def is_of_another(self, other: Line | BarrierItem) -> bool:
         """Whether the source's offsets certainly mean something else there."""
@@ -143,80 +182,101 @@ def line_key(route: str, topic: str, partition: int) -> str:
 def after(line: Line | None, item: BarrierItem) -> Line | None:
     """The line with the barriers of `item`; None when they are refused or say nothing new.
 
-    Refused are those of an older epoch or lineage, and a barrier that runs counter to the newest one. The
-    same items once more, in their order, change nothing for good.
+    Refused are those of an older epoch, lineage or loss, and a barrier that runs counter to the newest one.
+    The same items once more, in their order, change nothing for good.
     """
-    if line is not None and (item.epoch, item.lineage) < (line.epoch, line.lineage):
+    if line is not None and (item.epoch, item.lineage, item.losses) < (line.epoch, line.lineage, line.losses):
         return None
     continues = (
         line is not None
-        and item.lineage == line.lineage
+        and (item.lineage, item.losses) == (line.lineage, line.losses)
         and (item.target_topic, item.target_partition) == (line.target_topic, line.target_partition)
         and not line.is_of_another(item)
         and not line.target.is_another(item.target)
     )
-    before, source, target = [], item.source, item.target
+    before, source, target, needs = [], item.source, item.target, NOBODY
     if line is not None and continues:
         before, source, target = line.barriers, line.source.filled_in(source), line.target.filled_in(target)
-    barriers = thinned(_extended(before, item.barriers), item.keep_from)
+        needs = line.needs
+    barriers = thinned(_extended(before, item.barriers), needs)
     if not barriers:
         return None
     new = Line(
         target_topic=item.target_topic, target_partition=item.target_partition, epoch=item.epoch,
         lineage=item.lineage, source=source, target=target, barriers=barriers,
-        source_epoch=item.source_epoch,
+        source_epoch=item.source_epoch, losses=item.losses, needs=needs,
     )  # fmt: skip
     return None if new == line else new
 
 
+def asked_for(line: Line | None, item: NeedItem) -> Line | None:
+    """The line with these needs; None when they are of another copy, or say nothing new."""
+    if line is None or line.target.is_another(item.target) or line.needs == item.needs:
+        return None
+    return msgspec.structs.replace(line, needs=item.needs)
+
+
+def needs_of(read: Iterable[int], resumed: Iterable[int]) -> Needs:
+    """Of readers that lie still there: those furthest behind."""
+    return Needs(*(sorted({at for at in found if at >= 0})[:MAX_NEEDS] for found in (read, resumed)))
+
+
 def _extended(barriers: Sequence[Barrier], more: Iterable[Barrier]) -> list[Barrier]:
     """Of three in a row with the same source end the first and the last say it all: the least T that one may
-    have come to, the greatest at which one may go on. The same for three with one target end."""
+    have come to, the greatest at which one may go on. The same for three with one target end. What a lane's
+    first stamp there says of its records is said by no other's."""
     extended = list(barriers)
     for new in more:
         last = extended[-1] if extended else None
         if last is not None:
             grown = new.source_end - last.source_end, new.target_end - last.target_end
-            if min(grown) < 0 or max(grown) == 0:
+            if min(grown) < 0 or (max(grown) == 0 and (new.stamp is None or _is_known(extended, new))):
                 continue
-            if len(extended) > 1:
+            if max(grown) == 0 and last.stamp is None:
+                extended.pop()
+            elif len(extended) > 1:
                 other = extended[-2]
-                if (
+                at_one_end = (
                     other.source_end == new.source_end == last.source_end
                     or other.target_end == new.target_end == last.target_end
-                ):
+                )
+                if at_one_end and (last.stamp is None or last.stamp in (other.stamp, new.stamp)):
                     extended.pop()
         extended.append(new)
     return extended
 
 
-def thinned(barriers: Sequence[Barrier], keep_from: int = 0) -> list[Barrier]:
+def _is_known(barriers: Sequence[Barrier], new: Barrier) -> bool:
+    """Whether the same is the newest there, or beside it."""
+    here = takewhile(lambda one: (one.source_end, one.target_end) == (new.source_end, new.target_end),
+                     reversed(barriers))  # fmt: skip
+    return any(one.stamp == new.stamp for one in here)
+
+
+def thinned(barriers: Sequence[Barrier], needs: Needs = NOBODY) -> list[Barrier]:
     """At most `MAX_BARRIERS` of them, in order: all when there are no more, else `THINNED_TO` at most.
 
-    Never dropped: the genesis, the newest, and the one that a reader at `keep_from` (a next offset of the
-    copy) asks for. Those between it and the genesis go first.
+    Never dropped: the genesis, the newest, and those that `needs` ask for.
     """
     if len(barriers) <= MAX_BARRIERS:
         return list(barriers)
-    asked = max(0, bisect_right(barriers, keep_from, key=_target_end) - 1)
-    asked = min(asked, len(barriers) - 2)  # the newest is not among those that go
-    old = [barriers[0], barriers[asked]] if asked else [barriers[0]]
+    asked = {bisect_right(barriers, at, key=_target_end) - 1 for at in needs.read}
+    asked |= {bisect_right(barriers, at, key=_source_end) - 1 for at in needs.resumed}
+    asked.add(0)
     share = FINEST_SHARE
-    while True:
-        kept = _spaced(barriers[asked:], share)
-        if len(old) + len(kept) <= THINNED_TO:
-            return old + kept
+    while len(kept := _spaced(barriers, asked, share)) > max(THINNED_TO, len(asked) + 1):
         share *= 1.25
+    return kept
 
 
-def _spaced(barriers: Sequence[Barrier], share: float) -> list[Barrier]:
-    """Those behind the first, some left out: no wider apart than `share` of the distance of the older one
-    from the newest, in offsets of the copy, unless they were before."""
+def _spaced(barriers: Sequence[Barrier], asked: Container[int], share: float) -> list[Barrier]:
+    """Those that are asked for, and as many others as it takes for them to be no wider apart than `share` of
+    the distance of the older one from the newest, in offsets of the copy, unless they were before."""
     newest = barriers[-1].target_end
     kept = [barriers[-1]]
-    for index in range(len(barriers) - 2, 0, -1):
-        older = barriers[index - 1].target_end
-        if kept[-1].target_end - older > share * (newest - older):
+    for index in range(len(barriers) - 2, -1, -1):
+        older = barriers[max(0, index - 1)].target_end
+        if index in asked or kept[-1].target_end - older > share * (newest - older):
             kept.append(barriers[index])
     return kept[::-1]
 
@@ -227,39 +287,3 @@ class Source(NamedTuple):
 
     name: Hashable
     line: Line
-
-
-def translate(
-    next_offsets: Mapping[int, int],
-    read: Iterable[Source],
-    resumed: Iterable[Source],
-    log_starts: Mapping[int, int],
-) -> dict[int, int]:
-    """Where a reader of one copy of a topic goes on in another copy: by partition, next offsets.
-
-    Args:
-        next_offsets: of the reader, by partition of the copy that it read; without one nothing was read.
-        read: every line into that copy.
-        resumed: every line into the other copy.
-        log_starts: of the other copy, by partition: all that there are.
-    """
-    known: dict[Hashable, tuple[int, Line]] = {}
-    unknown: set[Hashable] = set()
-    for name, line in read:
-        source_end = line.read_up_to(next_offsets.get(line.target_partition, -1))
-        before = known.get(name)
-        if source_end is None or (before and before[1].is_of_another(line)):
-            unknown.add(name)
-        elif not before or source_end < before[0]:
-            known[name] = source_end, line
-    found: dict[int, list[int]] = defaultdict(list)
-    for name, line in resumed:
-        next_offset = None
-        if name in known and name not in unknown:
-            source_end, other = known[name]
-            next_offset = None if other.is_of_another(line) else line.resume_at(source_end)
-        found[line.target_partition].append(-1 if next_offset is None else next_offset)
-    return {
-        partition: max(log_start, min(found.get(partition, [-1])))
-        for partition, log_start in log_starts.items()
-    }

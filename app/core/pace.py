@@ -42,6 +42,7 @@ class Bound(StrEnum):
     DELAY = "delay"
     BACKOFF = "backoff"
     HIBERNATED = "hibernated"
+    PASSIVE = "passive"
     NONE = "none"
 
 
@@ -166,6 +167,11 @@ def without_worker(waiting: int, jobs: int) -> Pace:
 def hibernated(why: str) -> Pace:
     """It sleeps, so that nothing is held back."""
     return Pace(Bound.HIBERNATED, why)
+
+
+def passive(why: str) -> Pace:
+    """Another region runs it."""
+    return Pace(Bound.PASSIVE, why)
 
 
 def _stopped(flow: Flow, targets: Sequence[TargetStatus]) -> Pace | None:

@@ -8,7 +8,8 @@ could not be done, and what would help. An empty list means that all is as it sh
                         └───── its worker is dead ─────────────────────────┘
 
 When a job moves, and only then
-1. Its worker is dead: it is placed at once. A worker lost moves its own jobs and no others.
+1. Its worker is dead: it is placed at once (those beyond the first `placements` in the next round). A worker
+   lost moves its own jobs and no others.
 2. It should not exist any more, or (bounded) its worker is draining: its owner is asked to release it.
 3. An operator wants it elsewhere (`wishes`), or its isolation group has other workers: likewise, bounded.
 4. Its worker is over capacity, above the mark `high`: as few jobs as bring it back to the mark, bounded. They

@@ -176,47 +176,54 @@ class Round:
 
     def _place_homeless(self) -> None:
         crowded, lost = dict[str, int](), dict[str, list[str]]()
-        loads, grouped, hot_from = self.loads, self.grouped, self.rules.hot
+        loads, grouped, hot_from, decisions = self.loads, self.grouped, self.rules.hot, self.decisions
         cpu, memory, network = self.mean
-        ordered = []
-        for job, why in self.homeless:
-            size = vector(loads.get(job, DEFAULT_JOB))
-            level = max(size[0] / cpu, size[1] / memory, size[2] / network)
-            ordered.append((-level, job, why, size))
-        ordered.sort()
-        for level, job, why, size in ordered:
-            hot = topic_of(job) if -level >= hot_from else ""
+        homeless = self.homeless
+        homeless.sort()
+        sizes = [vector(loads.get(job, DEFAULT_JOB)) for job, _ in homeless]
+        levels = [max(size[0] / cpu, size[1] / memory, size[2] / network) for size in sizes]
+        asked_for = bool(self.wishes or self.planned)
+        nobody = f"nobody has room for it below {percent(self.rules.fill)}"
+        until = len(decisions) + self.rules.placements
+        for at in sorted(range(len(homeless)), key=levels.__getitem__, reverse=True):
+            if len(decisions) >= until:
+                break
+            job, why = homeless[at]
+            size = sizes[at]
+            hot = topic_of(job) if levels[at] >= hot_from else ""
             group = self._group(job) if grouped else ""
             bins = self.bins.get(group)
             if bins is None:
                 lost.setdefault(group, []).append(job)
                 continue
-            target, reason, room = self._home(job, size, hot, why, bins)
+            asked = self._asked_home(job, size, why) if asked_for else None
+            if asked is not None:
+                target, reason, room = asked
+                bins.put(target, size, hot)
+            else:
+                found, room = bins.give(size, hot)
+                assert found is not None, "bins are never empty"
+                target = found
+                if room:
+                    reason = f"{why}; with it {target.tell()}, the emptiest of {len(bins.slots)} with room"
+                else:
+                    reason = f"{why}; {nobody}, and {target.tell()} with it, the least loaded"
+                    room = target.level <= self.high
             if not room:
                 crowded[group] = crowded.get(group, 0) + 1
-            self.decisions.append(Decision(job, target.name, release=False, reason=reason))
-            bins.put(target, size, hot)
+            decisions.append(Decision(job, target.name, False, reason))
         self._tell_of_homeless(crowded, lost)
 
-    def _home(self, job: str, size: Vector, hot: str, why: str, bins: Bins) -> tuple[Slot, str, bool]:
-        """Where a job goes, why, and whether that worker stays at or below the high mark with it."""
-        high = self.high
-        if (
-            self.wishes
-            and (wish := self.wishes.get(job)) is not None
-            and (asked := self._able(job, wish)) is not None
-        ):
-            return asked, f"{why}; an operator wants it on {wish}", asked.level_with(size) <= high
-        if self.planned and (before := self.planned.get(job)) is not None:
+    def _asked_home(self, job: str, size: Vector, why: str) -> tuple[Slot, str, bool] | None:
+        """Where an operator or an earlier round wants it, if it may go there; why; whether that worker stays
+        at or below the high mark with it."""
+        if (wish := self.wishes.get(job)) is not None and (asked := self._able(job, wish)) is not None:
+            return asked, f"{why}; an operator wants it on {wish}", asked.level_with(size) <= self.high
+        if (before := self.planned.get(job)) is not None:
             asked = self._able(job, before.target)
-            if asked is not None and asked.level_with(size) <= high:
+            if asked is not None and asked.level_with(size) <= self.high:
                 return asked, f"moved to {before.target} as planned: {before.reason}", True
-        slot, room = bins.choose(size, hot)
-        assert slot is not None, "bins are never empty"
-        if room:
-            return slot, f"{why}; {slot.tell()}, the emptiest of {len(bins.slots)} with room", True
-        crowd = f"nobody has room for it below {percent(self.rules.fill)}"
-        return slot, f"{why}; {crowd}, and {slot.tell()}, the least loaded", slot.level_with(size) <= high
+        return None
 
     def _tell_of_homeless(self, crowded: Mapping[str, int], lost: Mapping[str, list[str]]) -> None:
         for group, jobs in lost.items():

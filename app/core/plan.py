@@ -51,6 +51,8 @@ class Rules(msgspec.Struct, frozen=True):
         hot: a partition that takes this much of a worker is kept away from another such of its topic.
         moves: so many planned moves at once are always allowed, of one worker and in the region.
         worker_share, region_share: and as many as are this share of the worker's, the region's jobs.
+        placements: so many jobs without a worker are given one at once, the largest first, and the others in
+            the next round: a round stands in the leader's loop.
         even: a worker with this many jobs more than another of its group gives one up; 0: never.
 
     Raises:
@@ -64,6 +66,7 @@ class Rules(msgspec.Struct, frozen=True):
     moves: int = MOVES_PER_ROUND
     worker_share: float = 0.05
     region_share: float = 0.01
+    placements: int = 25_000
     even: int = 0
 
     def __post_init__(self) -> None:
@@ -76,10 +79,10 @@ class Rules(msgspec.Struct, frozen=True):
             share = getattr(self, name)
             if not 0 < share <= 1:
                 raise ValueError(f"placement: {name} {share} must be above 0 and at most 1")
-        if self.moves < 1 or self.even < 0 or self.even == 1:
+        if self.moves < 1 or self.placements < 1 or self.even < 0 or self.even == 1:
             raise ValueError(
-                f"placement: moves {self.moves} must be at least 1, even {self.even} 0 or at least 2 "
-                "(a difference of one job is none)"
+                f"placement: moves {self.moves} and placements {self.placements} must be at least 1, "
+                f"even {self.even} 0 or at least 2 (a difference of one job is none)"
             )
 
 

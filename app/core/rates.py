@@ -67,18 +67,23 @@ class JobRates:
             it was never there.
     """
 
-    __slots__ = ("_arrived", "_busy_since", "ceiling")
+    __slots__ = ("_arrived", "_busy_since", "_finished", "ceiling")
 
     def __init__(self) -> None:
         self.ceiling: float | None = None
         self._arrived = Window()
+        self._finished = Window()
         self._busy_since: tuple[float, float] | None = None
 
     @property
     def arriving(self) -> float | None:
         """Messages that arrive a second; None: not known yet."""
-        grown = self._arrived.growth()
-        return None if grown is None else grown[1][0] / grown[0]
+        return _per_s(self._arrived)
+
+    @property
+    def finishing(self) -> float | None:
+        """Messages that are finished a second; None: not known yet."""
+        return _per_s(self._finished)
 
     def sample(self, now_s: float, high_watermark: int, finished: float, waiting: int, alone: bool) -> None:
         """Takes one look in.
@@ -89,6 +94,7 @@ class JobRates:
             waiting: messages that could be worked on and are not in flight.
             alone: nothing but the partition and its worker is in their way (rule 3).
         """
+        self._finished.sample(now_s, finished)
         if high_watermark >= 0:
             self._arrived.sample(now_s, high_watermark)
         arriving = self.arriving
@@ -102,6 +108,11 @@ class JobRates:
             if carried > 0:
                 self.ceiling = max(carried, self.ceiling or 0.0)
             self._busy_since = (now_s, finished)
+
+
+def _per_s(window: Window) -> float | None:
+    grown = window.growth()
+    return None if grown is None else grown[1][0] / grown[0]
 
 
 class MeanLatency:

@@ -6,6 +6,7 @@
 
 Source: Apache Kafka's protocol guide, "Record Batch". `length` counts from the leader epoch on. A fetch
 response may end in the middle of a batch; that piece is left out, it comes again with the next fetch.
+Messages of the formats 0 and 1 (logs from before Kafka 0.11) are framed as batches, too (legacy_batch).
 
 Damage (`take`)
 1. Nothing of a header is believed before the checksum matches; base offset and length lie outside of it.
@@ -21,12 +22,16 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from app.core import legacy_batch
+
 HEADER = struct.Struct(">qiibIhiqqqhii")
 HEADER_BYTES = HEADER.size
 LOG_OVERHEAD_BYTES = 12  # base offset and length
 CHECKED_FROM = 21  # what the checksum covers: from the attributes on
 MIN_LENGTH = HEADER_BYTES - LOG_OVERHEAD_BYTES
 MAGIC = 2
+FORMATS = range(MAGIC + 1)
+LEGACY_BYTES = 64 * 1024
 MAX_BATCH_BYTES = 1 << 30  # Kafka's own sizes are signed 32 bit; beyond this it is garbage
 
 assert HEADER_BYTES == 61
@@ -80,28 +85,57 @@ class Batch(NamedTuple):
 
 
 def iter_batches(buffer: bytes | memoryview) -> Iterator[Batch]:
-    """The complete batches of `buffer`, in order; a truncated last one is left out.
+    """The complete batches of `buffer`, in order; a truncated last one is left out. Legacy messages that
+    follow each other uncompressed are one batch, up to `LEGACY_BYTES`.
 
     Raises:
         CorruptBatch: a length or magic that no batch can have.
     """
-    at = 0
-    for batch in _framed(memoryview(buffer)):
+    view = memoryview(buffer)
+    run: Batch | None = None  # of legacy messages
+    start = at = 0
+    for batch in _framed(view):
         header = batch.header
-        if header.magic != MAGIC:
-            raise CorruptBatch(f"magic {header.magic} at byte {at}; only record batches of format 2 are read")
+        if header.magic not in FORMATS:
+            raise CorruptBatch(f"magic {header.magic} at byte {at}; only formats up to {MAGIC} are read")
         if header.last_offset_delta < 0:
             raise CorruptBatch(f"the batch at byte {at} ends before it begins")
-        yield batch
-        at += len(batch.data)
+        end = at + len(batch.data)
+        if run is not None and _goes_on(run.header, header) and end - start <= LEGACY_BYTES:
+            length, delta = end - start - LOG_OVERHEAD_BYTES, header.base_offset - run.header.base_offset
+            count = run.header.record_count + 1
+            joined = run.header._replace(length=length, last_offset_delta=delta, record_count=count)
+            run = Batch(joined, view[start:end])
+        else:
+            if run is not None:
+                yield run
+            run, start = None, at
+            if header.magic < MAGIC and not header.compression:
+                run = batch
+            else:
+                yield batch
+        at = end
+    if run is not None:
+        yield run
+
+
+def _goes_on(run: BatchHeader, header: BatchHeader) -> bool:
+    return header.magic == run.magic and not header.compression and header.base_offset >= run.next_offset
 
 
 def _framed(view: memoryview) -> Iterator[Batch]:
     """The complete batches by nothing but their lengths."""
     at, size = 0, len(view)
-    while size - at >= HEADER_BYTES:
-        header = BatchHeader._make(HEADER.unpack_from(view, at))
-        if not MIN_LENGTH <= header.length <= MAX_BATCH_BYTES:
+    while size - at > legacy_batch.MAGIC_AT:
+        if view[at + legacy_batch.MAGIC_AT] < MAGIC:
+            if size - at < legacy_batch.LEAST_BYTES:
+                return
+            header, least = _legacy(view, at), legacy_batch.MIN_LENGTH
+        elif size - at >= HEADER_BYTES:
+            header, least = BatchHeader._make(HEADER.unpack_from(view, at)), MIN_LENGTH
+        else:
+            return
+        if not least <= header.length <= MAX_BATCH_BYTES:
             raise CorruptBatch(f"length {header.length} at byte {at} cannot be a record batch's")
         end = at + LOG_OVERHEAD_BYTES + header.length
         if end > size:
@@ -110,14 +144,24 @@ def _framed(view: memoryview) -> Iterator[Batch]:
         at = end
 
 
+def _legacy(view: memoryview, at: int) -> BatchHeader:
+    """A message as a batch. One that wraps others has the offset of the last of them: where the first lies,
+    and how many they are, is not known before it is decompressed."""
+    offset, length, crc, magic, attributes = legacy_batch.HEAD.unpack_from(view, at)
+    return BatchHeader(
+        offset, length, -1, magic, crc, attributes & legacy_batch.ATTRIBUTES, 0, -1, -1, -1, -1, -1, 1
+    )
+
+
 class Piece(NamedTuple):
     """Bytes of a response that stand for the offsets up to `next_offset`; `damage`: why they cannot be read,
-    "" when they can."""
+    "" when they can. `leader_epoch`: the highest of its batches, -1: they tell none."""
 
     start_byte: int
     end_byte: int
     next_offset: int
     damage: str
+    leader_epoch: int = -1
 
 
 def take(
@@ -142,15 +186,16 @@ def take(
     faults = [_fault(batch, checksum) for batch in batches]
     lowest = _lowest_behind(batches, faults)
     start_byte = at = 0
-    next_offset = position
+    next_offset, epoch = position, -1
     for index, batch in enumerate(batches):
         moved = next_offset > position
         fault = faults[index] or _contradiction(batch.header, next_offset, moved, lowest[index])
         if not fault:
             next_offset = max(next_offset, batch.header.next_offset)
+            epoch = max(epoch, batch.header.leader_epoch)
             at += len(batch.data)
             continue
-        sound = [Piece(start_byte, at, next_offset, "")] if moved else []
+        sound = [Piece(start_byte, at, next_offset, "", epoch)] if moved else []
         size, end = _end_of_damage(batches[index:], faults[index:], next_offset, moved, lowest[index])
         if end < 0 and at + size == len(buffer) and batch.header.next_offset == log_end > next_offset:
             end = log_end  # the broker's word for it
@@ -164,7 +209,7 @@ def take(
             )
         start_byte = at = at + len(batch.data)  # all of it lies before what was asked for
     if next_offset > position:
-        return [Piece(start_byte, at, next_offset, "")]
+        return [Piece(start_byte, at, next_offset, "", epoch)]
     if broken:
         raise CorruptBatch(broken)
     return []
@@ -172,8 +217,10 @@ def take(
 
 def _fault(batch: Batch, checksum: Callable[..., int]) -> str:
     header = batch.header
-    if header.magic != MAGIC:
-        return f"magic {header.magic}; only record batches of format 2 are read"
+    if header.magic not in FORMATS:
+        return f"magic {header.magic}; only formats up to {MAGIC} are read"
+    if header.magic < MAGIC:
+        return "" if legacy_batch.is_sound(batch.data) else "its checksum does not match"
     if checksum(batch.data[CHECKED_FROM:]) != header.crc & 0xFFFFFFFF:
         return "its checksum does not match"
     return "it ends before it begins" if header.last_offset_delta < 0 else ""

@@ -22,7 +22,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 from app.core.job import MAX_TOPIC_CHARS
 from app.core.routes_expressions import is_name, language
@@ -152,18 +152,23 @@ class Route:
         return topic in self.names or self._meant(topic)
 
     def why_not(self, topic: str) -> str | None:
-        """Why the topic is not copied, in words; None when it is."""
+        """Why the topic is not copied, in words; None when it is. Cheap, once it was asked for one."""
         if self.destination(topic) is not None:
             return None
-        words = Words()
-        for entry in self.exclude:
-            if words.holds(language(words, entry), topic):
-                return f"excluded by '{entry}'"
-        if topic not in self.names and not words.holds(self.patterns(words), topic):
+        if self._excluded(topic):
+            return f"excluded by '{self._excluding(topic)}'"
+        if topic not in self.names and not self._meant(topic):
             return "no entry of topics means it"
-        if topic not in self.names and words.holds(_internal(words), topic):
+        if topic not in self.names and not self._matched(topic):
             return "internal: only an entry that is its name means it"
         return f"its copy would be called {self.rename(topic)!r}, which Kafka does not take"
+
+    def _excluding(self, topic: str) -> str:
+        """The first entry that excludes it."""
+        for entry, matcher in self._excluders:
+            if entry == topic or (matcher is not None and matcher(topic)):
+                return entry
+        raise AssertionError("only asked of what is excluded")
 
     @cached_property
     def names(self) -> frozenset[str]:
@@ -200,6 +205,14 @@ class Route:
     @cached_property
     def _excluded(self) -> Matcher:
         return Matcher(self._exclusion)
+
+    @cached_property
+    def _excluders(self) -> list[tuple[str, Matcher | None]]:
+        """Entries of `exclude`; those that are no names with what tells the topics that they mean."""
+        return [
+            (entry, None if is_name(entry) else Matcher(partial(language, text=entry)))
+            for entry in self.exclude
+        ]
 
 
 def _internal(words: Words) -> Language:

@@ -7,6 +7,9 @@ copies could pass the route again, and there is a shortest example. As a topolog
 nothing could pass again are put aside, then those that could be passed again only with their help; what is
 left at the end is a loop. A set of routes without one stays so when routes, topics or entries are taken away.
 
+Clusters are the same when their ids are (`Beside.ids`), whatever they are called. Routes of other regions
+count too, as far as they are known.
+
 Two routes may write the same topic from different sources (an aggregate). From the same topic they must not:
 each record would arrive twice.
 """
@@ -15,7 +18,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 
 from app.core.route import Route
@@ -32,19 +35,42 @@ class Loop:
         cluster, topic: where it begins.
         hops: the route, the cluster and the topic it copies to; the first would go on where the last ends.
         remedy: what to change.
+        same: names on the way that mean one cluster.
     """
 
     cluster: str
     topic: str
     hops: tuple[tuple[str, str, str], ...]
     remedy: str
+    same: tuple[tuple[str, str], ...] = ()
 
     def __str__(self) -> str:
         words, name = f"{self.topic}: {self.cluster}", self.topic
         for route, cluster, topic in self.hops:
             words += f" -> {cluster}{f' as {topic}' if topic != name else ''} (route {route})"
             name = topic
-        return words if name == self.topic else f"{words} -> again route {self.hops[0][0]}"
+        words += "" if name == self.topic else f" -> again route {self.hops[0][0]}"
+        return "; ".join([words, *(f"{one} and {other} are the same cluster" for one, other in self.same)])
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What is known beyond the routes of a region.
+
+    Attributes:
+        ids: Kafka's cluster ids, by the names that routes call clusters by; one that is not known is missing.
+        routes: of other regions, under names that none here has.
+    """
+
+    ids: Mapping[str, str] = field(default_factory=dict)
+    routes: tuple[Route, ...] = ()
+
+    def place(self, cluster: str) -> str:
+        """The same for names of the same cluster."""
+        return self.ids.get(cluster) or cluster
+
+
+ALONE = Beside()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +99,18 @@ def find_loop(
     topics: Mapping[str, Collection[str]] | None = None,
     *,
     changed: Collection[str] | None = None,
+    beside: Beside = ALONE,
 ) -> Loop | None:
     """A loop that the routes make possible, or None when there can be none.
 
     `topics` are known topics by cluster; they only serve as examples, unknown ones are thought of as well.
     `changed` are the names of the routes that are new or changed, when the others are known to make no loop.
+    One that passes routes of other regions only is told like any other.
 
     Raises:
         TooComplicated: neither can be proved; with the routes' names.
     """
-    left = _on_cycles(routes)
+    left = _on_cycles([*routes, *beside.routes], beside)
     asked = [route for route in left if changed is None or route.name in changed]
     try:
         words = Words()
@@ -91,7 +119,7 @@ def find_loop(
             ways = []
             for route in asked:
                 found = _way_back(
-                    words, domains, route, left, [*(topics or {}).get(route.source, ()), EXAMPLE]
+                    words, domains, route, left, [*(topics or {}).get(route.source, ()), EXAMPLE], beside
                 )
                 if found:
                     ways.append(found)
@@ -100,25 +128,27 @@ def find_loop(
             if not ways:
                 return None
             if len(ways) == len(asked) == len(left):
-                return _loop(*min(ways, key=lambda found: len(found[0])))
+                return _loop(*min(ways, key=lambda found: len(found[0])), beside)
             asked = list(left)
     except TooComplicated as error:
         names = ", ".join(route.name for route in left[:10])
         raise TooComplicated(f"it cannot be proved that no loop is possible among {names}: {error}") from None
 
 
-def find_duplicate(routes: Sequence[Route]) -> Duplicate | None:
+def find_duplicate(routes: Sequence[Route], beside: Beside = ALONE) -> Duplicate | None:
     """Two routes that copy the same topic to the same topic, or None when there can be none.
 
-    Where two renames shift the same letters (`a{topic}` and `{topic}a`) it errs on the safe side.
+    Where two renames shift the same letters (`a{topic}` and `{topic}a`) it errs on the safe side. Routes of
+    other regions are not looked at.
 
     Raises:
         TooComplicated: it cannot be proved; with the routes' names.
     """
     between: dict[tuple[str, str], list[Route]] = defaultdict(list)
     for route in sorted(routes, key=lambda route: route.name):
-        between[route.source, route.target].append(route)
-    for (source, target), group in between.items():
+        between[beside.place(route.source), beside.place(route.target)].append(route)
+    for group in between.values():
+        source, target = group[0].source, group[0].target
         copies: dict[tuple[str, str], str] = {}
         for topic in sorted({name for route in group for name in (*route.names, *route.rename.names)}):
             for route in group:
@@ -155,11 +185,12 @@ def _may_meet(words: Words, one: Language, other: Language) -> bool:
         return True  # the closer look will tell
 
 
-def _on_cycles(routes: Sequence[Route]) -> list[Route]:
+def _on_cycles(routes: Sequence[Route], beside: Beside) -> list[Route]:
     """The routes that lie on a cycle of clusters, by name; most sets of routes have none."""
     onward: dict[str, set[str]] = defaultdict(set)
-    for route in routes:
-        onward[route.source].add(route.target)
+    ends = {route.name: (beside.place(route.source), beside.place(route.target)) for route in routes}
+    for source, target in ends.values():
+        onward[source].add(target)
 
     def reached(cluster: str) -> set[str]:
         seen, line = {cluster}, [cluster]
@@ -169,8 +200,9 @@ def _on_cycles(routes: Sequence[Route]) -> list[Route]:
             line += new
         return seen
 
-    reach = {route.target: reached(route.target) for route in routes}
-    return sorted((r for r in routes if r.source in reach[r.target]), key=lambda route: route.name)
+    reach = {target: reached(target) for target in {target for _, target in ends.values()}}
+    on_cycles = (route for route in routes if ends[route.name][0] in reach[ends[route.name][1]])
+    return sorted(on_cycles, key=lambda route: route.name)
 
 
 def _way_back(
@@ -179,34 +211,39 @@ def _way_back(
     route: Route,
     routes: Sequence[Route],
     known: Collection[str],
+    beside: Beside,
 ) -> tuple[tuple[Route, ...], str] | None:
     """The shortest way from `route` to itself, and a topic that would go it, if possible one of `known`."""
     words.next_question()
     reached: dict[str, Language] = defaultdict(lambda: words.never)  # by cluster: topics that arrive
     line: list[tuple[Language, tuple[Route, ...]]] = [(domains[route.name], ())]
     for arriving, way in line:  # grows while it is walked
-        cluster = way[0].source if way else route.source
+        cluster = beside.place(way[0].source if way else route.source)
         for last in routes:
             # A way that passes another route twice has a shorter one within it, found from there.
-            if last.target != cluster or last in way:
+            if beside.place(last.target) != cluster or last in way:
                 continue
             origins = words.both(domains[last.name], last.rename.origin(words, arriving))
             if last is route:
                 shortest = words.shortest(origins)
                 if shortest is not None:
                     return (last, *way), next((t for t in known if words.holds(origins, t)), shortest)
-            elif words.shortest(words.both(origins, words.no(reached[last.source]))) is not None:
-                reached[last.source] = words.either(reached[last.source], origins)
+                continue
+            at = beside.place(last.source)
+            if words.shortest(words.both(origins, words.no(reached[at]))) is not None:
+                reached[at] = words.either(reached[at], origins)
                 line.append((origins, (last, *way)))
     return None
 
 
-def _loop(way: Sequence[Route], topic: str) -> Loop:
+def _loop(way: Sequence[Route], topic: str, beside: Beside) -> Loop:
     hops, name = [], topic
     for route in way:
         name = route.rename(name)
         hops.append((route.name, route.target, name))
-    return Loop(way[0].source, topic, tuple(hops), _remedy(way))
+    joints = zip(way, [*way[1:], way[0]], strict=True)
+    same = {tuple(sorted((one.target, next_.source))) for one, next_ in joints if one.target != next_.source}
+    return Loop(way[0].source, topic, tuple(hops), _remedy(way), tuple((a, b) for a, b in sorted(same)))
 
 
 def _remedy(way: Sequence[Route]) -> str:

@@ -39,7 +39,7 @@ from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from itertools import islice
 
-from app.core.ranges import CorruptSnapshot, Range, Snapshot, outside
+from app.core.ranges import CorruptSnapshot, Range, Snapshot, outside, union
 
 __all__ = ["CorruptSnapshot", "Snapshot", "State", "Tracker", "TrackerError"]
 
@@ -104,7 +104,7 @@ class Tracker:
         self._window = bytearray()  # a slot an offset; those before `_head` are below base
         self._head = 0
         self._trimmed = 0  # slots dropped from the window's front so far
-        self._gaps = 0  # how often a gap was passed, for `version`
+        self._gaps = 0  # grows with every gap, and what is inherited, for `version`
         self._firsts = [self.end]  # segments: first offset, and its slot counted from the
         self._slots = [0]  # very first one ever
         self._split = False  # more than one segment
@@ -143,6 +143,15 @@ class Tracker:
         if end > self.end:
             self._gaps += 1
             self._reach(end)
+        return newly
+
+    def inherit(self, finished: Iterable[Range]) -> int:
+        """More of rule 4: what of it lies at or above `end`. Returns how many offsets of that are new."""
+        before = sum(end - start for start, end in self._inherited)
+        above = ((max(start, self.end), end) for start, end in finished if end > self.end)
+        self._inherited = deque(union(self._inherited, above))
+        newly = sum(end - start for start, end in self._inherited) - before
+        self._gaps += newly
         return newly
 
     # -- finishing -------------------------------------------------------------------------------

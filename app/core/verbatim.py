@@ -20,7 +20,7 @@ deleteHorizonMs, incrementSequence) and ProducerAppendInfo (checkSequence).
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from app.core.record_batch import CHECKED_FROM, MAGIC, BatchHeader
@@ -38,17 +38,25 @@ _ATTRIBUTES = struct.Struct(">h")
 _PRODUCER = struct.Struct(">qhi")  # id, epoch, base sequence
 
 Bytes = bytes | bytearray | memoryview
+# A record as it is to be read of the copy: timestamp (ms), key, value, headers.
+Row = tuple[int, bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...]]
 
 
 class Copy(NamedTuple):
     """A batch to append: `data` holds `record_count` records, and stands for the source's offsets
     [source_start, source_end). Between them may lie offsets that nobody sees: markers, aborted
-    transactions, what compaction took."""
+    transactions, what compaction took.
+
+    The base offset of `data` is the source's of its first record, where all of them follow on each other;
+    else it is negative. `read_again` reads the records anew from what was fetched, to compare them with;
+    without it, `data` are the source's own bytes.
+    """
 
     data: Bytes
     record_count: int
     source_start: int
     source_end: int
+    read_again: Callable[[], Iterable[Row]] | None = None
 
 
 def why_not(header: BatchHeader, position: int, max_batch_bytes: int) -> str:

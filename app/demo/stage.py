@@ -237,11 +237,11 @@ class Stage:
     # -- definitions -----------------------------------------------------------------------------
 
     def deploy(self, worker: Process, definition: dict[str, Any]) -> None:
-        """PUTs a workload's or route's definition. Raises StageError when it is refused."""
+        """PUTs a workload's, route's or failover definition. Raises StageError when it is refused."""
         metadata = definition["metadata"]
-        is_route = definition["kind"] == "Route"
+        listed = {"Route": "routes", "Failover": "failovers"}.get(definition["kind"])
         path = (
-            f"routes/{metadata['name']}" if is_route else f"workloads/{metadata['group']}/{metadata['topic']}"
+            f"{listed}/{metadata['name']}" if listed else f"workloads/{metadata['group']}/{metadata['topic']}"
         )
         url = f"{worker.url}/api/v1/{path}"
         status, body = http("PUT", url, definition)

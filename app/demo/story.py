@@ -3,6 +3,8 @@ one worker killed on the way.
 
 python -m app.demo            plays it and stays, with the console, until Ctrl-C
 python -m app.demo --once     plays it to its end, reports, exits 0 (1 when a figure is not what it must be)
+
+With `--story failover`, another one: two regions, one of which is lost and comes back (`failover_story`).
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from app.demo import failover_story
 from app.demo.report import Report, count
 from app.demo.stage import Process, Stage, StageError, route, wait_until, workload
 from app.demo.traffic import Sent, create_topic, messages, produce, read_all
@@ -41,6 +44,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Plays the story; the exit code."""
     parser = argparse.ArgumentParser(prog="python -m app.demo", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser.add_argument("--story", choices=("delivery", "failover"), default="delivery",
+                        help="a worker is lost (default), or a region")  # fmt: skip
     parser.add_argument("--once", action="store_true", help="play to the end, report and exit")
     parser.add_argument("--messages", type=int, default=MESSAGES, help=f"how many (default {MESSAGES})")
     parser.add_argument(
@@ -48,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     try:
-        return _play(options)
+        return failover_story.play(once=options.once) if options.story == "failover" else _play(options)
     except (StageError, YardError) as error:
         err.print(f"[red]the demo cannot go on:[/red] {error}", markup=True, highlight=False)
         return 1
@@ -116,7 +121,8 @@ def _until_settled(
     Returns: deliveries a second just before the kill, and the worker started in its place.
     """
     wanted = {message.id for message in sent}
-    deadline_s = time.monotonic() + SETTLE_S
+    final: set[str] = set()
+    deadline_s = time.monotonic() + SETTLE_S  # while nothing comes
     replacement: Process | None = None
     moving = 0
     rate, began_s, killed_s = 0.0, 0.0, 0.0
@@ -125,9 +131,11 @@ def _until_settled(
         task = progress.add_task("", total=len(wanted))
         while True:
             deliveries = stage.deliveries()
-            final = {d["id"] for d in deliveries if d["outcome"] in {"ok", "poison"}}
+            known, final = len(final), {d["id"] for d in deliveries if d["outcome"] in {"ok", "poison"}}
             progress.update(task, completed=len(final & wanted))
             now_s = time.monotonic()
+            if len(final) > known:
+                deadline_s = now_s + SETTLE_S
             began_s = began_s or (now_s if deliveries else 0.0)
             if replacement is None and len(final) >= len(wanted) / 3:
                 rate = len(deliveries) / max(0.1, now_s - began_s)
@@ -146,7 +154,7 @@ def _until_settled(
             if now_s > deadline_s:
                 missing = sorted(wanted - final)
                 raise StageError(
-                    f"after {SETTLE_S:.0f} s {len(missing)} messages are missing, such as {missing[:3]}"
+                    f"for {SETTLE_S:.0f} s none came, and {len(missing)} are missing, such as {missing[:3]}"
                 )
             time.sleep(0.2)
 

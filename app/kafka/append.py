@@ -27,11 +27,17 @@ from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
 from aiokafka.record.util import calc_crc32c
 
 from app.core.verbatim import stamped
-from app.kafka.append_errors import NO_ANSWER, UNEXPECTED, AppendTrouble, LaneClosed
+from app.kafka.append_errors import (
+    NO_ANSWER,
+    NOT_ENOUGH_REPLICAS,
+    UNEXPECTED,
+    AppendTrouble,
+    LaneClosed,
+)  # fmt: skip
 from app.kafka.append_lane import IN_FLIGHT, Lane, Pending
 from app.kafka.append_producers import ProducerId, new_producer
 from app.kafka.append_protocol import AppendRequest, answers_of
-from app.kafka.append_seek import written
+from app.kafka.append_seek import TooFewReplicas, written
 from app.kafka.clusters import LATEST, NO_LEADER, NOT_AUTHORISED, ClusterClient, ClusterUnreachable
 
 log = structlog.get_logger(__name__)
@@ -86,12 +92,14 @@ class Appender:
         partition: int,
         producer: ProducerId | None = None,
         tell: Callable[[AppendTrouble], None] | None = None,
+        bumped: Callable[[Lane], None] | None = None,
     ) -> Lane:
         """A way to append to a partition.
 
         Args:
             producer: an id and an epoch under which nobody has appended to this partition yet (see
                 `append_producers`); None: a new id.
+            tell, bumped: see `Lane`.
 
         Raises:
             ClusterUnreachable; KafkaError: there is no id to be had. LaneClosed: the appender is stopped.
@@ -101,7 +109,7 @@ class Appender:
         floor = (await self.cluster.offsets([at], LATEST)).get(at, -1)
         if self._stopped:
             raise LaneClosed(f"the appender to {self.cluster.name} is stopped")
-        lane = Lane(self, topic, partition, producer, floor, tell)
+        lane = Lane(self, topic, partition, producer, floor, tell, bumped)
         self._lanes[lane] = None
         return lane
 
@@ -225,7 +233,11 @@ class Appender:
                 else []
             )
         except (KafkaError, OSError, TimeoutError, ClusterUnreachable) as error:
-            code = NOT_AUTHORISED if isinstance(error, TopicAuthorizationFailedError) else NO_LEADER
+            code = NO_LEADER
+            if isinstance(error, TopicAuthorizationFailedError):
+                code = NOT_AUTHORISED
+            elif isinstance(error, TooFewReplicas):
+                code = NOT_ENOUGH_REPLICAS
             lane.failed(code, f"{lane.topic}-{lane.partition} does not tell what it has: {error!r}")
             return
         except Exception as error:

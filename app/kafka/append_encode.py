@@ -7,23 +7,25 @@ Appending costs by the batch (a request has one for each partition), decoding an
 much for one batch as for 200 records. So small batches that follow each other travel as one; not those that
 are compressed, as nobody knows how much comes out of them.
 
-Re-encoding keeps every record's timestamp, key, value and headers (null is not empty; headers may repeat, and
-keep their order) and the batch's compression; a batch that compression does not make smaller becomes an
-uncompressed one.
+Re-encoding keeps every record's timestamp (-1: none), key, value and headers (null is not empty; headers may
+repeat, and keep their order) and the batch's compression; a batch that compression does not make smaller
+becomes an uncompressed one.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
-from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
+from aiokafka.record.default_records import DefaultRecordBatchBuilder
+from aiokafka.record.util import calc_crc32c
 
 from app.core.record import Record
-from app.core.record_batch import Batch, Committed, iter_batches
-from app.core.verbatim import Copy, why_not
-from app.kafka.decode import UndecodableBatch
-from app.kafka.decompress import BOUNDED, decompressed
+from app.core.record_batch import CHECKED_FROM, MAGIC, Batch, Committed, iter_batches
+from app.core.verbatim import Copy, Row, why_not
+from app.kafka.decode import UndecodableBatch, records_of
 from app.kafka.fetched import Fetched
 
 Headers = Sequence[tuple[str, bytes | None]]
@@ -33,7 +35,11 @@ Edit = Callable[[int, Headers], Headers | None]
 JOINED_BYTES = 128 * 1024  # no longer than producers' own
 SMALL_BYTES = 32 * 1024  # batches below are joined
 _NO_LIMIT = (1 << 31) - 1
-_MAGIC = 2
+_BASE_OFFSET, _CRC, _CRC_AT = struct.Struct(">q"), struct.Struct(">I"), 17
+_TIMES, _TIMES_AT = struct.Struct(">qq"), 27  # the first timestamp, the greatest
+NO_TIMESTAMP = -1
+
+Records = list[tuple[Record, Headers]]
 
 
 def copies(fetched: Fetched, max_batch_bytes: int, edit: Edit | None = None) -> Iterator[Copy]:
@@ -83,14 +89,12 @@ def copies(fetched: Fetched, max_batch_bytes: int, edit: Edit | None = None) -> 
 
 
 def _is_small(batch: Batch) -> bool:
-    # The builder would make another time of a first timestamp of -1.
-    header = batch.header
-    return not header.compression and len(batch.data) < SMALL_BYTES and header.first_timestamp_ms >= 0
+    return not batch.header.compression and len(batch.data) < SMALL_BYTES
 
 
 def _joined(batches: list[Batch], start: int, max_batch_bytes: int) -> Iterator[Copy]:
     """All their records in one batch; a single one as it is, and all of them when one cannot be decoded."""
-    records: list[tuple[Record, Headers]] = []
+    records: Records = []
     if len(batches) > 1:
         with contextlib.suppress(
             Exception
@@ -98,17 +102,12 @@ def _joined(batches: list[Batch], start: int, max_batch_bytes: int) -> Iterator[
             records = [(record, record.headers) for batch in batches for record in records_of(batch)]
     if records:
         header = batches[-1].header
-        yield from _copies_of(records, start, header.next_offset, header.compression, max_batch_bytes)
+        again = partial(_read_again, batches, None)
+        yield from _copies_of(records, start, header.next_offset, header.compression, max_batch_bytes, again)
         return
     for batch in batches:
         yield Copy(batch.data, batch.header.record_count, start, batch.header.next_offset)
         start = batch.header.next_offset
-
-
-def records_of(batch: Batch) -> Iterable[Record]:
-    """All records of a batch. Raises whatever the decoder does, here or while they are read."""
-    packed = batch.header.compression in BOUNDED
-    return DefaultRecordBatch(decompressed(batch) if packed else bytes(batch.data))
 
 
 def reencoded(batch: Batch, position: int, max_batch_bytes: int, edit: Edit | None = None) -> list[Copy]:
@@ -119,45 +118,78 @@ def reencoded(batch: Batch, position: int, max_batch_bytes: int, edit: Edit | No
     Raises:
         UndecodableBatch: the batch cannot be decoded.
     """
-    codec = batch.header.compression
+    header = batch.header
     try:
-        records: list[tuple[Record, Headers]] = [
+        records: Records = [
             (record, headers)
             for record in records_of(batch)
             if record.offset >= position
             and (headers := edit(record.offset, record.headers) if edit else record.headers) is not None
         ]
     except Exception as error:
-        start = max(position, batch.header.base_offset)
+        # Where the first message lies that a legacy one wraps is not known.
+        start = max(position, header.base_offset) if header.magic == MAGIC else position
         reason = f"{type(error).__name__}: {error}"
-        raise UndecodableBatch(start, batch.header.next_offset, bytes(batch.data), reason) from error
+        raise UndecodableBatch(start, header.next_offset, bytes(batch.data), reason) from error
     if not records:
         return []
-    return _copies_of(records, position, batch.header.next_offset, codec, max_batch_bytes)
+    again = partial(_read_again, [batch], edit)
+    return _copies_of(records, position, header.next_offset, header.compression, max_batch_bytes, again)
+
+
+def _read_again(batches: Sequence[Batch], edit: Edit | None, first: int, last: int) -> Iterator[Row]:
+    """The records at the offsets `first` to `last`, with it. Raises whatever the decoder does."""
+    for batch in batches:
+        if batch.header.next_offset <= first:
+            continue
+        for record in records_of(batch):
+            if first <= record.offset <= last:
+                headers = edit(record.offset, record.headers) if edit else record.headers
+                if headers is not None:
+                    yield record.timestamp, record.key, record.value, tuple(headers)
 
 
 def _copies_of(
-    records: list[tuple[Record, Headers]], start: int, end: int, codec: int, max_batch_bytes: int
-) -> list[Copy]:
+    records: Records, start: int, end: int, codec: int, max_batch_bytes: int,
+    read_again: Callable[[int, int], Iterator[Row]],
+) -> list[Copy]:  # fmt: skip
     """All records of the source's offsets [start, end)."""
     built = list(_built(records, codec, max_batch_bytes))
     ends = [part[0][0].offset for part, _ in built[1:]] + [end]
     starts = [start, *ends]
-    return [Copy(data, len(part), starts[at], ends[at]) for at, (part, data) in enumerate(built)]
+    return [
+        Copy(
+            data, len(part), starts[at], ends[at],
+            partial(read_again, part[0][0].offset, part[-1][0].offset),
+        )
+        for at, (part, data) in enumerate(built)
+    ]  # fmt: skip
 
 
-def _built(
-    records: list[tuple[Record, Headers]], codec: int, max_batch_bytes: int
-) -> Iterator[tuple[list[tuple[Record, Headers]], bytes]]:
+def _built(records: Records, codec: int, max_batch_bytes: int) -> Iterator[tuple[Records, bytes]]:
     """One batch of them, or two halves when that is too large."""
-    builder = DefaultRecordBatchBuilder(_MAGIC, codec, 0, -1, -1, -1, _NO_LIMIT)
-    append = builder.append
-    for index, (record, headers) in enumerate(records):
-        append(index, record.timestamp, record.key, record.value, list(headers))
-    data = bytes(builder.build())
+    data = _encoded(records, codec)
     if len(data) <= max_batch_bytes or len(records) == 1:
         yield records, data
         return
     half = len(records) // 2
     yield from _built(records[:half], codec, max_batch_bytes)
     yield from _built(records[half:], codec, max_batch_bytes)
+
+
+def _encoded(records: Records, codec: int) -> bytes:
+    builder = DefaultRecordBatchBuilder(MAGIC, codec, 0, -1, -1, -1, _NO_LIMIT)
+    append = builder.append
+    first = records[0][0]
+    # To the builder a first timestamp of -1 is none yet: it is given all of them one later.
+    later = 1 if first.timestamp == NO_TIMESTAMP else 0
+    for index, (record, headers) in enumerate(records):
+        append(index, record.timestamp + later, record.key, record.value, list(headers))
+    data = builder.build()
+    follow = records[-1][0].offset - first.offset + 1 == len(records)
+    _BASE_OFFSET.pack_into(data, 0, first.offset if follow else -1)
+    if later:
+        times = _TIMES.unpack_from(data, _TIMES_AT)
+        _TIMES.pack_into(data, _TIMES_AT, *(time - later for time in times))
+        _CRC.pack_into(data, _CRC_AT, calc_crc32c(data[CHECKED_FROM:]))
+    return bytes(data)

@@ -16,7 +16,9 @@ Rules
    acknowledged before: the lane goes on under the next epoch from sequence 0 on (KIP-360), and tells it.
    Out of sequence when it did not go alone shows nothing: it is sent again, alone.
 5. What a broker never answered may get there later. It is harmless while its sequence number is its own: when
-   batches are numbered anew after a refusal, and one of them may be under way, they go under the next epoch.
+   batches are numbered anew after a refusal, and one of them may be under way or in the log, the next epoch
+   has them: a number is one record's.
+6. Under a further epoch nothing is sent before its sender has written that down (`Lane.go`), if it wants to.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from typing import TYPE_CHECKING
 from aiokafka.errors import for_code
 
 from app.core.record_batch import BatchHeader
+from app.core.sequences import Stamp
 from app.core.verbatim import Bytes, next_sequence
 from app.kafka.append_errors import (
     DUPLICATE,
@@ -55,16 +58,29 @@ BACKOFF_MIN_S, BACKOFF_MAX_S = 0.05, 1.0
 TELL_AFTER_S = 3.0  # trouble that heals by itself within this (a leader's election) is not told
 
 
+class Appended(int):
+    """A base offset that knows its producer's stamp behind the batch."""
+
+    stamp: Stamp
+
+
+def stamp_of(base_offset: int) -> Stamp | None:
+    """The producer's behind an appended batch; None where its numbers say nothing of its place."""
+    return base_offset.stamp if isinstance(base_offset, Appended) else None
+
+
 class Pending:
     """A batch that is not acknowledged yet."""
 
-    __slots__ = ("alone", "base_offset", "code", "data", "future", "message", "record_count", "sequence")
+    __slots__ = (
+        "alone", "base_offset", "code", "data", "epoch", "future", "message", "record_count", "sequence",
+    )  # fmt: skip
 
     def __init__(self, data: Bytes, record_count: int, future: asyncio.Future[int]) -> None:
         self.data = data
         self.record_count = record_count
         self.future = future
-        self.sequence = -1  # given when it is sent first
+        self.sequence = self.epoch = -1  # given when it is sent first
         self.base_offset: int | None = None  # in the log
         self.alone = False  # nothing of the lane was in flight when it was sent
         self.code, self.message = 0, ""  # of its last try
@@ -79,6 +95,7 @@ class Lane:
 
     Args:
         tell: takes its `AppendTrouble`; without it, the appender's.
+        bumped: takes it when its epoch has changed; it then waits for `go`.
     """
 
     def __init__(
@@ -89,6 +106,7 @@ class Lane:
         producer: ProducerId,
         floor: int = -1,
         tell: Callable[[AppendTrouble], None] | None = None,
+        bumped: Callable[[Lane], None] | None = None,
     ) -> None:
         self.topic, self.partition = topic, partition
         self.producer = producer
@@ -96,6 +114,8 @@ class Lane:
         self.floor = floor
         self._appender = appender
         self._own_tell = tell
+        self._bumped = bumped
+        self._holds = False  # rule 6
         self._loop = asyncio.get_running_loop()
         self._queue: deque[Pending] = deque()
         self._held_bytes = 0
@@ -114,8 +134,6 @@ class Lane:
         self._error: AppendError | None = None
         self._room = asyncio.Event()
         self._room.set()
-        self._empty = asyncio.Event()
-        self._empty.set()
 
     # -- the sender's ------------------------------------------------------------------------------
 
@@ -126,8 +144,8 @@ class Lane:
 
         Returns:
             A future of the base offset in the destination's log, done once all in-sync replicas have it;
-            -1: it is there, but the broker does not tell where. Batches of a lane are done in order. It
-            raises `Refused`, `Fenced`, or is cancelled when the lane is closed.
+            -1: it is there, but the broker does not tell where. See `stamp_of`. Batches of a lane are done in
+            order. It raises `Refused`, `Fenced`, or is cancelled when the lane is closed.
 
         Raises:
             AppendError: the lane has ended.
@@ -139,7 +157,6 @@ class Lane:
         pending = Pending(data, record_count, self._loop.create_future())
         self._queue.append(pending)
         self._count_bytes(len(data))
-        self._empty.clear()
         self._appender.ready(self)
         return pending.future
 
@@ -156,16 +173,18 @@ class Lane:
         self._queue.extendleft(reversed(found))
         self._count_bytes(sum(len(pending.data) for pending in found) - len(gone.data))
         self._refused = False
-        if not self._in_doubt:
+        if not self._in_doubt and all(pending.base_offset is None for pending in self._queue):
             self._renumber(gone.sequence)
         elif not self._bump(AppendError(f"{self._name}: a batch was refused while others were in doubt")):
             return [pending.future for pending in found]
         self._go_on()
         return [pending.future for pending in found]
 
-    async def drained(self) -> None:
-        """Waits until everything is acknowledged, or the lane has ended."""
-        await self._empty.wait()
+    def go(self) -> None:
+        """Its epoch is written down."""
+        self._holds = False
+        if self._error is None and self._queue:
+            self._appender.ready(self)
 
     def close(self) -> None:
         """Ends it: nothing more is sent, and what is not acknowledged is cancelled. What was in flight may be
@@ -179,6 +198,7 @@ class Lane:
         """Whether `take` has something to send."""
         return (
             not self._stalled
+            and not self._holds
             and self._sent < len(self._queue)
             and self._sent < (IN_FLIGHT if self._known else 1)
         )
@@ -196,7 +216,7 @@ class Lane:
             if pending.base_offset is not None:  # taken by an earlier try, while one before it was not
                 continue
             if pending.sequence < 0:
-                pending.sequence = self._next_sequence
+                pending.sequence, pending.epoch = self._next_sequence, self.producer.epoch
                 self._next_sequence = next_sequence(pending.sequence, pending.record_count)
             pending.alone = self._flying == 0
             self._flying += 1
@@ -276,14 +296,19 @@ class Lane:
                 self.floor = max(self.floor, base_offset + pending.record_count)
             freed_bytes += len(pending.data)
             if not pending.future.done():  # its sender may have cancelled it
-                pending.future.set_result(base_offset)
+                pending.future.set_result(self._stamped(pending, base_offset))
         if not freed_bytes:
             return
         self._count_bytes(-freed_bytes)
         self._failures, self._told = 0, ""
         self._known = bool(queue)
-        if not queue:
-            self._empty.set()
+
+    def _stamped(self, pending: Pending, base_offset: int) -> int:
+        if pending.sequence < 0:
+            return base_offset
+        appended, behind = Appended(base_offset), next_sequence(pending.sequence, pending.record_count)
+        appended.stamp = Stamp(self.producer.id, pending.epoch, behind)
+        return appended
 
     def _mend(self) -> None:
         """All is answered and not all is well: rule 2."""
@@ -325,6 +350,9 @@ class Lane:
             return False
         self.producer, self._in_doubt = bumped, False
         self._renumber(0)
+        if self._bumped is not None:
+            self._holds = True
+            self._bumped(self)
         return True
 
     def _renumber(self, sequence: int) -> None:
@@ -347,8 +375,6 @@ class Lane:
         self._stalled = self._unsure = False
         if self._queue:
             self._appender.ready(self)
-        else:
-            self._empty.set()
 
     def _tell(self, message: str, remedy: str) -> None:
         tell = self._own_tell or self._appender.tell
@@ -370,5 +396,4 @@ class Lane:
         self._queue.clear()
         self._held_bytes = 0
         self._room.set()
-        self._empty.set()
         self._appender.forget(self)

@@ -1,7 +1,6 @@
-"""Requests of an appender: Produce, encoded with one copy of the batches, and DescribeProducers.
+"""Requests of an appender: Produce, encoded with one copy of the batches.
 
-Sources: Apache Kafka's protocol guide; KIP-467 (messages of errors, Produce 8), KIP-664 (DescribeProducers),
-KIP-320 (OffsetForLeaderEpoch).
+Sources: Apache Kafka's protocol guide; KIP-467 (messages of errors, Produce 8).
 """
 
 from __future__ import annotations
@@ -18,17 +17,6 @@ from aiokafka.protocol.produce import (
     ProduceResponse_v7,
     ProduceResponse_v8,
 )
-from aiokafka.protocol.types import (
-    Array,
-    CompactArray,
-    CompactString,
-    Int16,
-    Int32,
-    Int64,
-    Schema,
-    String,
-    TaggedFields,
-)  # fmt: skip
 
 ACKS_ALL = -1
 _HEAD = struct.Struct(">hhii")  # no transactional id, acks, timeout, count of topics
@@ -105,124 +93,3 @@ def answers_of(response: Any) -> dict[tuple[str, int], tuple[int, int, str]]:
         for topic, partitions in response.topics
         for partition, code, base_offset, *rest in partitions
     }
-
-
-class DescribeProducersResponse(Response):
-    """DescribeProducers response, version 0."""
-
-    API_KEY = 61
-    API_VERSION = 0
-    SCHEMA = Schema(
-        ("throttle_time_ms", Int32),
-        (
-            "topics",
-            CompactArray(
-                ("name", CompactString()),
-                (
-                    "partitions",
-                    CompactArray(
-                        ("partition", Int32),
-                        ("error_code", Int16),
-                        ("error_message", CompactString()),
-                        (
-                            "producers",
-                            CompactArray(
-                                ("producer_id", Int64),
-                                ("producer_epoch", Int32),
-                                ("last_sequence", Int32),
-                                ("last_timestamp", Int64),
-                                ("coordinator_epoch", Int32),
-                                ("transaction_start_offset", Int64),
-                                ("tags", TaggedFields),
-                            ),
-                        ),
-                        ("tags", TaggedFields),
-                    ),
-                ),
-                ("tags", TaggedFields),
-            ),
-        ),
-        ("tags", TaggedFields),
-    )
-
-
-class DescribeProducersRequestV0(RequestStruct):
-    """DescribeProducers request, version 0."""
-
-    FLEXIBLE_VERSION = True
-    API_KEY = 61
-    API_VERSION = 0
-    RESPONSE_TYPE = DescribeProducersResponse
-    SCHEMA = Schema(
-        (
-            "topics",
-            CompactArray(
-                ("name", CompactString()), ("partitions", CompactArray(Int32)), ("tags", TaggedFields)
-            ),
-        ),
-        ("tags", TaggedFields),
-    )
-
-
-class DescribeProducersRequest(Request[DescribeProducersRequestV0]):
-    """Asks a partition's leader for the producers it knows. Before Kafka 2.8: IncompatibleBrokerVersion."""
-
-    API_KEY = 61
-
-    def __init__(self, topic: str, partition: int) -> None:
-        self._topics: list[tuple[str, list[int], dict[int, bytes]]] = [(topic, [partition], {})]
-
-    def build(self, request_struct_class: type[DescribeProducersRequestV0]) -> DescribeProducersRequestV0:
-        return request_struct_class(self._topics, {})
-
-
-class EpochEndResponse(Response):
-    """OffsetForLeaderEpoch response, version 3."""
-
-    API_KEY = 23
-    API_VERSION = 3
-    SCHEMA = Schema(
-        ("throttle_time_ms", Int32),
-        (
-            "topics",
-            Array(
-                ("topic", String("utf-8")),
-                (
-                    "partitions",
-                    Array(
-                        ("error_code", Int16), ("partition", Int32), ("epoch", Int32), ("end_offset", Int64)
-                    ),
-                ),
-            ),
-        ),
-    )
-
-
-class EpochEndRequestV3(RequestStruct):
-    """OffsetForLeaderEpoch request, version 3."""
-
-    API_KEY = 23
-    API_VERSION = 3
-    RESPONSE_TYPE = EpochEndResponse
-    SCHEMA = Schema(
-        ("replica_id", Int32),
-        (
-            "topics",
-            Array(
-                ("topic", String("utf-8")),
-                ("partitions", Array(("partition", Int32), ("current_epoch", Int32), ("epoch", Int32))),
-            ),
-        ),
-    )
-
-
-class EpochEndRequest(Request[EpochEndRequestV3]):
-    """Asks a leader where its current epoch ends: the log's end, not the high watermark."""
-
-    API_KEY = 23
-
-    def __init__(self, topic: str, partition: int, epoch: int) -> None:
-        self._topics = [(topic, [(partition, epoch, epoch)])]
-
-    def build(self, request_struct_class: type[EpochEndRequestV3]) -> EpochEndRequestV3:
-        return request_struct_class(-1, self._topics)

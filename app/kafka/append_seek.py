@@ -15,15 +15,18 @@ from aiokafka.errors import KafkaError, for_code
 from aiokafka.protocol.fetch import FetchRequest
 
 from app.core.record_batch import Batch, BatchHeader, iter_batches
-from app.kafka.append_protocol import EpochEndRequest
 from app.kafka.clusters import READ_UNCOMMITTED, ClusterClient, ClusterUnreachable
-from app.kafka.topic_ids import TopicIdsRequest
+from app.kafka.epochs import epoch_ends
 
 WAIT_S, RETRY_S = 10.0, 0.2
 FETCH_WAIT_MS = 50
 FETCH_BYTES = 1024 * 1024
 OFFSET_OUT_OF_RANGE = 1
 CONNECTION = "append-seek"
+
+
+class TooFewReplicas(ClusterUnreachable):
+    """What the leader has appended is not in as many replicas as it takes to count."""
 
 
 async def written(
@@ -33,7 +36,7 @@ async def written(
     does not reach to `start_offset` (any more). What the leader has and its replicas have not is waited for.
 
     Raises:
-        ClusterUnreachable: no leader answered, or its replicas did not follow, in time.
+        ClusterUnreachable: no leader answered, or (TooFewReplicas) its replicas did not follow, in time.
         KafkaError: not authorised (Read and Describe on the topic).
     """
     found: list[BatchHeader] = []
@@ -49,21 +52,25 @@ async def written(
 async def walk(
     cluster: ClusterClient, topic: str, partition: int, start_offset: int, take: Callable[[Batch], None]
 ) -> int:
-    """Hands every batch from `start_offset` to the log's end to `take`, in order, committed or not.
+    """Hands every batch from `start_offset` to where the log ends now to `take`, in order, committed or not.
 
     Returns:
-        Where the log ends; -1 when it does not reach to `start_offset` (any more).
+        Where it has read to; -1 when the log does not reach to `start_offset` (any more).
 
     Raises:
         As `written`.
     """
     next_offset, deadline_s = start_offset, time.monotonic() + WAIT_S
+    log_end = -1  # asked of each leader once: what comes later is not looked for
     while True:
         trouble: Exception = ClusterUnreachable("it has no leader")
         try:
             node = await cluster.leader(topic, partition)
             if node is not None:
-                log_end = await _log_end(cluster, node, topic, partition)
+                if log_end < 0:
+                    log_end = await _log_end(cluster, node, topic, partition)
+                    if next_offset >= log_end >= 0:  # a fetch of what is not there would only wait for it
+                        return log_end if next_offset == log_end else -1
                 asked = [(topic, [(partition, next_offset, FETCH_BYTES)])]
                 request = FetchRequest(FETCH_WAIT_MS, 1, FETCH_BYTES, READ_UNCOMMITTED, asked)
                 response = await cluster.send(node, request, CONNECTION)
@@ -76,29 +83,37 @@ async def walk(
                             next_offset = batch.header.next_offset
                             take(batch)
                             deadline_s = time.monotonic() + WAIT_S
-                    if next_offset >= max(log_end, high_watermark):
+                    if next_offset >= (log_end if log_end >= 0 else high_watermark):
                         return next_offset
                     if next_offset < high_watermark:
                         continue
-                    trouble = ClusterUnreachable(f"its replicas have offset {high_watermark} of {log_end}")
+                    trouble = TooFewReplicas(
+                        f"its leader has offset {log_end}, too few replicas have more than {high_watermark} "
+                        "(NotEnoughReplicas)"
+                    )
                 else:
                     trouble = for_code(code)()
         except (KafkaError, OSError, TimeoutError) as error:
             trouble = error
+        log_end = -1
         if isinstance(trouble, KafkaError) and not trouble.retriable:
             raise trouble
         if time.monotonic() > deadline_s:
-            raise ClusterUnreachable(f"{topic}-{partition} in {cluster.name}: {trouble!r}") from trouble
+            at = f"{topic}-{partition} in {cluster.name}"
+            if isinstance(trouble, TooFewReplicas):
+                raise TooFewReplicas(f"{at}: {trouble}") from trouble
+            raise ClusterUnreachable(f"{at}: {trouble!r}") from trouble
         cluster.client.force_metadata_update()
         await asyncio.sleep(RETRY_S)
 
 
 async def _log_end(cluster: ClusterClient, node: int, topic: str, partition: int) -> int:
     """The end of the leader's log. Above the high watermark may lie what nobody can read yet."""
-    described = await cluster.send(node, TopicIdsRequest([topic]))
-    epochs = {entry[1]: entry[3] for _, _, _, _, partitions, *_ in described.topics for entry in partitions}
-    response = await cluster.send(node, EpochEndRequest(topic, partition, epochs.get(partition, -1)))
-    ((_, ((code, _, _, end_offset),)),) = response.topics
-    if code:
-        raise for_code(code)()
-    return int(end_offset)
+    await cluster.topic_ids([topic], node)
+    epoch, at = cluster.leader_epoch(topic, partition), (topic, partition)
+    ends = await epoch_ends(cluster, node, {at: (epoch, epoch)})
+    if at not in ends:
+        raise ClusterUnreachable(f"broker {node} does not tell where the log ends")
+    if ends[at].code:
+        raise for_code(ends[at].code)()
+    return ends[at].end_offset

@@ -10,6 +10,7 @@ import random
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from socket import gaierror
 from typing import Any
 
 import structlog
@@ -20,12 +21,17 @@ from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.protocol.offset import OffsetRequest
 from aiokafka.structs import TopicPartition
 
-from app.kafka.topic_ids import UNKNOWN_ID, TopicIdsRequest, ids_of
+from app.kafka import closed_transport
+from app.kafka.topic_ids import UNKNOWN_ID, TopicIdsRequest, ids_of, leader_epochs_of
 
 log = structlog.get_logger(__name__)
 
+closed_transport.install()
+
 START_S = 30.0
 RETRY_S = 0.3
+PATIENT_S, TELL_S = 1.0, 10.0  # who waits for a cluster looks again, and says so, so often
+LOOK_S = 2.0
 REQUEST_MS = 10_000
 METADATA_MAX_AGE_MS = 30_000
 METADATA_TURN_S = 2.0  # then the next broker is asked for metadata: this one may be frozen
@@ -89,7 +95,7 @@ class _Client(AIOKafkaClient):
             try:
                 async with asyncio.timeout(None if node == nodes[-1] else METADATA_TURN_S):
                     found = await self.send(node, request)  # type: ignore[no-untyped-call]  # the same
-            except (KafkaError, OSError, TimeoutError) as error:
+            except Exception as error:  # noqa: BLE001 - aiokafka's task would end, and whoever waits wait for ever
                 log.debug("a broker gave no metadata", node=node, error=repr(error))
                 continue
             if found.brokers:
@@ -106,6 +112,7 @@ class ClusterClient:
         self.spec = spec
         self.name = spec.name
         self._client: AIOKafkaClient | None = None
+        self._leader_epochs: dict[tuple[str, int], int] = {}
 
     @property
     def client(self) -> AIOKafkaClient:
@@ -135,7 +142,8 @@ class ClusterClient:
                 if time.monotonic() > deadline_s:
                     raise ClusterUnreachable(
                         f"cluster {self.name} at {', '.join(self.spec.bootstrap)} does not answer: {error}; "
-                        "check that it runs, and bootstrap and security in switchyard.yaml"
+                        f"{await reasons(self.spec)}; check that it runs, and bootstrap and security in "
+                        "switchyard.yaml"
                     ) from error
                 await asyncio.sleep(RETRY_S)
                 continue
@@ -144,6 +152,19 @@ class ClusterClient:
                 raise
             self._client = client
             return
+
+    async def start_patiently(self) -> None:
+        """Connects, however long that takes, and says at once and every `TELL_S` what it waits for."""
+        began_s, told_s = time.monotonic(), float("-inf")
+        while True:
+            try:
+                return await self.start(0.0)
+            except ClusterUnreachable as error:
+                now_s = time.monotonic()
+                if now_s - told_s >= TELL_S:
+                    told_s = now_s
+                    log.warning("waiting for a cluster", waited_s=round(now_s - began_s), why=str(error))
+            await asyncio.sleep(PATIENT_S)
 
     async def stop(self) -> None:
         """Closes all connections."""
@@ -199,9 +220,15 @@ class ClusterClient:
         wanted = sorted(set(topics))
         request = TopicIdsRequest(wanted)
         try:
-            return ids_of(await (self._ask_any(request) if node is None else self.send(node, request)))
+            response = await (self._ask_any(request) if node is None else self.send(node, request))
         except NotImplementedError:
             return dict.fromkeys(wanted, UNKNOWN_ID)
+        self._leader_epochs |= leader_epochs_of(response)
+        return ids_of(response)
+
+    def leader_epoch(self, topic: str, partition: int) -> int:
+        """The epoch of a partition's leader as it was when `topic_ids` was last asked; -1: not known."""
+        return self._leader_epochs.get((topic, partition), -1)
 
     async def cluster_id(self) -> str:
         """The cluster's id, which a re-created cluster does not share; "" when it tells none.
@@ -277,12 +304,19 @@ class ClusterClient:
 
         A partition whose leader does not answer is left out. -1: no record at or after the time.
         """
+        found = await self.offsets_and_times(wanted, timestamp, isolation)
+        return {at: offset for at, (offset, _) in found.items()}
+
+    async def offsets_and_times(
+        self, wanted: Iterable[tuple[str, int]], timestamp: int, isolation: int = READ_UNCOMMITTED
+    ) -> dict[tuple[str, int], tuple[int, int]]:
+        """The same, each with its record's timestamp; -1: of none."""
         by_node: dict[int, dict[str, list[tuple[int, int]]]] = {}
         for topic, partition in wanted:
             node = await self.leader(topic, partition)
             if node is not None:
                 by_node.setdefault(node, {}).setdefault(topic, []).append((partition, timestamp))
-        found: dict[tuple[str, int], int] = {}
+        found: dict[tuple[str, int], tuple[int, int]] = {}
         for node, topics in by_node.items():
             try:
                 response = await self.send(node, OffsetRequest(-1, isolation, list(topics.items())))
@@ -290,9 +324,9 @@ class ClusterClient:
                 self.client.force_metadata_update()
                 continue
             for topic, partitions in response.topics:
-                for partition, code, _, offset in partitions:
+                for partition, code, at_ms, offset in partitions:
                     if code == 0:
-                        found[topic, partition] = offset
+                        found[topic, partition] = offset, at_ms
                     else:
                         self.client.force_metadata_update()
         return found
@@ -312,6 +346,28 @@ class ClusterClient:
                 return found
             await asyncio.sleep(RETRY_S)
         raise ClusterUnreachable(f"cluster {self.name}: no leader answers for {sorted(missing)[:3]}")
+
+
+async def reasons(spec: ClusterSpec) -> str:
+    """What the network says of each bootstrap address, for people; takes `LOOK_S` at most."""
+    return "; ".join(await asyncio.gather(*(_reason(spec, address) for address in spec.bootstrap)))
+
+
+async def _reason(spec: ClusterSpec, address: str) -> str:
+    host, _, port = address.rpartition(":")
+    try:
+        async with asyncio.timeout(LOOK_S):
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+        writer.close()
+    except gaierror as error:
+        return f"the name {host} does not resolve ({error.strerror})"
+    except ConnectionRefusedError:
+        return f"nothing listens at {address}"
+    except TimeoutError:
+        return f"no connection to {address} within {LOOK_S:.0f} s"
+    except (OSError, ValueError) as error:
+        return f"no connection to {address}: {error}"
+    return f"{address} takes connections, but does not answer as a Kafka broker would over {spec.protocol}"
 
 
 __all__ = ["ClusterClient", "ClusterMetadata", "ClusterSpec", "ClusterUnreachable"]

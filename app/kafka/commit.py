@@ -1,4 +1,4 @@
-"""Commits offsets under a workload's group, so that ordinary Kafka tools see its lag.
+"""Commits offsets under a group, so that ordinary Kafka tools see a workload's lag, and reads who is in one.
 
 As a simple consumer (generation -1, no member): Kafka accepts it while the group has no live members of
 an ordinary consumer. Fencing is Switchyard's own (core.fencing, core.lease).
@@ -7,9 +7,11 @@ an ordinary consumer. Fencing is Switchyard's own (core.fencing, core.lease).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from aiokafka.errors import KafkaError, for_code
+from aiokafka.protocol.admin import DescribeGroupsRequest, ListGroupsRequest
 from aiokafka.protocol.commit import OffsetCommitRequest, OffsetFetchRequest
 
 from app.kafka.clusters import ClusterClient, ClusterUnreachable
@@ -22,6 +24,15 @@ HAS_MEMBERS = {22, 25, 27}  # illegal generation, unknown member, rebalance in p
 TRIES = 20
 RETRY_S = 0.25
 CONNECTION = "commit"
+LIVE = "has live members"  # of the reason for what is refused beside them
+CONSUMERS = {"consumer", ""}  # protocols; "": nobody ever joined it
+
+
+class Position(NamedTuple):
+    """A committed next offset, with what was written beside it."""
+
+    next_offset: int
+    metadata: str
 
 
 class OffsetCommitter:
@@ -36,15 +47,21 @@ class OffsetCommitter:
             self._coordinators[group] = await self._client.client.coordinator_lookup(GROUP_COORDINATOR, group)
         return self._coordinators[group]
 
-    async def commit(self, group: str, offsets: Mapping[At, int]) -> dict[At, str]:
-        """Commits next offsets; returns what was refused, with the reason and remedy.
+    async def commit(
+        self, group: str, offsets: Mapping[At, int], metadata: Mapping[At, str] | None = None
+    ) -> dict[At, str]:
+        """Commits next offsets, in one request; returns what was refused, with the reason and remedy.
+
+        `metadata`: words to be written beside them.
 
         Raises:
             ClusterUnreachable: the group's coordinator does not answer.
         """
+        words = metadata or {}
         topics: dict[str, list[tuple[int, int, str]]] = {}
         for (topic, partition), next_offset in offsets.items():
-            topics.setdefault(topic, []).append((partition, next_offset, ""))
+            beside = words.get((topic, partition), "")
+            topics.setdefault(topic, []).append((partition, next_offset, beside))
         error: object = None
         for _ in range(TRIES):
             try:
@@ -78,24 +95,37 @@ class OffsetCommitter:
         topics: dict[str, list[int]] = {}
         for topic, partition in wanted:
             topics.setdefault(topic, []).append(partition)
+        return {
+            at: position.next_offset if position.next_offset >= 0 else None
+            for at, position in (await self._positions(group, list(topics.items()))).items()
+        }
+
+    async def positions(self, group: str) -> dict[At, Position]:
+        """All that the group has committed.
+
+        Raises:
+            ClusterUnreachable: the group's coordinator does not answer.
+        """
+        found = await self._positions(group, None)
+        return {at: position for at, position in found.items() if position.next_offset >= 0}
+
+    async def _positions(self, group: str, topics: list[tuple[str, list[int]]] | None) -> dict[At, Position]:
         error: object = None
         for _ in range(TRIES):
             try:
                 node = await self._coordinator(group)
-                response = await self._client.send(
-                    node, OffsetFetchRequest(group, list(topics.items())), CONNECTION
-                )
+                response = await self._client.send(node, OffsetFetchRequest(group, topics), CONNECTION)
             except (KafkaError, OSError, TimeoutError) as failure:
                 error = failure
                 self._coordinators.pop(group, None)
                 await asyncio.sleep(RETRY_S)
                 continue
-            found: dict[At, int | None] = {}
+            found: dict[At, Position] = {}
             codes = {getattr(response, "error_code", 0)}
             for topic, partitions in response.topics:
-                for partition, offset, _, code in partitions:
+                for partition, offset, metadata, code in partitions:
                     codes.add(code)
-                    found[topic, partition] = offset if offset >= 0 else None
+                    found[topic, partition] = Position(offset, metadata or "")
             bad = {code for code in codes if code}
             if not bad:
                 return found
@@ -104,12 +134,60 @@ class OffsetCommitter:
             await asyncio.sleep(RETRY_S)
         raise ClusterUnreachable(f"group {group} in {self._client.name} cannot be read: {error}")
 
+    async def members(self, group: str) -> Sequence[str]:
+        """The ids of the clients that are members of the group now.
+
+        Consumers that assign partitions to themselves are none. Those of KIP-848's protocol are not seen; as
+        for all members, the broker refuses a commit beside them.
+
+        Raises:
+            ClusterUnreachable: the group's coordinator does not answer.
+        """
+        error: object = None
+        for _ in range(TRIES):
+            try:
+                node = await self._coordinator(group)
+                response: Any = await self._client.send(node, DescribeGroupsRequest([group]), CONNECTION)
+                code, *_, members = response.groups[0][:6]
+                if not code:
+                    return [client for _, client, *_ in members]
+                error = for_code(code).__name__
+            except (KafkaError, OSError, TimeoutError) as failure:
+                error = failure
+            self._coordinators.pop(group, None)
+            await asyncio.sleep(RETRY_S)
+        raise ClusterUnreachable(f"group {group} in {self._client.name} cannot be described: {error}")
+
+    async def groups(self) -> list[str]:
+        """All groups of consumers. Those of a broker that does not answer are left out.
+
+        Raises:
+            ClusterUnreachable: no broker answers.
+        """
+        found: set[str] = set()
+        error: object = "it has no live broker"
+        answered = False
+        for broker in (await self._client.metadata([])).brokers:
+            try:
+                response = await self._client.send(broker[0], ListGroupsRequest(), CONNECTION)
+            except (KafkaError, OSError, TimeoutError) as failure:
+                error = failure
+                continue
+            if response.error_code:
+                error = for_code(response.error_code).__name__
+                continue
+            answered = True
+            found.update(group for group, protocol in response.groups if protocol in CONSUMERS)
+        if not answered:
+            raise ClusterUnreachable(f"the groups of {self._client.name} cannot be listed: {error}")
+        return sorted(found)
+
 
 def _why(group: str, code: int) -> str:
     name = for_code(code).__name__
     if code in HAS_MEMBERS:
         return (
-            f"{name}: group {group} has live members of an ordinary consumer; "
+            f"{name}: group {group} {LIVE} of an ordinary consumer; "
             "stop them, or give the workload a group of its own"
         )
     return name

@@ -43,6 +43,27 @@ def decompressed(batch: Batch) -> bytes:
         ) from error
 
 
+def unpacked(codec: int, packed: bytes) -> bytes:
+    """What bare bytes of a codec in `BOUNDED` hold.
+
+    Raises:
+        ValueError: as `decompressed`.
+    """
+    usual_bytes = min(MAX_DECOMPRESSED_BYTES, USUAL_RATIO * len(packed) + USUAL_SPARE_BYTES)
+    try:
+        usual = bytearray(usual_bytes)
+        return bytes(usual[: int(BOUNDED[codec].decompress_into(packed, usual))])
+    except cramjam.DecompressionError:
+        pass  # damaged, or more than usual
+    try:
+        with mmap.mmap(-1, MAX_DECOMPRESSED_BYTES) as room, memoryview(room) as view:
+            return bytes(view[: int(BOUNDED[codec].decompress_into(packed, view))])
+    except cramjam.DecompressionError as error:
+        raise ValueError(
+            f"{error}: damaged, or more than {MAX_DECOMPRESSED_BYTES} bytes when decompressed"
+        ) from error
+
+
 def _unpacked(codec: Any, batch: Batch, packed: memoryview, room: bytearray | mmap.mmap) -> bytes:
     with memoryview(room) as view, view[HEADER_BYTES:] as records:
         end = HEADER_BYTES + int(codec.decompress_into(packed, records))

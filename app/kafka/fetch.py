@@ -15,7 +15,8 @@ Rules
 5. What the log lost is told as a `Gap`, never passed over in silence; so is a topic made anew (log_watch).
 6. The position moves when the sink has taken what lies before it: what it refuses is fetched again.
 7. A partition in trouble waits alone, with backoff; one that lost its leader until another is elected.
-8. No header is believed before its batch's checksum matched (core.record_batch); that costs 0.65 ms a MiB.
+8. Nothing is fetched from a leader before it is known that its log is the one that was read (epochs).
+9. No header is believed before its batch's checksum matched (core.record_batch); that costs 0.65 ms a MiB.
 """
 
 from __future__ import annotations
@@ -29,24 +30,25 @@ from typing import Any
 
 import structlog
 from aiokafka.errors import KafkaError, for_code
-from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.record.util import calc_crc32c
 from mode import Service
 
 from app.core.record_batch import MAX_BATCH_BYTES, CorruptBatch, take
-from app.kafka.clusters import (
-    LATEST,
-    LEADER_TROUBLE,
-    NO_LEADER,
-    NOT_AUTHORISED,
-    READ_COMMITTED,
-    READ_UNCOMMITTED,
-    UNKNOWN_TOPIC,
-    ClusterClient,
-)
-from app.kafka.fetched import PARTITION_MAX_BYTES, ByteBudget, Fetched, FetchTrouble, PartitionFetch
-from app.kafka.log_watch import TOPIC_IDS_S, doubt_other_ids, find_gap
-from app.kafka.retention import RetentionWatch
+from app.kafka.clusters import LEADER_TROUBLE, NO_LEADER, READ_COMMITTED, UNKNOWN_TOPIC, ClusterClient
+from app.kafka.epochs import AHEAD, FENCED, NOT_KNOWN, EpochEnd, EpochFetchRequest, epoch_ends
+from app.kafka.fetch_leaders import LeaderSeeker
+from app.kafka.fetched import (
+    CORRUPT,
+    PARTITION_MAX_BYTES,
+    UNEXPECTED,
+    ByteBudget,
+    Fetched,
+    FetchTrouble,
+    PartitionFetch,
+    name_of,
+    remedy_of,
+)  # fmt: skip
+from app.kafka.log_watch import WATERMARKS_S, LogWatch, find_gap
 
 log = structlog.get_logger(__name__)
 
@@ -58,20 +60,10 @@ LEAST_BYTES = 64 * 1024  # what partitions may hold beyond the budget: so much e
 DAMAGE_MAX_BYTES = 64 * 1024 * 1024  # asked for to see what follows a damaged batch
 CONNECTIONS = 3
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.1, 2.0
-SEEK_S, SEEK_FOR_S = 0.25, 30.0  # a lost leader's successor is looked for so often, and for so long
-SILENT_S = 2.0  # a broker that has not answered a poll for so long may be frozen, and deposed
+SEEK_S = 0.25  # a lost leader's successor is looked for so often
 TELL_AFTER_S = 3.0  # trouble that heals by itself within this (a leader's election) is not told
-WATERMARKS_S = 1.0
 
 OFFSET_OUT_OF_RANGE = 1
-CORRUPT = 2
-UNEXPECTED = -100  # no code of Kafka's
-REMEDIES = {
-    UNKNOWN_TOPIC: "create the topic, or correct its name in the workload",
-    NOT_AUTHORISED: "grant Switchyard's principal Read and Describe on the topic",
-    UNEXPECTED: "a fault of Switchyard's own, its traceback is in the log; it is tried again by itself",
-    CORRUPT: "there is a corrupt record; check its disk, or skip the offsets",
-}
 
 
 class FetchService(Service):
@@ -87,10 +79,8 @@ class FetchService(Service):
         self._partitions: dict[Any, PartitionFetch] = {}
         self._free: dict[int, set[int]] = {}  # connections of each broker
         self._polls: set[asyncio.Task[None]] = set()
-        self._leaderless: dict[PartitionFetch, int | None] = {}  # and who has failed it
-        self._asked: dict[asyncio.Timeout, tuple[float, list[PartitionFetch]]] = {}  # since when
+        self._leaders = LeaderSeeker(client)
         self._wake = asyncio.Event()
-        self._retentions = RetentionWatch(client)
 
     async def on_start(self) -> None:
         self.budget.waiters.append(self._wake.set)
@@ -106,18 +96,28 @@ class FetchService(Service):
 
     def add(
         self, key: Any, topic: str, partition: int, next_offset: int, topic_id: str = "",
-        leaves_bytes: int = 0,
+        leaves_bytes: int = 0, last_epoch: int = NOT_KNOWN,
     ) -> None:  # fmt: skip
         """Fetches the partition from `next_offset` on, under `key`; ends what was fetched under it before.
 
         `topic_id`: of the topic that the offset speaks of; without it, of the topic seen first. When the
         topic is found to have another, a `Gap` tells that it has begun anew. With no more than `leaves_bytes`
-        of the budget free, the partition is fetched as if there was no room.
+        of the budget free, the partition is fetched as if there was no room. `last_epoch`: in which the
+        record before `next_offset`, or a later one, was written, if that is known.
         """
         self.remove(key)
         part = PartitionFetch(self, key, topic, partition, next_offset, topic_id, leaves_bytes)
+        part.epoch, part.last_epoch = self.client.leader_epoch(topic, partition), last_epoch
+        part.unsure = last_epoch >= 0
         self._partitions[key] = part
         self._wake.set()
+
+    def leave(self, key: Any, leaves_bytes: int) -> None:
+        """It leaves so much of the budget to others from now on (`add`). Unknown keys are ignored."""
+        found = self._partitions.get(key)
+        if found is not None and found.leaves_bytes != leaves_bytes:
+            found.leaves_bytes = leaves_bytes
+            self._wake.set()
 
     def remove(self, key: Any) -> None:
         """Ends it; nothing more is delivered under `key`. Unknown keys are ignored."""
@@ -129,6 +129,10 @@ class FetchService(Service):
         """Last seen high watermark of a fetched partition, -1 when unknown."""
         found = self._partitions.get(key)
         return -1 if found is None else found.high_watermark
+
+    def trouble(self, key: Any) -> str | None:
+        """What was told of a fetched partition, and lasts; "" when nothing is, None when it is not known."""
+        return None if (found := self._partitions.get(key)) is None else found.told
 
     async def offsets_at(self, topic: str, partition: int, timestamp: int) -> int:
         """First offset at or after `timestamp` (ms, or EARLIEST, LATEST).
@@ -221,6 +225,11 @@ class FetchService(Service):
             self._wake.set()
 
     async def _fetch(self, node: int, connection: int, parts: list[PartitionFetch]) -> None:
+        if unsure := [part for part in parts if part.unsure]:
+            await self._compare(node, unsure)
+            parts = [part for part in parts if not part.unsure and not part.removed]
+            if not parts:
+                return
         topics: dict[str, list[tuple[int, int, int]]] = {}
         by_name: dict[tuple[str, int], PartitionFetch] = {}
         free_bytes = self.budget.free_bytes
@@ -234,15 +243,16 @@ class FetchService(Service):
         max_bytes = self.budget.room_for(RESPONSE_MAX_BYTES)
         if least_only:
             max_bytes = min(RESPONSE_MAX_BYTES, LEAST_BYTES * len(parts))
-        request = FetchRequest(wait_ms, 1, max_bytes, READ_COMMITTED, list(topics.items()))
+        epochs = {at: part.epoch for at, part in by_name.items()}
+        request = EpochFetchRequest(wait_ms, 1, max_bytes, list(topics.items()), epochs)
         self.budget.asked_bytes += max_bytes
         try:
             async with asyncio.timeout(None) as patience:
-                self._asked[patience] = time.monotonic(), parts
+                self._leaders.asked[patience] = time.monotonic(), parts
                 try:
                     response = await self.client.send(node, request, f"fetch-{connection}")
                 finally:
-                    del self._asked[patience]
+                    del self._leaders.asked[patience]
             if getattr(response, "error_code", 0):
                 raise for_code(response.error_code)
             for topic, answers in response.topics:
@@ -258,6 +268,27 @@ class FetchService(Service):
         finally:
             self.budget.asked_bytes -= max_bytes
 
+    async def _compare(self, node: int, parts: list[PartitionFetch]) -> None:
+        """Whether the log of the leader is the one that was read: rule 8."""
+        asked = {(part.topic, part.partition): (part.epoch, part.last_epoch) for part in parts}
+        ends = await epoch_ends(self.client, node, asked)
+        for part in parts:
+            end = ends.get((part.topic, part.partition))
+            if end is not None and end.code:
+                await self._refused(part, end.code)
+            elif end is not None and end.parts_at(part.next_offset):
+                await self._look_at_the_log(part, 0, end)
+            else:  # it is; or nobody can tell
+                part.unsure = False
+
+    async def _refused(self, part: PartitionFetch, code: int) -> None:
+        told = self.client.leader_epoch(part.topic, part.partition)
+        if code == FENCED or (code == AHEAD and told < part.epoch):
+            part.epoch, part.unsure = NOT_KNOWN, part.last_epoch >= 0
+        if code in LEADER_TROUBLE:
+            self.client.client.force_metadata_update()
+        await self._failed(part, code, f"{name_of(code)} for {part.topic}-{part.partition}")
+
     async def _answered(self, part: PartitionFetch, answer: list[Any]) -> None:
         # v4: (last stable, aborted, data); v5 on: log start before aborted; v11: replica before data
         code, high_watermark, *rest = answer
@@ -272,9 +303,7 @@ class FetchService(Service):
             else:
                 part.failures, part.told = 0, ""
         else:
-            if code in LEADER_TROUBLE:
-                self.client.client.force_metadata_update()
-            await self._failed(part, code, f"{for_code(code).__name__} for {part.topic}-{part.partition}")
+            await self._refused(part, code)
 
     async def _deliver_data(self, part: PartitionFetch, data: bytes, aborted: list[tuple[int, int]]) -> None:
         try:
@@ -297,8 +326,9 @@ class FetchService(Service):
                 return
             content = data[piece.start_byte : piece.end_byte]
             fetched = Fetched(
-                part, len(content), content, piece.next_offset, aborted, part.high_watermark, piece.damage
-            )
+                part, len(content), content, piece.next_offset, aborted, part.high_watermark, piece.damage,
+                piece.leader_epoch,
+            )  # fmt: skip
             part.unreleased_bytes += fetched.nbytes
             self.budget.used_bytes += fetched.nbytes
             try:
@@ -307,12 +337,14 @@ class FetchService(Service):
                 fetched.release()
                 raise
             part.next_offset = piece.next_offset
+            part.last_epoch = max(part.last_epoch, piece.leader_epoch)
         part.failures, part.told = 0, ""
 
-    async def _look_at_the_log(self, part: PartitionFetch, code: int) -> None:
-        """The position is not in the log, or its topic is doubted: on from where the log begins, if so."""
+    async def _look_at_the_log(self, part: PartitionFetch, code: int, common: EpochEnd | None = None) -> None:
+        """The position is not in the log, or its topic is doubted, or the log another: on from where it is to
+        go on, if so."""
         try:
-            gap, topic_id = await find_gap(self.client, part)
+            gap, topic_id, last_epoch = await find_gap(self.client, part, common)
         except (LookupError, KafkaError, OSError, TimeoutError) as error:
             await self._failed(part, NO_LEADER, f"{part.topic}-{part.partition}: {error}")
             return
@@ -320,8 +352,9 @@ class FetchService(Service):
             return
         if gap is not None:
             await self._deliver(gap)
-            part.next_offset = gap.end
-        part.topic_id, part.doubted = topic_id, False
+            part.next_offset, part.last_epoch = gap.end, last_epoch
+            part.epoch = self.client.leader_epoch(part.topic, part.partition)
+        part.topic_id, part.doubted, part.unsure = topic_id, False, False
         if gap is None and code == OFFSET_OUT_OF_RANGE:
             await self._failed(part, NO_LEADER, "the position was out of range, and is not any more")
 
@@ -331,67 +364,34 @@ class FetchService(Service):
             part.failing_since_s = now_s
         part.failures += 1
         if code in LEADER_TROUBLE:
-            self._leaderless[part] = part.node
+            self._leaders.leaderless[part] = part.node
         part.node = None
         if code == UNKNOWN_TOPIC:
             part.doubted = True  # the one that comes may be another
         part.retry_at_s = now_s + min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2 ** min(part.failures - 1, 10))
         if now_s - part.failing_since_s > TELL_AFTER_S and part.told != message and not part.removed:
             part.told = message
-            remedy = REMEDIES.get(code, "see whether the broker runs; it is tried again by itself")
+            trouble = FetchTrouble(part.key, part.topic, part.partition, message, remedy_of(code))
             try:
-                await self._deliver(FetchTrouble(part.key, part.topic, part.partition, message, remedy))
+                await self._deliver(trouble)
             except Exception:
                 log.exception("trouble could not be told", topic=part.topic, message=message)
 
     @Service.task
     async def _seek_leaders(self) -> None:
-        """Who has another leader than the one that failed, or that is silent, is tried there at once: neither
-        a backoff nor a request that began before the election is waited for."""
         while not self.should_stop:
             await self.sleep(SEEK_S)
-            now_s = time.monotonic()
-            for part in list(self._leaderless):
-                if part.removed or not part.failures or part.failing_since_s < now_s - SEEK_FOR_S:
-                    del self._leaderless[part]
-            if not self._leaderless and not self._silent(now_s):
-                continue
-            await self.client.client.force_metadata_update()
-            for part, former in self._leaderless.items():
-                if self.client.leads_elsewhere(part.topic, part.partition, former):
-                    part.retry_at_s = 0.0
-            for patience, parts in self._silent(now_s):
-                if any(self.client.leads_elsewhere(part.topic, part.partition, part.node) for part in parts):
-                    patience.reschedule(0.0)
-            self._wake.set()
-
-    def _silent(self, now_s: float) -> list[tuple[asyncio.Timeout, list[PartitionFetch]]]:
-        return [
-            (patience, parts)
-            for patience, (since_s, parts) in self._asked.items()
-            if since_s < now_s - SILENT_S and patience.when() is None  # else it is ending already
-        ]
+            if await self._leaders.seek(time.monotonic()):
+                self._wake.set()
 
     @Service.task
     async def _watch(self) -> None:
         """Ids and retention of topics, and high watermarks of partitions that are not being fetched now."""
-        ids_at_s = 0.0
+        watch = LogWatch(self.client)
         while not self.should_stop:
             await self.sleep(WATERMARKS_S)
-            now_s = time.monotonic()
-            parts = list(self._partitions.values())
-            stale = [part for part in parts if part.seen_at_s < now_s - WATERMARKS_S and not part.failures]
             try:
-                if parts and now_s - ids_at_s >= TOPIC_IDS_S:
-                    ids_at_s = now_s
-                    await doubt_other_ids(self.client, parts)
-                ends = await self.client.offsets(
-                    [(part.topic, part.partition) for part in stale], LATEST, READ_UNCOMMITTED
-                )
-                for part in stale:
-                    part.high_watermark = ends.get((part.topic, part.partition), part.high_watermark)
-                async with asyncio.timeout(WATERMARKS_S):  # the next look may know
-                    await self._retentions.look(parts, now_s)
+                await watch.look(list(self._partitions.values()), time.monotonic())
             except Exception as error:  # noqa: BLE001 - what was missed is seen the next time
                 log.debug(
                     "a cluster's logs could not be looked at", cluster=self.client.name, error=repr(error)

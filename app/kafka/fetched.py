@@ -6,10 +6,36 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from aiokafka.errors import for_code
+
+from app.kafka.clusters import NOT_AUTHORISED, UNKNOWN_TOPIC
+from app.kafka.epochs import AHEAD, FENCED
+
 if TYPE_CHECKING:
     from app.kafka.fetch import FetchService
 
 PARTITION_MAX_BYTES = 1024 * 1024
+CORRUPT = 2
+UNEXPECTED = -100  # no code of Kafka's
+REMEDIES = {
+    UNKNOWN_TOPIC: "create the topic, or correct its name in the workload",
+    NOT_AUTHORISED: "grant Switchyard's principal Read and Describe on the topic",
+    UNEXPECTED: "a fault of Switchyard's own, its traceback is in the log; it is tried again by itself",
+    CORRUPT: "there is a corrupt record; check its disk, or skip the offsets",
+}
+
+
+NAMES = {FENCED: "FencedLeaderEpoch", AHEAD: "UnknownLeaderEpoch"}  # which the client does not know
+
+
+def name_of(code: int) -> str:
+    """An error code's name."""
+    return NAMES.get(code) or for_code(code).__name__
+
+
+def remedy_of(code: int) -> str:
+    """What an operator can do about an error code."""
+    return REMEDIES.get(code, "see whether the broker runs; it is tried again by itself")
 
 
 class ByteBudget:
@@ -59,16 +85,17 @@ class Fetched:
 
     `damage` says why the bytes cannot be read: they stand for these offsets, and for nothing else. Empty:
     the checksum of every batch in it matches. `retention` goes on telling how long the topic keeps a record.
+    `leader_epoch`: in which its last batch was written (`app.kafka.epochs`).
     """
 
     __slots__ = (
-        "_owner", "aborted", "damage", "data", "high_watermark", "key", "nbytes", "next_offset", "partition",
-        "retention", "start_offset", "topic",
+        "_owner", "aborted", "damage", "data", "high_watermark", "key", "leader_epoch", "nbytes",
+        "next_offset", "partition", "retention", "start_offset", "topic",
     )  # fmt: skip
 
     def __init__(
         self, owner: PartitionFetch, budget_bytes: int, data: bytes, next_offset: int,
-        aborted: list[tuple[int, int]], high_watermark: int, damage: str = "",
+        aborted: list[tuple[int, int]], high_watermark: int, damage: str = "", leader_epoch: int = -1,
     ) -> None:  # fmt: skip
         self._owner: PartitionFetch | None = owner
         self.key = owner.key
@@ -81,6 +108,7 @@ class Fetched:
         self.aborted = aborted
         self.damage = damage
         self.high_watermark = high_watermark
+        self.leader_epoch = leader_epoch
         self.nbytes = budget_bytes
 
     @property
@@ -106,8 +134,10 @@ class Fetched:
 class Gap:
     """Offsets [start, end) are gone from the log.
 
-    `begun_anew`: the log was truncated, or the topic deleted and made anew. Every offset means something
-    else now, and fetching goes on at `end`, where the log begins; `end` may be below, at or above `start`.
+    `begun_anew`: the log was truncated, or the topic deleted and made anew. Offsets mean something else now,
+    and fetching goes on at `end`; that may be below, at or above `start`. Of a log that was truncated it is
+    where it parts from what was read, if that is known (`app.kafka.epochs`), else where the log begins;
+    `truncated_in` is the epoch of the leader that has another log, -1 of a topic that was made anew.
     """
 
     key: Any
@@ -117,6 +147,17 @@ class Gap:
     end: int
     reason: str
     begun_anew: bool = False
+    truncated_in: int = -1
+
+    @property
+    def is_truncation(self) -> bool:
+        """The same topic, with less in it."""
+        return self.truncated_in >= 0
+
+    def goes_on_at(self, base: int) -> int:
+        """Where who has finished all below `base` goes on in a log that has `begun_anew`: what was before the
+        log was cut off, and is not finished, must not be passed over."""
+        return min(self.end, base) if self.is_truncation else self.end
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +183,9 @@ class PartitionFetch:
     topic_id: str = ""  # "": not known yet
     leaves_bytes: int = 0  # of the budget, to others
     doubted: bool = False  # the topic may be another one now: nothing is believed until that is known
+    epoch: int = -1  # of its leader; -1: not known (yet)
+    last_epoch: int = -1  # in which the record before `next_offset`, or a later one, was written
+    unsure: bool = False  # the leader's log may be another one: nothing is fetched until that is known
     polling: bool = False
     removed: bool = False
     idle: bool = False  # its last answer was empty

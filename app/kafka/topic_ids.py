@@ -127,6 +127,16 @@ def ids_of(response: TopicIdsResponse) -> dict[str, str]:
     }
 
 
+def leader_epochs_of(response: TopicIdsResponse) -> dict[tuple[str, int], int]:
+    """(topic, partition) to the epoch of its leader (`app.kafka.epochs`)."""
+    return {
+        (name, entry[1]): entry[3]
+        for code, name, _, _, partitions, *_ in response.topics  # type: ignore[attr-defined]  # set by the schema
+        if code == 0
+        for entry in partitions
+    }
+
+
 def written(topic_id: bytes) -> str:
     """`kafka-topics --describe` shows it the same way."""
     return UNKNOWN_ID if topic_id == _ZERO else base64.urlsafe_b64encode(topic_id).decode().rstrip("=")

@@ -72,6 +72,7 @@ class Backlog:
             delivered=main.delivered + own.delivered,
             retried=main.retried + own.retried,
             dead_lettered=main.dead_lettered + own.dead_lettered,
+            passed_over=main.passed_over + own.passed_over,
             trouble=main.trouble or own.trouble,
         )
 

@@ -103,7 +103,7 @@ class Delivery:
             self._send_by(stream, value, added, timeout_s)
             return
         try:
-            metadata = (*pump.metadata(self), *added)
+            metadata = (*pump.metadata(self), *pump.runtime.role_metadata, *added)
         except InvalidHeaderName as error:
             asyncio.get_running_loop().call_soon(self.answered, CallResult.local(str(error)))
             return

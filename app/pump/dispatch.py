@@ -22,14 +22,17 @@ from app.core.record import Record
 from app.core.tracker import Snapshot, Tracker
 from app.kafka.decode import UndecodableBatch
 from app.pump.catch_up import Allowance, Backlog
+from app.pump.conclude import conclude
 from app.pump.delivery import BatchDelivery, Delivery
 from app.pump.head import look_soon
+from app.pump.held import taken
 from app.pump.intake import Intake
 from app.pump.line import Line
 from app.push.metadata import MetadataTemplate
 from app.wire import JobStatus
 
 if TYPE_CHECKING:
+    from app.core.frontier import PassOver
     from app.core.head_of_line import Verdict
     from app.kafka.fetched import Fetched, Gap
     from app.pump.workload import WorkloadRuntime
@@ -53,7 +56,6 @@ class DispatchPump:
         self.lineage = lineage
         self.runtime = runtime
         self.commits_to = runtime.workload.metadata.cluster, group
-        self.note = b""  # the snapshot says it all
         self.tier = tier
         self.tracker = Tracker(next_offset, capacity, snapshot)
         self.open: dict[int, Delivery] = {}  # sent on their own, and not finished
@@ -194,6 +196,7 @@ class DispatchPump:
             self.job, self.epoch, self.runtime, tier=None, next_offset=at, group=self._group,
             snapshot=Snapshot(at, tuple(above)), capacity=self._line.ahead.capacity, lineage=self.lineage,
         )  # fmt: skip
+        main._intake.elsewhere = self._intake.elsewhere.twin()
         self.allowance = Allowance(self.runtime.backlog_bucket, self.runtime.clock, self._stirred)
         main.backlog = Backlog(self, at)
         main.paused = self.paused
@@ -222,6 +225,33 @@ class DispatchPump:
         snapshot = self.tracker.snapshot()
         return snapshot if self.backlog is None else self.backlog.joined(snapshot)
 
+    @property
+    def note(self) -> bytes:
+        """What is finished, for a reader of another copy of the topic; b"" unless it is to `remember`."""
+        elsewhere, backlog = self._intake.elsewhere, self.backlog
+        reads = self if backlog is None or backlog.is_done else backlog.pump
+        return elsewhere.note(self.snapshot, reads.tracker.end, reads._intake.elsewhere)
+
+    def remember(self, note: bytes | None, role_epoch: int = -1) -> None:
+        """From now on its snapshots have a note; `note`: the former owner's, b"", or None: as before."""
+        if self.is_main and (note is not None or self._intake.elsewhere.trail is None):
+            self._intake.elsewhere.remember(self.tracker, note or b"", role_epoch)
+
+    def pass_over(self, over: PassOver, hold_until_s: float | None = None) -> None:
+        """What was finished in another copy is not delivered here (`Elsewhere`); again: more is known now."""
+        if self.is_main:
+            self._intake.elsewhere.pass_over(over, hold_until_s)
+            if self.backlog is not None:
+                self.backlog.pump.pass_over(over, hold_until_s)
+            self.look_again()
+
+    def look_again(self) -> bool:
+        """Goes on where what it held back is decided, or was held for long enough; whether it holds any."""
+        below = self.backlog is not None and self.backlog.pump.look_again()
+        if self._intake.elsewhere.is_holding:
+            self._refill_and_send()
+        return below or self._intake.elsewhere.is_holding
+
     def retire(self) -> None:
         """Its backlog is done."""
         if self.backlog is not None:
@@ -230,6 +260,7 @@ class DispatchPump:
             self.delivered += pump.delivered
             self.retried += pump.retried
             self.dead_lettered += pump.dead_lettered
+            self._intake.elsewhere.passed_over += pump._intake.elsewhere.passed_over
             self.untold += pump.untold
             pump.close()
 
@@ -266,44 +297,12 @@ class DispatchPump:
             look_soon(self)
 
     def conclude(self, offset: int, decision: Decision) -> bool:
-        """Ends the message at `offset` as decided, wherever it is: its call and its retries are given up.
+        """Ends a message, wherever it is (`app.pump.conclude`)."""
+        return conclude(self, offset, decision)
 
-        Returns False when it cannot be: it is finished, or its copy is on its way, or it was not read yet.
-        """
-        if self.backlog is not None and offset < self.backlog.end:
-            return self.backlog.pump.conclude(offset, decision)
-        if self.closed or offset in self.copying:
-            return False
-        call = self.calls.get(offset)
-        if call is not None:
-            call.verdict = decision
-            self.tracker.cancel(offset)
-            call.cancel()  # the answer, whatever it is, carries the decision out
-            return True
-        delivery = self._take(offset)
-        if delivery is None:
-            return self._conclude_in_batch(offset, decision)
-        self.tracker.cancel(offset)
-        self.runtime.outcomes.carry_out(delivery, decision, "", "CANCELED")
-        return True
-
-    def _conclude_in_batch(self, offset: int, decision: Decision) -> bool:
-        for batch in self.batches:
-            index = batch.find(offset)
-            if index is not None and self.tracker.cancel(offset):
-                batch.verdicts[offset] = decision
-                batch.cancel(index, index + 1)
-                return True
-        return False
-
-    def _take(self, offset: int) -> Delivery | None:
+    def take(self, offset: int) -> Delivery | None:
         """Takes the message out of whatever it waits in."""
-        for queue in self.runtime.held():
-            for delivery in queue:
-                if delivery.pump is self and delivery.record.offset == offset:
-                    queue.remove(delivery)
-                    return delivery
-        return self._line.take(offset)
+        return taken(self.runtime.held(), self, offset) or self._line.take(offset)
 
     def _stash_batch(self, error: UndecodableBatch, shown: list[tuple[int, int]]) -> None:
         def finished() -> None:
@@ -344,6 +343,7 @@ class DispatchPump:
             delivered=self.delivered,
             retried=self.retried,
             dead_lettered=self.dead_lettered,
+            passed_over=self._intake.elsewhere.passed_over,
             trouble=self.trouble or self._line.risk(),
             **self._line.waits(),
         )

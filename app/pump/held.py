@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -62,3 +62,13 @@ class Held:
         """Keeps nothing."""
         self._queues.clear()
         self._count = 0
+
+
+def taken(queues: Iterable[Held | deque[Delivery]], pump: DispatchPump, offset: int) -> Delivery | None:
+    """Takes the pump's message at `offset` out of them; None: it waits in none."""
+    for queue in queues:
+        for delivery in queue:
+            if delivery.pump is pump and delivery.record.offset == offset:
+                queue.remove(delivery)
+                return delivery
+    return None

@@ -12,6 +12,8 @@ Rules
 3. What is fetched begins where the last ended, or behind a gap that was told: anything else is a fault of
    ours, and must stop the job before it commits what was never seen.
 4. A batch that cannot be decoded goes to the DLQ as it is, so that what follows can flow.
+5. What was finished in another copy of the topic is not shown either (`app.pump.elsewhere`); what may be is
+   held back, and all behind it.
 """
 
 from __future__ import annotations
@@ -24,8 +26,10 @@ from app.clock import now_ms
 from app.core.due import Arrivals
 from app.core.record import Record
 from app.kafka.decode import RecordReader, UndecodableBatch
+from app.pump.elsewhere import Elsewhere
 
 if TYPE_CHECKING:
+    from app.core.record_batch import BatchHeader
     from app.core.tracker import Tracker
     from app.kafka.fetched import ByteBudget, Fetched
 
@@ -41,11 +45,12 @@ class Intake:
 
     Attributes:
         held_bytes: of decoded messages that wait for their time or their turn (`hold`).
+        elsewhere: what ties it to other copies.
     """
 
     __slots__ = (
         "_ages", "_budget", "_end", "_expected", "_large", "_on_undecodable", "_readers", "_tracker",
-        "arrivals", "held_bytes", "ready",
+        "arrivals", "elsewhere", "held_bytes", "ready",
     )  # fmt: skip
 
     def __init__(
@@ -54,6 +59,7 @@ class Intake:
         self.ready: deque[Record] = deque()
         self.arrivals = Arrivals()
         self.held_bytes = 0
+        self.elsewhere = Elsewhere()
         self._budget: ByteBudget | None = None
         self._tracker = tracker
         self._on_undecodable = on_undecodable
@@ -105,7 +111,10 @@ class Intake:
         if fetched.next_offset <= self._tracker.end or self.has_ended:
             fetched.release()
         else:
-            self._readers.append(RecordReader(fetched))
+            self._readers.append(RecordReader(fetched, self._wants if self.elsewhere.is_asked else None))
+
+    def _wants(self, header: BatchHeader) -> bool | None:
+        return self.elsewhere.wants(header, self._tracker, self._end)
 
     def skip(self, end: int) -> None:
         """The log lost what lies below `end`: nothing there can ever be delivered."""
@@ -136,6 +145,8 @@ class Intake:
             read = reader.next_offset if self._end is None else min(reader.next_offset, self._end)
             if read > tracker.end:
                 tracker.skip(tracker.end, read)
+            if reader.held is not None:
+                break
             if reader.exhausted or self.has_ended:
                 readers.popleft().fetched.release()
 
@@ -169,6 +180,8 @@ class Intake:
 
     def _undecodable(self, error: UndecodableBatch) -> None:
         tracker = self._tracker
+        if self.elsewhere.trail is not None:
+            self.elsewhere.trail.lose(error.start, error.end)
         start = max(error.start, tracker.end)
         end = max(error.end, start)
         # All of the batch at once, whatever room there is: none of it takes a call's place.

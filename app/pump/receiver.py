@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from app.config.definitions import Workload
     from app.pump.delivery import Delivery
     from app.pump.dispatch import DispatchPump
+    from app.push.metadata import RegionRole
     from app.push.stream import StreamTarget
     from app.push.unary import CallResult, UnaryTarget
 
@@ -96,6 +97,11 @@ class ReceiverLink:
             self.adaptive = AdaptiveLimit(maximum=MAX_ADAPTIVE)
         base_s = workload.spec.target.timeout
         self.timeout = AdaptiveTimeout(base_s, max(base_s, MAXIMUM_S))
+
+    def tell_role(self, role: RegionRole | None) -> None:
+        """What the receiver is told of this region over its stream, at once and from now on."""
+        if self._stream is not None:
+            self._stream.tell_role(role)
 
     def hold(self, delivery: Delivery) -> None:
         """Keeps it until the receiver is there (rules 3 and 4)."""

@@ -41,6 +41,7 @@ from app.pump.outcomes import Outcomes
 from app.pump.receiver import ReceiverLink, Targets
 from app.pump.suspects import send_suspects
 from app.pump.turns import Turns
+from app.push.metadata import Metadata, RegionRole
 
 if TYPE_CHECKING:
     from app.core.record import Record
@@ -88,6 +89,8 @@ class WorkloadRuntime:
         self._timer_at_s = 0.0
         self.workload = workload
         self.chain = chain
+        self.role_metadata: Metadata = ()  # of unary calls; streams are told by their links
+        self._role: RegionRole | None = None
         self.links: dict[str, ReceiverLink] = {}  # by address, the main target's first
         self._set(workload)
         self.head_tokens = shared_tokens(self._heads_per_minute)
@@ -113,6 +116,14 @@ class WorkloadRuntime:
         self.shared(self._share)
         self.send_soon()
 
+    def tell_role(self, role: RegionRole | None) -> None:
+        """What receivers are told of this region from now on; None: nothing, of a workload of one region."""
+        if role != self._role:
+            self._role = role
+            self.role_metadata = () if role is None else role.metadata()
+            for link in [*self.links.values(), *self._old_links]:
+                link.tell_role(role)
+
     def _put_back(self, link: ReceiverLink) -> None:
         """What the link holds may be for another one now."""
         for delivery in [*link.held, *link.suspects]:
@@ -137,6 +148,7 @@ class WorkloadRuntime:
                 self.links[address].change(workload)
             else:
                 self.links[address] = ReceiverLink(workload, address, self._targets, self.clock, self.send)
+                self.links[address].tell_role(self._role)
         for address in [address for address in self.links if address not in addresses]:
             self._old_links.append(self.links.pop(address))
         self.link = self.links[spec.target.address]

@@ -11,16 +11,32 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterable
+from typing import NamedTuple
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 
 HEADER_PREFIX = "kafka-header-"
 VALUE_NULL = ("kafka-value-null", "true")
+REGION, PRIMARY, PRIMARY_EPOCH = "switchyard-region", "switchyard-primary", "switchyard-primary-epoch"
 MAX_HEADER_NAME_CHARS = 256
 _LEGAL = re.compile(r"[0-9a-z_.-]{1,256}")
 _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _names: dict[str, str] = {}
 _MAX_CACHED_NAMES = 10_000
+
+
+class RegionRole(NamedTuple):
+    """What receivers of a workload of several regions are told of the region that sends: whether it is the
+    primary (active) one, and under which epoch it is, or another one is."""
+
+    region: str
+    primary: bool
+    epoch: int
+
+    def metadata(self) -> Metadata:
+        """For a unary call."""
+        primary = "true" if self.primary else "false"
+        return (REGION, self.region), (PRIMARY, primary), (PRIMARY_EPOCH, str(self.epoch))
 
 
 class InvalidHeaderName(ValueError):

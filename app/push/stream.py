@@ -31,8 +31,9 @@ from typing import Any
 from grpc import aio
 
 from app.core.codes import CANCELLED, UNIMPLEMENTED
+from app.push.metadata import RegionRole
 from app.push.options import CONNECTING
-from app.push.proto.switchyard.v1.receiver_pb2 import Open
+from app.push.proto.switchyard.v1.receiver_pb2 import Open, Role
 from app.push.stream_encode import OutBatch
 from app.push.stream_link import Link
 from app.push.stream_results import StreamResult
@@ -77,8 +78,20 @@ class StreamTarget:
         self._identity = (group, topic, worker)
         self._channel = aio.insecure_channel(address, options=OPTIONS)
         method: Any = self._channel.stream_stream(METHOD, None, None)
-        self._links = [Link(method, self._open, self._has_room, self._lost) for _ in range(streams)]
+        self._role: Role | None = None
+        self._links = [
+            Link(method, self._open, self._has_room, self._lost, lambda: self._role) for _ in range(streams)
+        ]
         self._draining = False
+
+    def tell_role(self, role: RegionRole | None) -> None:
+        """The receiver learns it now, and before the first message of every stream from now on; None: of a
+        workload of one region."""
+        told = None if role is None else Role(region=role.region, primary=role.primary, epoch=role.epoch)
+        if told != self._role:
+            self._role = told
+            for link in self._links:
+                link.tell_role()
 
     @property
     def room(self) -> int:

@@ -36,7 +36,7 @@ from app.core.codes import (
     UNIMPLEMENTED,
 )
 from app.core.suspicion import NOT_SENT
-from app.push.proto.switchyard.v1.receiver_pb2 import DeliverRequest, DeliverResponse, Open
+from app.push.proto.switchyard.v1.receiver_pb2 import DeliverRequest, DeliverResponse, Open, Role
 from app.push.stream_book import Book
 from app.push.stream_encode import OutBatch
 from app.push.stream_outbox import Outbox, Told
@@ -75,8 +75,10 @@ class Link:
         opening: Callable[[], Open],
         on_room: Callable[[], None],
         on_lost: Callable[[StreamResult, bool], None],
+        role: Callable[[], Role | None] = lambda: None,
     ) -> None:
         self._method = method
+        self._role = role
         self._opening = opening
         self._on_room = on_room
         self._on_lost = on_lost
@@ -128,6 +130,11 @@ class Link:
         if self._task is None and not self._closed:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
+    def tell_role(self) -> None:
+        """The receiver learns now what it would have to know before the next message."""
+        self._outbox.role = self._role() or Role()  # an empty one: of a single region from now on
+        self._wake.set()
+
     async def drain(self) -> None:
         """Sends nothing new; returns when all in flight is told, answered or not."""
         self._draining = True
@@ -158,6 +165,7 @@ class Link:
         """Each stream counts from 0."""
         self._book: Book[OutBatch] = Book()
         self._outbox = Outbox(self._book, self._tell)
+        self._outbox.role = self._role()
 
     # -- one stream ------------------------------------------------------------------------------
 

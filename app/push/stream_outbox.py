@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from app.core.codes import OK
-from app.push.proto.switchyard.v1.receiver_pb2 import DeliverRequest
+from app.push.proto.switchyard.v1.receiver_pb2 import DeliverRequest, Role
 from app.push.stream_book import Book
 from app.push.stream_encode import OutBatch, Refused, add_run, alone
 from app.push.stream_results import StreamResult, too_large
@@ -29,6 +29,7 @@ class Outbox:
 
     Attributes:
         canceled: deliveries that the receiver may forget; the next request says so.
+        role: what the receiver is to know of the region before anything that goes out; None: nothing new.
         max_request: bytes that the receiver takes at once.
         blocked_bytes: size of a lone message that waits for credit; 0: none does.
     """
@@ -36,6 +37,7 @@ class Outbox:
     def __init__(self, book: Book[OutBatch], tell: Callable[[Told, StreamResult], None]) -> None:
         self.book = book
         self.canceled: list[tuple[int, int]] = []
+        self.role: Role | None = None
         self.max_request = 0
         self.blocked_bytes = 0
         self._tell = tell
@@ -48,13 +50,16 @@ class Outbox:
         for start, end in self.canceled:
             request.canceled.add(start=start, end=end)
         self.canceled.clear()
+        if self.role is not None:
+            request.role.CopyFrom(self.role)
+            self.role = None
         budget = min(REQUEST_BYTES, book.bytes_left, self.max_request)
         while (run := book.next_run()) is not None:
             batch, start, end = run
             try:
                 count, size = add_run(request, batch, start, end, book.next_number, budget)
                 if not count:
-                    if not (request.batches or request.canceled):
+                    if not (request.batches or request.canceled or request.HasField("role")):
                         lone = self._lone(batch, start)
                         if lone == DROPPED:
                             continue

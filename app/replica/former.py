@@ -7,13 +7,21 @@ those that were copied from the source meanwhile, and counting would leave out o
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterable, Iterator
+from functools import partial
+from itertools import islice
 from typing import NamedTuple
 
 from app.core.record_batch import HEADER_BYTES, Batch, iter_batches
-from app.core.verbatim import LOG_APPEND_TIME, Copy
-from app.kafka.append_encode import records_of, reencoded
+from app.core.verbatim import LOG_APPEND_TIME, Copy, Row
+from app.kafka.append_encode import reencoded
 from app.kafka.append_seek import walk
 from app.kafka.clusters import ClusterClient
+from app.kafka.decode import records_of
+
+_NO_LIMIT = (1 << 31) - 1
+_UNKNOWN_OFFSET = struct.pack(">q", -1)
 
 
 class Former(NamedTuple):
@@ -63,31 +71,70 @@ def prints_of(copy: Copy, *, timed: bool) -> list[int]:
     return _prints(_batch(copy), timed=timed)
 
 
+def rows_of(copy: Copy) -> Iterable[Row]:
+    """The records as they are to be read of a copy: what the source has, not what was made of it.
+
+    Raises: whatever the decoder does, here or while they are read.
+    """
+    return _rows(_batch(copy)) if copy.read_again is None else copy.read_again()
+
+
 def without(copy: Copy, count: int, max_batch_bytes: int) -> list[Copy]:
-    """The copy without its first `count` records, in batches that are encoded anew. Which of its source's
-    offsets their records have is not known: only the last moves a position, to the end of the copy.
+    """The copy without its first `count` records, in batches that are encoded anew. Where it is not known
+    which of the source's offsets its records have, only the last moves a position, to the end of the copy.
 
     Raises: UndecodableBatch.
     """
-    batch, start, end = _batch(copy), copy.source_start, copy.source_end
-    pieces = reencoded(batch, batch.header.base_offset + count, max_batch_bytes)
-    last = len(pieces) - 1
-    return [
-        piece._replace(source_start=start, source_end=end if at == last else start)
-        for at, piece in enumerate(pieces)
-    ]
+    batch = _batch(copy)
+    return _standing_for(copy, count, reencoded(batch, batch.header.base_offset + count, max_batch_bytes))
+
+
+def halves(copy: Copy) -> list[Copy]:
+    """The copy in two, encoded anew; all of it in one when it is of a single record.
+
+    Raises: UndecodableBatch.
+    """
+    batch, first = _batch(copy), (copy.record_count + 1) // 2
+    middle = batch.header.base_offset + first
+    pieces = reencoded(
+        batch, batch.header.base_offset, _NO_LIMIT, lambda at, found: found if at < middle else None
+    )
+    if first < copy.record_count:
+        pieces += reencoded(batch, middle, _NO_LIMIT)
+    return _standing_for(copy, 0, pieces)
+
+
+def _standing_for(copy: Copy, count: int, pieces: list[Copy]) -> list[Copy]:
+    """The pieces, in which are all records but the first `count`, with what of the source each stands for."""
+    base_offset, start, end = _batch(copy).header.base_offset, copy.source_start, copy.source_end
+    found: list[Copy] = []
+    for at, piece in enumerate(pieces):
+        is_last = at == len(pieces) - 1
+        upto = count + piece.record_count
+        until = end if is_last else base_offset + upto if base_offset >= 0 else start
+        data = piece.data if base_offset >= 0 else _UNKNOWN_OFFSET + piece.data[len(_UNKNOWN_OFFSET) :]
+        again = partial(_slice, copy, count, upto)
+        found.append(Copy(data, piece.record_count, start, until, again))
+        start, count = until if base_offset >= 0 else start, upto
+    return found
+
+
+def _slice(copy: Copy, first: int, end: int) -> Iterator[Row]:
+    return islice(rows_of(copy), first, end)
 
 
 def _batch(copy: Copy) -> Batch:
     return next(iter_batches(memoryview(copy.data)))
 
 
+def _rows(batch: Batch) -> Iterator[Row]:
+    for record in records_of(batch):
+        yield record.timestamp, record.key, record.value, tuple(record.headers)
+
+
 def _prints(batch: Batch, *, timed: bool) -> list[int]:
     try:
-        return [
-            hash((record.timestamp if timed else 0, record.key, record.value, tuple(record.headers)))
-            for record in records_of(batch)
-        ]
+        return [hash(row if timed else (0, *row[1:])) for row in _rows(batch)]
     except Exception:  # noqa: BLE001 - whatever the decoder raises
         # Brokers take more than our decoder reads (header names that are no UTF-8, batches without bound).
         # Such a batch was copied as it is, and all of it at once: its bytes tell it.

@@ -1,9 +1,9 @@
 """Which headers copies have, and where each comes from, when a route asks for it.
 
-With `provenance` a copy has one `switchyard-origin` more than its record, so that the last names where this
-copy was made from and the first where the record was written. A record that has been where the route leads
-would go round: it gets no copy, and is counted. (No set of routes that is accepted can do that,
-`app.core.routes_graph`; this holds for routes of other regions, and of other tools.)
+With `provenance` a copy has one `switchyard-origin` more than it had: "cluster id/topic/partition/offset".
+The last names where this copy was made from, the first where the record was written. A record that has been
+where the route leads would go round: it gets no copy, and is counted. (No set of routes that is accepted can
+do that, `app.core.routes_graph`; this holds for routes of other regions, and of other tools.)
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ class HeaderEdit:
     """Gives the records of one partition the headers of their copies: an `Edit`.
 
     Args:
-        source, target: "cluster/topic".
+        source, target: "cluster id/topic", as other installations may name clusters otherwise.
         keeps: whether a header comes along, by its name; None: all do.
 
-    Attributes: `rounds` (records that have been at `target` before).
+    Attributes: `rounds` (records that have been at `target` before; each counts once).
     """
 
-    __slots__ = ("_been", "_keeps", "_origin", "_provenance", "_route", "rounds")
+    __slots__ = ("_been", "_counted_to", "_keeps", "_origin", "_provenance", "_route", "rounds")
 
     def __init__(
         self,
@@ -38,6 +38,7 @@ class HeaderEdit:
         provenance: bool,
     ) -> None:
         self.rounds = 0
+        self._counted_to = -1
         self._route = route.encode()
         self._origin = f"{source}/{partition}/"
         self._been = f"{target}/".encode()
@@ -53,7 +54,8 @@ class HeaderEdit:
             name, value = header
             if name == ORIGIN:
                 if value is not None and value.startswith(self._been):
-                    self.rounds += 1
+                    self.rounds += offset > self._counted_to
+                    self._counted_to = max(self._counted_to, offset)
                     return None
                 kept.append(header)
             elif name != ROUTE and (keeps is None or keeps(name)):

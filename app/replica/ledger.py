@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from app.clock import now_ms
 from app.core.verbatim import Copy
 from app.kafka.fetched import Fetched
 from app.replica.note import Note
@@ -24,7 +25,8 @@ from app.replica.note import Note
 class Sent(NamedTuple):
     """On its way; without a `copy`, there is nothing to see up to `source_end`, -1: it moves no position.
 
-    `fetched` is released with it. `accounted`: of a former owner's copies, once they are behind.
+    `fetched` is released with it. `accounted`: of a former owner's copies, once they are behind. `lost`:
+    offsets that the source has lost before they came.
     """
 
     source_end: int
@@ -33,6 +35,7 @@ class Sent(NamedTuple):
     fetched: Fetched | None = None
     accounted: int = -1
     is_mended: bool = False
+    lost: int = 0
 
 
 class Ledger:
@@ -48,6 +51,8 @@ class Ledger:
         base: all of the source below it is finished. version: grows with it, and with the note.
         note: for the successor; None until there is something of our own.
         in_flight, delivered: records. appended: batches.
+        lost, lost_ms: offsets below the base that the source had lost, also to former owners; when the last.
+        read_epoch: no record of the source that came was written in a later leader epoch; -1: not known.
         progress_s: when something came last, or began to be waited for; monotonic.
     """
 
@@ -61,7 +66,9 @@ class Ledger:
         self.base = base
         self.note: Note | None = None
         self.version = 0
+        self.read_epoch = -1
         self.in_flight = self.delivered = self.appended = 0
+        self.lost = self.lost_ms = 0
         self.progress_s = time.monotonic()
         self._acknowledged = acknowledged
         self._failed = failed
@@ -127,12 +134,29 @@ class Ledger:
         if not goes_on:
             self._accounted = 0
 
-    def raise_floor(self, floor: int) -> None:
-        """Nothing is on its way: what will be lies at or above `floor`."""
-        if self.note is not None and self.is_empty and floor > self.note.floor:
-            self.note = msgspec.structs.replace(self.note, base=self.base, floor=floor, passed=0)
-            self._accounted = 0
+    def raise_floor(self, floor: int, lineage: int) -> None:
+        """Nothing is on its way: what will be, of this lineage, lies at or above `floor`."""
+        if self.note is not None and self.is_empty and floor >= self.note.floor:
+            self._put_floor(floor, lineage)
+
+    def lower_floor(self, floor: int) -> None:
+        """The destination ends there: it has lost what was above."""
+        if self.note is not None:
+            self._put_floor(floor, self.note.lineage)
+
+    def _put_floor(self, floor: int, lineage: int) -> None:
+        assert self.note is not None, "there is something to speak of"
+        now = msgspec.structs.replace(self.note, base=self.base, floor=floor, passed=0, lineage=lineage)
+        if now != self.note:
+            self.note, self._accounted = now, 0
             self.version += 1
+
+    def under(self, epoch: int) -> int:
+        """What follows goes under this epoch of the producer: the version that says so."""
+        if self.note is not None:
+            self.note = msgspec.structs.replace(self.note, epoch=epoch)
+        self.version += 1
+        return self.version
 
     def _settle(self, _: object = None) -> None:
         pending, base = self._pending, self.base
@@ -157,6 +181,8 @@ class Ledger:
         moves = sent.source_end > self.base
         if sent.accounted >= 0:
             self._accounted = sent.accounted
+        if sent.lost:
+            self.lost, self.lost_ms = self.lost + sent.lost, now_ms()
         if sent.copy is not None and sent.future is not None:
             count, base_offset = sent.copy.record_count, sent.future.result()
             self.in_flight -= count
@@ -164,7 +190,7 @@ class Ledger:
             self._accounted += count
             self.progress_s = time.monotonic()
         if moves:
-            self.base = sent.source_end
+            self.base, self.progress_s = sent.source_end, time.monotonic()
             if self.note is not None:
                 floor = self.note.floor
                 if base_offset >= 0 and sent.copy is not None:

@@ -7,8 +7,10 @@
 Rules
 1. Nothing is appended under an id and epoch before the table knows them: the successor always knows whose
    records to look for, and takes an epoch that nobody has appended under.
-2. A lane takes further epochs by itself (`app.kafka.append_lane`, rules 4 and 5). Successors leave it `STEP`
-   of them, which is more than it takes between two snapshots.
+2. A lane takes further epochs by itself (`app.kafka.append_lane`, rules 4 to 6), each of them under rule 1.
+   Successors leave it `STEP` of them, for notes that come to the table late.
+3. A note of another lineage (the source's offsets meant something else) tells whose name to succeed to, and
+   nothing of what has a copy.
 """
 
 from __future__ import annotations
@@ -26,7 +28,18 @@ class BadNote(ValueError):
 
 
 class Note(msgspec.Struct, frozen=True, array_like=True):
-    """See the module. All offsets are next offsets; `log` is the destination that it speaks of."""
+    """See the module. All offsets are next offsets; `log` is the destination that it speaks of.
+
+    Attributes:
+        lineage: of the source's offsets (`app.core.fencing`); -1: written before it was noted.
+        source_epoch: the leader epoch in which the source was last found truncated; 0: it never was.
+        read_epoch: no record below `base` was written in a later leader epoch; -1: not known.
+        losses: how often the destination was found to have lost acknowledged records.
+        source, target: what is copied, and where to, as the route calls them: "cluster", "cluster/topic"; "":
+            written before they were noted.
+        lost, lost_ms: offsets below `base` that the source had lost before they were copied; when the last
+            of them were found missing, 0: none were.
+    """
 
     log: LogId
     base: int
@@ -34,6 +47,14 @@ class Note(msgspec.Struct, frozen=True, array_like=True):
     epoch: int
     floor: int
     passed: int = 0
+    lineage: int = -1
+    source_epoch: int = 0
+    read_epoch: int = -1
+    losses: int = 0
+    source: str = ""
+    target: str = ""
+    lost: int = 0
+    lost_ms: int = 0
 
     def to_bytes(self) -> bytes:
         """For the tracker table."""

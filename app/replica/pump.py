@@ -10,7 +10,7 @@ Rules
 3. What the destination does not take, or nobody can decode, waits (`app.replica.refused`).
 4. A pump that is `closed` (fenced, moved, stopped) appends nothing and moves nothing. One that is `lost` has
    to begin again.
-5. What was fetched is kept until all of it is acknowledged: the fetch budget bounds what is held.
+5. What comes, and what it halts before: `app.replica.intake`.
 """
 
 from __future__ import annotations
@@ -27,18 +27,22 @@ from app.clock import now_ms
 from app.core.fencing import LogId
 from app.core.job import JobId
 from app.core.load import Work
-from app.core.ranges import Snapshot
+from app.core.ranges import Range, Snapshot
+from app.core.sequences import Stamp
 from app.core.verbatim import Copy
 from app.kafka.append_encode import copies
 from app.kafka.append_errors import AppendError, Refused
+from app.kafka.append_lane import stamp_of
 from app.kafka.decode import UndecodableBatch
 from app.kafka.fetched import Fetched, Gap
+from app.replica.intake import Intake
 from app.replica.ledger import Ledger, Sent
 from app.replica.marks import Marks
 from app.replica.refused import Obstacle
+from app.replica.told import MAX_TIMESTAMP, copying, job_status
 from app.replica.verify import Tell
 from app.replica.way import Way
-from app.wire import JobStatus
+from app.wire import Copying, JobStatus
 
 if TYPE_CHECKING:
     from app.replica.runtime import RouteRuntime
@@ -46,10 +50,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 LOOK_S = 0.02
-NO_PROGRESS_S = 30.0
-FIRST_TIMESTAMP = slice(27, 35)  # of a batch
 
-OnBarrier = Callable[["ReplicaPump", int, int], None]  # source's and destination's next offset
+OnBarrier = Callable[["ReplicaPump", int, int, Stamp | None], None]  # next offsets, the lane's stamp
 
 
 class ReplicaPump:
@@ -57,7 +59,7 @@ class ReplicaPump:
 
     Args:
         next_offset: where copying (again) begins.
-        note: of the former owner, b"" when there was none; `is_same_log`: of the log that is copied.
+        lineage: of the source's offsets. note, is_same_log, source_epoch: see `app.replica.way`.
         is_first: nothing of this log was ever copied by this route. source_log: which it is.
         on_barrier: takes barriers of the offset map (`app.replica.marks`).
 
@@ -68,6 +70,7 @@ class ReplicaPump:
     def __init__(
         self, job: JobId, epoch: int, runtime: RouteRuntime, *, next_offset: int, lineage: int, note: bytes,
         is_same_log: bool, is_first: bool, source_log: LogId, tell: Tell, on_barrier: OnBarrier,
+        source_epoch: int | None = None,
     ) -> None:  # fmt: skip
         self.job = job
         self.epoch = epoch
@@ -78,30 +81,32 @@ class ReplicaPump:
             raise LookupError(f"route {job.name} does not copy {job.topic} (any more)")
         self.target = target_topic, job.partition
         self.high_watermark = -1
-        self._expected = next_offset
         self.closed = self.paused = self.draining = False
-        self.halted = False  # before a gap: what came before it is copied, nothing else is taken
+        self.limited = False  # it waits for the route's rate, or for routes of a higher priority
         self.trouble = self.lost = ""
+        self.copied_ms = now_ms()  # when the last record that was copied was written, or this began
         self.lost_at_s = 0.0
         self.anew: Gap | None = None
-        self.read_bytes = self.snapshot_version = 0
+        self.snapshot_version = self.encoded = 0
+        self.barrier: tuple[int, int, int] | None = None  # the newest, as in `Copying`
         self._tell_trouble = tell
         self._edit = runtime.edit(job.topic, job.partition, target_topic)
         self._is_first = is_first
         self.source_log = source_log
-        self._ledger = Ledger(next_offset, self._acknowledged, self._failed, self._release)
-        self._way = Way(
-            runtime, self.target, self._ledger, note,
-            is_same_log=is_same_log, is_first=is_first, tell=self._tell, unsure=self._unsure,
-        )  # fmt: skip
         checkpoint = runtime.definition.spec.checkpoint
         self._marks = Marks(checkpoint.every, checkpoint.records, partial(on_barrier, self))
-        self._obstacle = Obstacle(self._tell, self.where)  # after the way, whose end it names
-        self._inbox: asyncio.Queue[Fetched | Gap] = asyncio.Queue()
-        self._held: dict[int, Fetched] = {}
+        self.tell_barrier = self._marks.now  # somebody waits for one
+        self.intake = Intake(next_offset, self.lose)
+        self.ledger = Ledger(next_offset, self._acknowledged, self._failed, self.intake.release)
+        self.way = Way(
+            runtime, self.target, self.ledger, note, is_same_log=is_same_log, lineage=lineage,
+            source_epoch=source_epoch, is_first=is_first, begin=self._begin, tell=self.tell,
+            unsure=self._unsure, lost=self._marks.lost,
+        )  # fmt: skip
+        self.obstacle = Obstacle(self.tell, self.where)  # after the way, whose end it names
         self._goes = asyncio.Event()  # not paused
         self._goes.set()
-        self._told_stalled = False
+        self.told_stalled = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._checked = False
         runtime.pumps.add(self)
@@ -129,24 +134,23 @@ class ReplicaPump:
     def accept(self, fetched: Fetched) -> None:
         """Takes a fetched response; its bytes go back to the budget once all of it is acknowledged."""
         self.high_watermark = fetched.high_watermark
-        if self.closed or self.draining or self.halted or fetched.next_offset <= self._expected:
-            fetched.release()
-            return
-        if fetched.start_offset > self._expected:
-            fetched.release()
-            self.lose(f"[{self._expected}, {fetched.start_offset}) was not fetched, what follows it was")
-            return
-        fetched.start_offset, self._expected = self._expected, fetched.next_offset
-        self.read_bytes += fetched.nbytes
-        self._held[id(fetched)] = fetched
-        self._inbox.put_nowait(fetched)
+        self.ledger.read_epoch = max(self.ledger.read_epoch, fetched.leader_epoch)
+        self.intake.accept(fetched, takes=not (self.closed or self.draining))
 
     def skip(self, gap: Gap) -> None:
         """The log lost [start, end): nothing there can ever be copied. Or it is another one now: once all
         that came of the former one is copied, it is to begin `anew`."""
-        if not self.closed:
-            self._expected = gap.end
-            self._inbox.put_nowait(gap)
+        if not (self.closed or self.draining):
+            self.intake.skip(gap)
+
+    def halt(self, gap: Gap, why: str) -> None:
+        """The route stops at this gap: nothing of it is fetched until it begins again."""
+        self.intake.halt(gap, why)
+
+    @property
+    def halted(self) -> str | None:
+        """Why it goes no further until the definition changes or an operator skips; None: it goes on."""
+        return self.intake.halted
 
     def pause(self, paused: bool) -> None:
         """Appends nothing new while paused; what was fetched waits, within the fetch budget."""
@@ -156,37 +160,49 @@ class ReplicaPump:
         else:
             self._goes.set()
 
-    def conclude(self, before: int) -> bool:
-        """An operator skips what cannot be copied, if all of it lies below `before`."""
-        return not self.closed and self._obstacle.skip(before)
+    @property
+    def stuck(self) -> tuple[Range, ...]:
+        """Offsets [start, end) of the source that wait for an operator, each all of it together."""
+        gap = self.intake.halts_at
+        return self.obstacle.at if gap is None else (*self.obstacle.at, gap)
+
+    def conclude(self, start: int, end: int) -> bool:
+        """An operator skips what is `stuck` at exactly these offsets. False: that does not wait."""
+        if self.closed or self.draining:
+            return False
+        if (start, end) != self.intake.halts_at:
+            return self.obstacle.skip(start, end)
+        told = f"{self.where}, offsets [{start}, {end}): the gap there is passed over"
+        self.intake.go_on()
+        self.tell("replica-skipped", told, "what was there is not in the copy")
+        return True
 
     # -- copying ---------------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        item = await self._inbox.get()
-        await self._way.meet()
+        await self.way.meet()
         while True:
+            item = await self.intake.get()
             if isinstance(item, Gap) and item.begun_anew:
-                while not self._ledger.is_empty:  # noqa: ASYNC110 - callbacks empty it
+                while not self.ledger.is_empty:  # noqa: ASYNC110 - callbacks empty it
                     await asyncio.sleep(LOOK_S)
                 self.anew = item
                 return
             if isinstance(item, Gap):
-                self._ledger.pass_over(Sent(item.end))
+                self.ledger.pass_over(Sent(item.end, lost=item.end - item.start))
             else:
                 await self._copy(item)
-                self._ledger.pass_over(Sent(item.next_offset, fetched=item))
+                self.ledger.pass_over(Sent(item.next_offset, fetched=item))
                 await asyncio.sleep(0)
-            item = await self._inbox.get()
 
     async def _copy(self, fetched: Fetched) -> None:
         while True:
             try:
-                for copy in copies(fetched, self._way.max_batch_bytes, self._edit):
+                for copy in copies(fetched, self.way.max_batch_bytes, self._edit):
                     await self._send(copy)
                 return
             except UndecodableBatch as error:
-                await self._obstacle.wait(
+                await self.obstacle.wait(
                     error.start, error.end, f"they cannot go as they are, nor be decoded: {error}",
                     "see what wrote them; skip them if they may be lost",
                 )  # fmt: skip
@@ -195,17 +211,19 @@ class ReplicaPump:
                 fetched.start_offset = error.end  # `copies` goes on there
 
     async def _send(self, copy: Copy) -> None:
-        way = self._way
+        way = self.way
         rest = way.rest([copy], copy)
         while rest and not way.is_ready:
             floor = await way.open(lambda: self.snapshot_version)
+            self._marks.opened(way.opening)
             if self._is_first:
                 self._marks.genesis(self.base, floor, time.monotonic())
             rest = way.rest(rest, copy)
+            self._marks.first = copy if rest and rest[0] is copy else None
         for piece in rest:
             await self._clearance(piece)
             assert way.lane is not None, "it is ready"
-            self._ledger.append(piece, await way.lane.append(piece.data, piece.record_count))
+            self.ledger.append(piece, await way.lane.append(piece.data, piece.record_count))
 
     async def _clearance(self, copy: Copy) -> None:
         """Until the batch may go: not paused, within the limits, under the lease."""
@@ -215,90 +233,77 @@ class ReplicaPump:
                 await self._goes.wait()
             now_s = time.monotonic()
             wait_s = runtime.wait_s(now_s, records, size_bytes)
+            self.limited = wait_s > 0
             if not wait_s and runtime.lease.holds(now_s):
-                runtime.take(now_s, records, size_bytes)
+                runtime.take(now_s, records, size_bytes, self.job, is_behind=self.intake.is_behind)
                 return
             await asyncio.sleep(min(1.0, wait_s or LOOK_S))
 
     # -- what becomes of it ----------------------------------------------------------------------
 
     def _acknowledged(self, sent: Sent, base_offset: int, moved: bool) -> None:
-        copy = sent.copy
+        copy, self._marks.stamp = sent.copy, stamp_of(base_offset)
         assert copy is not None, "only copies are acknowledged"
-        self._way.why, self._told_stalled = "", False
-        if sent.is_mended and self._obstacle.at is not None:
-            self._obstacle.gone()
+        self.way.why, self.told_stalled = "", False
+        self.encoded += 0 if isinstance(copy.data, memoryview) else copy.record_count
+        if self.obstacle.why:
+            self.obstacle.passed(self.base)
         if base_offset < 0:
             return
+        self.way.acknowledged(base_offset, base_offset + copy.record_count)
         if not self._checked:
             self._checked = True
-            self._begin(partial(self._way.check_late, base_offset))
-        self.runtime.verifier.add(self.job, self.target, base_offset, copy)
+            self._begin(partial(self.way.check_late, base_offset))
+        self.copied_ms = int.from_bytes(copy.data[MAX_TIMESTAMP], signed=True)
+        self.runtime.verifier.add(self.job, self.target, base_offset, copy, self.way.log.topic_id)
         if moved:
-            end = base_offset + copy.record_count
-            self._marks.acknowledged(sent.source_end, end, copy.record_count, self._ledger.progress_s)
-
-    def _release(self, fetched: Fetched) -> None:
-        if self._held.pop(id(fetched), None) is not None:
-            fetched.release()
+            self._marks.acknowledged(copy, base_offset, self.ledger.progress_s)
 
     def _failed(self, sent: Sent, error: BaseException) -> None:
         if not isinstance(error, Refused):
             self.lose(str(error))
-        elif (lane := self._way.lane) is not None:
-            self._begin(partial(self._obstacle.mend, sent, error, lane, self._ledger, self._way.limit))
+        elif (lane := self.way.lane) is not None:
+            self._begin(partial(self.obstacle.mend, sent, error, lane, self.ledger, self.way.limit))
 
     def _unsure(self, why: str) -> None:
         self._marks.quiet_below = max(self._marks.quiet_below, self.high_watermark)
-        self._tell(
+        self.tell(
             "replica-resumed-unsure",
             f"{self.where}, at {self.base}: {why}",
             "records behind it may be in the copy twice; none is lost",
         )
 
-    def look(self, now_s: float) -> None:
-        """Tells when it does not get on although it may; on a timer."""
-        waits = self.in_flight or (self._held and not self.paused)
-        if not waits or not self.runtime.lease.holds(now_s):
-            self._ledger.progress_s = now_s
-        elif now_s - self._ledger.progress_s > NO_PROGRESS_S and not self._told_stalled:
-            self._told_stalled = True
-            self._tell(
-                "replica-no-progress",
-                f"{self.where}, at {self.base}: nothing was acknowledged for {NO_PROGRESS_S:.0f} s: "
-                + (self._obstacle.why or self._way.why or "the destination does not answer"),
-                "see whether the destination's brokers run and have enough replicas in sync",
-            )
-
     # -- barriers --------------------------------------------------------------------------------
-
-    @property
-    def appended(self) -> int:
-        """Batches that were handed to the lane."""
-        return self._ledger.appended
 
     def wants_idle_barrier(self, now_s: float) -> bool:
         """Whether all there is was copied, and the destination's end is wanted: see `Marks`."""
-        is_idle = self._way.is_ready and not self.closed and self._ledger.is_empty and not self._held
+        is_idle = self.way.is_at_rest and not (self.closed or self.draining)
+        is_idle = is_idle and self.ledger.is_empty and self.intake.is_empty
         return is_idle and self.base >= self.high_watermark >= 0 and self._marks.wants_idle(now_s)
 
-    def idle_barrier(self, target_end: int, now_s: float) -> None:
-        """The destination ended there, and nothing was appended since it was asked."""
-        if self.wants_idle_barrier(now_s):
+    async def idle_barrier(self, target_end: int, appended: int) -> None:
+        """The destination ended there, when so many batches were `appended`.
+
+        Raises: ClusterUnreachable, KafkaError: it cannot be known now.
+        """
+        if not await self.way.ends_at(target_end):
+            return
+        now_s = time.monotonic()
+        if self.ledger.appended == appended and self.wants_idle_barrier(now_s):
             self._marks.idle(self.base, target_end, now_s)
-            self._ledger.raise_floor(target_end)
+            self.way.rests_at(target_end)
 
     # -- state -----------------------------------------------------------------------------------
 
     @property
     def base(self) -> int:
         """Everything below it is copied, or shows no record."""
-        return self._ledger.base
+        return self.ledger.base
 
     @property
     def version(self) -> int:
         """Grows whenever snapshot or note change."""
-        return self._ledger.version
+        return self.ledger.version
 
     def snapshot(self) -> Snapshot:
         """What is finished."""
@@ -307,12 +312,12 @@ class ReplicaPump:
     @property
     def note(self) -> bytes:
         """For the successor (`app.replica.note`)."""
-        return self._way.note
+        return self.way.note
 
     @property
     def target_log(self) -> LogId:
         """The destination's, once something was to be copied."""
-        return self._way.log
+        return self.way.log
 
     @property
     def commits_to(self) -> tuple[str, str]:
@@ -322,34 +327,33 @@ class ReplicaPump:
     @property
     def in_flight(self) -> int:
         """Records on their way."""
-        return self._ledger.in_flight
+        return self.ledger.in_flight
+
+    @property
+    def left_out(self) -> int:
+        """Records that have been where the route leads."""
+        return 0 if self._edit is None else self._edit.rounds
+
+    def copying(self) -> Copying:
+        """What the heartbeat says of its copies."""
+        return copying(self)
 
     def work(self) -> Work:
         """What it has done since it began; what it read it wrote, too."""
-        return Work(2 * self.read_bytes, self._ledger.delivered, 0)
+        return Work(2 * self.intake.read_bytes, self.ledger.delivered, 0)
 
     def status(self) -> JobStatus:
         """What the heartbeat says of this job."""
-        head, held = self._ledger.head, self._held.values()
-        state = "closed" if self.closed else "paused" if self.paused else "flowing"
-        return JobStatus(
-            job=str(self.job), epoch=self.epoch, state="draining" if self.draining else state,
-            committed=self.base, fetched=self._expected,
-            high_watermark=self.high_watermark, in_flight=self.in_flight, unfinished=self.in_flight,
-            oldest_ms=-1 if head is None else min(now_ms(), int.from_bytes(head.data[FIRST_TIMESTAMP])),
-            delivered=self._ledger.delivered,
-            trouble=self.lost or self._obstacle.why or self.trouble or self._way.why,
-            buffered_bytes=sum(fetched.nbytes for fetched in held),
-            left_out=0 if self._edit is None else self._edit.rounds,
-        )  # fmt: skip
+        return job_status(self)
 
     @property
     def where(self) -> str:
         """From where to where, for people."""
         here = f"{self.runtime.source.name}/{self.job.topic}/{self.job.partition}"
-        return f"{here} to {self._way.name}"
+        return f"{here} to {self.way.name}"
 
-    def _tell(self, kind: str, message: str, remedy: str) -> None:
+    def tell(self, kind: str, message: str, remedy: str) -> None:
+        """Tells of an incident."""
         self._tell_trouble(kind, str(self.job), message, remedy)
 
     # -- the end ---------------------------------------------------------------------------------
@@ -358,7 +362,7 @@ class ReplicaPump:
         """It cannot go on: its job begins again."""
         if not self.closed and not self.lost:
             self.lost, self.lost_at_s = why, time.monotonic()
-            self._tell("replica-begins-again", f"{self.where}, at {self.base}: {why}", "it does so by itself")
+            self.tell("replica-begins-again", f"{self.where}, at {self.base}: {why}", "it does so by itself")
             self.draining = True
 
     def stop_intake(self) -> None:
@@ -386,9 +390,9 @@ class ReplicaPump:
         self.stop_intake()
         self.closed = True
         self.runtime.pumps.discard(self)
-        self._ledger.close()
+        self.ledger.close()
         for task in list(self._tasks):
             task.cancel()
-        self._way.close()
-        for fetched in list(self._held.values()):
-            self._release(fetched)
+        self.way.close()
+        for fetched in self.intake.held:
+            self.intake.release(fetched)

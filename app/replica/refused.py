@@ -1,8 +1,12 @@
 """What a replica cannot get past: batches that the destination refuses, or that nobody can decode.
 
-Rule: nothing is passed over by itself, since a copy is complete or it is none. What is refused is encoded
-anew once: it may be too large as it is, or written by what this broker does not take. Then it is told, and
-waits: tried again every `RETRY_S` (somebody may have raised the limit), until an operator skips it.
+Rules
+1. Nothing is passed over by itself, since a copy is complete or it is none. What is refused is encoded anew
+   once: it may be written by what this broker does not take. What is too large is divided until it fits, or
+   is a single record.
+2. What is left is told, with its offsets, and waits: tried again every `RETRY_S` (somebody may have raised
+   the limit), until an operator skips it.
+3. Two may wait at once: what the destination refuses, and behind it what cannot be decoded.
 """
 
 from __future__ import annotations
@@ -11,64 +15,85 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 
+from app.core.ranges import Range
 from app.core.verbatim import Copy
-from app.kafka.append_errors import Refused
+from app.kafka.append_errors import TOO_LARGE, Refused
 from app.kafka.append_lane import Lane
 from app.kafka.decode import UndecodableBatch
-from app.replica.former import without
+from app.replica.former import halves, without
 from app.replica.ledger import Ledger, Sent
 
 RETRY_S = 5.0
 REMEDIES = {
     10: "raise max.message.bytes of the destination topic",
+    18: "raise segment.bytes of the destination topic",
     32: "raise message.timestamp.before.max.ms and message.timestamp.after.max.ms of the destination topic",
     76: "let the destination topic take the source's compression",
     87: "records without a key cannot be kept in a compacted topic; set its cleanup.policy to delete",
 }
 
 
-class Obstacle:
-    """See the module; of one replica.
+class _Waiting:
+    """`given_up`: an operator has skipped it."""
 
-    Attributes: `at` (offsets [start, end) that wait), `why`.
-    """
+    __slots__ = ("given_up", "why")
+
+    def __init__(self) -> None:
+        self.why = ""
+        self.given_up = asyncio.Event()
+
+
+class Obstacle:
+    """See the module; of one replica."""
 
     def __init__(self, tell: Callable[[str, str, str], None], where: str) -> None:
-        self.at: tuple[int, int] | None = None
-        self.why = ""
         self._tell = tell
         self._where = where
-        self._skipped = asyncio.Event()
+        self._waiting: dict[Range, _Waiting] = {}
 
-    def skip(self, before: int) -> bool:
-        """An operator skips what waits, if all of it lies below `before`."""
-        if self.at is None or before < self.at[1]:
+    @property
+    def why(self) -> str:
+        """What waits first, and why; "" for nothing."""
+        return self._waiting[min(self._waiting)].why if self._waiting else ""
+
+    @property
+    def at(self) -> tuple[Range, ...]:
+        """Offsets [start, end) that wait, each all of it together, in order."""
+        return tuple(sorted(self._waiting))
+
+    def skip(self, start: int, end: int) -> bool:
+        """An operator gives up what waits at exactly these offsets; whether it waits."""
+        waiting = self._waiting.get((start, end))
+        if waiting is None or waiting.given_up.is_set():
             return False
-        self._skipped.set()
+        waiting.given_up.set()
         return True
+
+    def passed(self, base: int) -> None:
+        """All below `base` is copied."""
+        for start, end in list(self._waiting):
+            if end <= base:
+                del self._waiting[start, end]
 
     async def wait(
         self, start: int, end: int, message: str, remedy: str, timeout_s: float | None = None
     ) -> bool:
         """Waits until these offsets are skipped, or for so long; whether they are to be skipped."""
+        at = start, end
         told = f"{self._where}, offsets [{start}, {end})"
-        if self.at != (start, end):
-            self.at = start, end
-            self._skipped.clear()
+        waiting = self._waiting.get(at)
+        if waiting is None:
+            waiting = self._waiting[at] = _Waiting()
             self._tell("replica-stuck", f"{told}: {message}", remedy)
-        self.why = f"offsets [{start}, {end}) wait: {message}; {remedy}"
+        waiting.why = f"offsets [{start}, {end}) wait: {message}; {remedy}"
         try:
             async with asyncio.timeout(timeout_s):
-                await self._skipped.wait()
+                await waiting.given_up.wait()
         except TimeoutError:
             return False
-        self.gone()
+        self._waiting.pop(at, None)
         self._tell("replica-skipped", f"{told} were skipped", "they are not in the copy")
         return True
-
-    def gone(self) -> None:
-        """It is past it."""
-        self.at, self.why = None, ""
 
     async def mend(
         self,
@@ -82,13 +107,18 @@ class Obstacle:
 
         Raises: AppendError, ValueError: the lane has ended meanwhile.
         """
-        copy, pieces = sent.copy, list[Copy]()
+        copy = sent.copy
         assert copy is not None, "only a copy is refused"
-        if not sent.is_mended:
-            pieces = _mended(copy, await max_batch_bytes())
+        pieces: list[Copy] = []
+        with contextlib.suppress(UndecodableBatch):
+            if not sent.is_mended:
+                pieces = without(copy, 0, await max_batch_bytes())
+            if error.code in TOO_LARGE and len(pieces) <= 1 and copy.record_count > 1:
+                pieces = halves(copy)
         if not pieces:
+            start, end = _stands_for(copy)
             skipped = await self.wait(
-                copy.source_start, copy.source_end, f"refused with error {error.code}: {error}",
+                start, end, f"refused with error {error.code}: {error}",
                 REMEDIES.get(error.code, "see the destination topic's settings"), RETRY_S,
             )  # fmt: skip
             pieces = [] if skipped else [copy]
@@ -96,8 +126,9 @@ class Obstacle:
         ledger.instead(pieces, futures)
 
 
-def _mended(copy: Copy, max_batch_bytes: int) -> list[Copy]:
-    """Its records in other batches, of which only the last moves a position; [] when that cannot be."""
-    with contextlib.suppress(UndecodableBatch):
-        return without(copy, 0, max_batch_bytes)
-    return []
+def _stands_for(copy: Copy) -> Range:
+    """The source's offsets of its records; as near as is known."""
+    base_offset = int.from_bytes(copy.data[:8], signed=True)
+    if base_offset < copy.source_start:
+        return copy.source_start, max(copy.source_end, copy.source_start + 1)
+    return base_offset, base_offset + copy.record_count

@@ -1,7 +1,8 @@
 """What the replicas of one route share on this worker: its definition, its clusters, its limits.
 
 Rates are this worker's share of the route's, by the share of the route's jobs that are here; they are held
-before a batch is appended, so that a batch of more than a burst goes when the bucket is full.
+before a batch is appended, so that a batch of more than a burst goes when the bucket is full. There, too, it
+waits for routes of a higher priority on this worker (`app.core.priority`).
 """
 
 from __future__ import annotations
@@ -15,14 +16,18 @@ from aiokafka.errors import KafkaError
 
 from app.config.route import RouteDefinition
 from app.core.fencing import LogId
+from app.core.job import JobId
 from app.core.lease import Lease
+from app.core.priority import HOLD_S, Priorities
 from app.core.rate import TokenBucket
 from app.core.routes_topic import MAX_BYTES
 from app.kafka.append import Appender
 from app.kafka.clusters import LATEST, ClusterClient
 from app.kafka.topic_configs import TopicSettings, describe
 from app.replica.headers import HeaderEdit
+from app.replica.told import look
 from app.replica.verify import Tell, Verifier
+from app.replica.way import MADE_ANEW
 
 if TYPE_CHECKING:
     from app.replica.pump import ReplicaPump
@@ -33,8 +38,15 @@ LOOK_S = 1.0
 TOPIC_IDS_S = 3.0
 KAFKA_MAX_BYTES = 1_048_588  # Kafka's own max.message.bytes, where the destination's is not to be known
 LEAST_SHARE = 0.001
+# Parts of a definition that a replica with the same destination has nothing of, or looks at anew.
+LIVE = ("topics", "exclude", "rename", "offsets", "limits", "sync", "start")
 # Of the worker's memory for fetched data so much stays free of those that wait for no hurry.
 LEAVES = {"high": 0.0, "normal": 0.2, "low": 0.5}
+
+
+def group_of(route: str) -> str:
+    """The group of the source cluster under which a route's positions are committed."""
+    return f"switchyard-{route}"
 
 
 class RouteRuntime:
@@ -46,6 +58,8 @@ class RouteRuntime:
         messages, bytes: this worker's shares of the limits, None without one.
         group: of the source cluster, under which positions are committed, for people and their tools.
         pumps: the replicas that are here.
+
+    `cluster_ids`: the source's and the target's, for provenance; other installations may name them otherwise.
     """
 
     def __init__(
@@ -57,6 +71,8 @@ class RouteRuntime:
         lease: Lease,
         tell: Tell,
         verify_budget: TokenBucket,
+        priorities: Priorities,
+        cluster_ids: tuple[str, str] = ("", ""),
     ) -> None:
         self.definition = definition
         self.route = definition.route()
@@ -64,11 +80,14 @@ class RouteRuntime:
         self.target = target
         self.appender = appender
         self.lease = lease
-        self.group = f"switchyard-{definition.key}"
+        self.group = group_of(definition.key)
         self.pumps: set[ReplicaPump] = set()
         self.messages: TokenBucket | None = None
         self.bytes: TokenBucket | None = None
+        self._priorities = priorities
+        self._limited_s = float("-inf")
         self._keeps = definition.keeps_header()
+        self._source_id, self._target_id = cluster_ids
         self._share = 1.0
         self._set_limits()
         self.verifier = Verifier(target, tell, verify_budget)
@@ -85,13 +104,20 @@ class RouteRuntime:
     # -- limits ----------------------------------------------------------------------------------
 
     def takes(self, definition: RouteDefinition) -> bool:
-        """Whether a changed definition can come into force here: only its limits are others."""
-        spec = self.definition.spec.model_copy(update={"limits": definition.spec.limits})
-        return self.definition.model_copy(update={"spec": spec}) == definition
+        """Whether a changed definition can come into force here: none but `LIVE` parts of it are others.
+
+        Which of its replicas have another destination then is the caller's to see.
+        """
+        live = {part: getattr(definition.spec, part) for part in LIVE}
+        spec = self.definition.spec.model_copy(update=live)
+        return (
+            self.definition.model_copy(update={"metadata": definition.metadata, "spec": spec}) == definition
+        )
 
     def change(self, definition: RouteDefinition) -> None:
         """A definition that it `takes` is in force from now on."""
         self.definition = definition
+        self.route = definition.route()
         self._set_limits()
 
     def shared(self, share: float) -> None:
@@ -115,20 +141,24 @@ class RouteRuntime:
         return bucket
 
     def wait_s(self, now_s: float, records: int, size_bytes: int) -> float:
-        """Seconds until a batch may go."""
+        """Seconds until a batch may go, or it is worth asking again."""
         wait_s = 0.0
         if self.messages is not None:
             wait_s = self.messages.wait_s(now_s, records)
         if self.bytes is not None:
             wait_s = max(wait_s, self.bytes.wait_s(now_s, size_bytes))
-        return wait_s
+        if wait_s:
+            self._limited_s = now_s
+        return wait_s or self._priorities.wait_s(self.definition.spec.limits.priority, now_s)
 
-    def take(self, now_s: float, records: int, size_bytes: int) -> None:
-        """A batch goes."""
+    def take(self, now_s: float, records: int, size_bytes: int, job: JobId, *, is_behind: bool) -> None:
+        """A batch of the job goes. `is_behind`: there is a backlog at the source."""
         if self.messages is not None:
             self.messages.take(now_s, records)
         if self.bytes is not None:
             self.bytes.take(now_s, size_bytes)
+        presses = is_behind and now_s - self._limited_s > HOLD_S
+        self._priorities.take(self.definition.spec.limits.priority, job, now_s, size_bytes, presses=presses)
 
     def leaves(self, capacity_bytes: int) -> int:
         """Bytes of the worker's memory that its fetching leaves to others, by its priority."""
@@ -141,7 +171,8 @@ class RouteRuntime:
         provenance = self.definition.spec.headers.provenance
         if self._keeps is None and not provenance:
             return None
-        source, target = f"{self.source.name}/{topic}", f"{self.target.name}/{target_topic}"
+        source = f"{self._source_id or self.source.name}/{topic}"
+        target = f"{self._target_id or self.target.name}/{target_topic}"
         return HeaderEdit(self.definition.key, source, partition, target, self._keeps, provenance=provenance)
 
     async def max_batch_bytes(self, target_topic: str) -> int:
@@ -159,13 +190,15 @@ class RouteRuntime:
     async def _look_for_ever(self) -> None:
         while True:
             await asyncio.sleep(LOOK_S)
-            try:
-                for pump in list(self.pumps):
-                    pump.look(time.monotonic())
-                await self._idle_barriers()
-                await self._known_targets()
-            except Exception as error:  # noqa: BLE001 - the next look tells the same
-                log.debug("a route could not be looked at", route=self.definition.key, error=repr(error))
+            for act in (self._look, self._idle_barriers, self._known_targets):
+                try:
+                    await act()
+                except Exception as error:  # noqa: BLE001 - the next look tells the same
+                    log.debug("a route could not be looked at", route=self.definition.key, error=repr(error))
+
+    async def _look(self) -> None:
+        for pump in list(self.pumps):
+            look(pump, time.monotonic())
 
     async def _known_targets(self) -> None:
         """A destination topic that was made anew is another log: its replicas begin again."""
@@ -176,14 +209,14 @@ class RouteRuntime:
         ids = await self.target.topic_ids({pump.target[0] for pump in ready})
         for pump in ready:
             if pump.target_log.is_another(LogId(topic_id=ids.get(pump.target[0], ""))):
-                pump.lose("its destination topic was deleted and made anew")
+                pump.lose(MADE_ANEW)
 
     async def _idle_barriers(self) -> None:
         now_s = time.monotonic()
-        idle = {pump: pump.appended for pump in self.pumps if pump.wants_idle_barrier(now_s)}
+        idle = {pump: pump.ledger.appended for pump in self.pumps if pump.wants_idle_barrier(now_s)}
         if not idle:
             return
         ends = await self.target.offsets({pump.target for pump in idle}, LATEST)
         for pump, appended in idle.items():
-            if pump.appended == appended and (end := ends.get(pump.target)) is not None:
-                pump.idle_barrier(end, time.monotonic())
+            if (end := ends.get(pump.target)) is not None:
+                await pump.idle_barrier(end, appended)

@@ -4,21 +4,30 @@
                                 -> the same producer's next epoch, saved before it is used
 
 Rules
-1. What the former owner wrote is looked for when there is first something to copy, and once more right before
-   the first batch goes: what it had under way may arrive meanwhile. From that batch on the broker refuses it.
-2. Where nothing can be told (no note, or the destination's log does not reach back to it any more), copying
+1. What the former owner wrote is looked for at the beginning, and once more right before the first batch
+   goes: what it had under way may arrive meanwhile. From that batch on the broker refuses it.
+2. While there is nothing to copy, it is looked for with every idle barrier of the first `SETTLED_S`, and then
+   believed to be silent: others may write a great deal to the same destination.
+3. Where nothing can be told (no note, or the destination's log does not reach back to it any more), copying
    goes on from the last saved position: what was copied behind it comes twice. That is told.
 """
 
 from __future__ import annotations
 
+import asyncio
+import time
+
+import msgspec
+
 from app.core.already import Already
 from app.core.verbatim import Copy
 from app.kafka.append_producers import ProducerId
-from app.kafka.append_seek import written
-from app.kafka.clusters import ClusterClient
+from app.kafka.append_seek import walk, written
+from app.kafka.clusters import LATEST, ClusterClient, ClusterUnreachable
 from app.replica.former import former_of, prints_of, without
 from app.replica.note import Note
+
+SETTLED_S = 60.0
 
 
 class Succession:
@@ -32,6 +41,7 @@ class Succession:
     Attributes:
         is_sure: what the former owner wrote is known, all of it.
         looked_to: where the destination's log ended when it was last looked at.
+        lost_from: the destination ends there, below what a former owner's note speaks of; -1: it does not.
     """
 
     def __init__(
@@ -39,16 +49,22 @@ class Succession:
     ) -> None:
         self.note = note
         self.is_sure = True
-        self.looked_to = -1
+        self.looked_to = self.lost_from = -1
         self._cluster, self._topic, self._partition = cluster, topic, partition
         self._searches = note is not None and is_same_log
         self._already = Already()
         self._timed = True
         self._seen_epoch = -1
         self._begun_at = 0 if note is None else note.passed
+        self._began_s = time.monotonic()
+        self._looking = asyncio.Lock()
 
     async def look_up(self) -> None:
         """Rule 1. Raises ClusterUnreachable, KafkaError: it cannot be known now."""
+        async with self._looking:
+            await self._look_up()
+
+    async def _look_up(self) -> None:
         note = self.note
         if note is None or not self._searches:
             return
@@ -56,12 +72,37 @@ class Succession:
         start_offset = note.floor if begins else self.looked_to
         found = await former_of(self._cluster, self._topic, self._partition, note.producer_id, start_offset)
         if not found.is_known:
-            self.is_sure = self._searches = False
+            self.lost_from = await self.end_below(start_offset)
+            self.is_sure = self.lost_from >= 0  # what is gone needs not be looked for
+            self._searches = False
             return
         self._timed = self._timed and found.timed
         self._seen_epoch = max(self._seen_epoch, found.epoch)
         self._already.add(found.prints[note.passed :] if begins else found.prints)
         self.looked_to = found.end
+
+    async def end_below(self, offset: int) -> int:
+        """Where the destination ends, if that is below `offset`; else -1. Raises as `look_up`."""
+        at = self._topic, self._partition
+        if await walk(self._cluster, *at, offset, lambda _: None) >= 0:
+            return -1
+        end = (await self._cluster.offsets([at], LATEST)).get(at)
+        if end is None:
+            raise ClusterUnreachable(f"{self._topic}-{self._partition} does not tell where it ends")
+        return end if end < offset else -1
+
+    async def has_settled(self) -> bool:
+        """Whether all that the former owner wrote has its record behind: rule 2. Raises as `look_up`."""
+        if time.monotonic() - self._began_s < SETTLED_S:
+            await self.look_up()
+        return self.is_over
+
+    def begin_at(self, floor: int) -> None:
+        """All that was written below `floor` of the destination is accounted for."""
+        if self.note is not None:
+            self.note = msgspec.structs.replace(self.note, floor=floor, passed=0)
+            self.is_sure = self._searches = True
+            self._already, self._begun_at, self.looked_to = Already(), 0, floor
 
     async def late(self, end_offset: int, epoch: int) -> int:
         """How many records a former owner got into the log behind the last look and before `end_offset`,

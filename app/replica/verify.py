@@ -4,17 +4,21 @@
                                                      the destination's log, a little at a time -> the same?
 
 Of a slow flow everything is compared; of a fast one runs of `RUN_BYTES` of each partition in turn, as many as
-`BYTES_PER_S` allow, so that it costs a few percent of what copying costs. The source's side of it is the
-checksum that its own batches come with (`app.kafka.fetch`), and the bytes that were handed on. Where the
-destination compresses anew, the counts are compared.
+`BYTES_PER_S` allow, so that it costs a few percent of what copying costs.
+
+What was sent as it came is compared by the checksum of its bytes. What was encoded anew is compared record by
+record with what was read from the source: timestamp (unless the destination gives its own), key, value,
+headers. So is everything where the destination compresses anew, or compacts: there only what is still there
+can be compared.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import structlog
@@ -24,27 +28,40 @@ from aiokafka.record.util import calc_crc32c
 
 from app.core.job import JobId
 from app.core.rate import TokenBucket
-from app.core.record_batch import HEADER_BYTES, BatchHeader, iter_batches
-from app.core.verbatim import Copy
+from app.core.record_batch import HEADER_BYTES, Batch, iter_batches
+from app.core.verbatim import LOG_APPEND_TIME, Copy
 from app.kafka.append_seek import OFFSET_OUT_OF_RANGE
 from app.kafka.clusters import EARLIEST, READ_UNCOMMITTED, ClusterClient, ClusterUnreachable
+from app.kafka.decode import records_of
+from app.kafka.topic_configs import TopicSettings, describe
+from app.replica.former import rows_of
 
 log = structlog.get_logger(__name__)
 
 BYTES_PER_S = 2 * 1024 * 1024  # of a worker
 RUN_BYTES = 128 * 1024
+RECORDS_COST = 4  # comparing by records costs so many times what comparing bytes does
 MAX_WAITING = 4_096  # copies
 LOOK_S, RETRY_S = 0.5, 2.0
 FETCH_WAIT_MS = 50
 CONNECTION = "verify"
+CLEANUP_POLICY, COMPACT = "cleanup.policy", "compact"
 _CODEC = 0x07
 
 checksum: Callable[..., int] = calc_crc32c
 Tell = Callable[[str, str, str, str], None]  # kind, subject, message, remedy
 
 
+class Print(NamedTuple):
+    """A record: what it holds, and its time."""
+
+    content: int
+    timestamp: int
+
+
 class Copied(NamedTuple):
-    """What is said to be in the destination at `base_offset`; `crc` is of the bytes of its records."""
+    """What is said to be in the destination at `base_offset`. `crc` is of the bytes of its records; `prints`
+    are of the source's records, None where the bytes are theirs."""
 
     job: JobId
     base_offset: int
@@ -54,6 +71,8 @@ class Copied(NamedTuple):
     codec: int
     source_start: int
     source_end: int
+    prints: Sequence[Print] | None
+    topic_id: str  # of the destination; "": not known
 
 
 Target = tuple[str, int]  # topic, partition
@@ -67,20 +86,21 @@ def new_budget() -> TokenBucket:
 class Verifier:
     """See the module; of the replicas of one route on this worker. `budget`: bytes that all of them share.
 
-    Attributes: `compared`, `differing` (records).
+    Attributes: `compared`, `differing`: records, by job.
     """
 
     def __init__(self, target: ClusterClient, tell: Tell, budget: TokenBucket) -> None:
-        self.compared = self.differing = 0
+        self.compared, self.differing = Counter[JobId](), Counter[JobId]()
         self._target = target
         self._tell = tell
         self._waiting: dict[Target, deque[Copied]] = {}
         self._count = 0
         self._left_bytes: dict[Target, int] = {}  # of the run that each is in
         self._budget = budget
+        self._by_records: set[Target] = set()  # as the destination changes the bytes of batches
 
-    def add(self, job: JobId, target: Target, base_offset: int, copy: Copy) -> None:
-        """It was acknowledged. Left out when there is too much to compare."""
+    def add(self, job: JobId, target: Target, base_offset: int, copy: Copy, topic_id: str = "") -> None:
+        """It was acknowledged, by the destination of this id. Left out when there is too much to compare."""
         left_bytes = self._left_bytes.get(target, 0)
         if left_bytes <= 0:
             now_s = time.monotonic()
@@ -89,12 +109,18 @@ class Verifier:
             self._budget.take(now_s, RUN_BYTES)
             left_bytes = RUN_BYTES
         size_bytes = len(copy.data)
-        self._left_bytes[target] = left_bytes - size_bytes
+        prints = None
+        if copy.read_again is not None or target in self._by_records:
+            try:
+                prints = [_print(*row) for row in rows_of(copy)]
+            except Exception as error:  # noqa: BLE001 - whatever the decoder raises: the bytes went as they were
+                log.debug("a batch is compared by its bytes", target=target, error=repr(error))
+        self._left_bytes[target] = left_bytes - size_bytes * (RECORDS_COST if prints else 1)
         with memoryview(copy.data) as view, view[HEADER_BYTES:] as records:
             crc = checksum(records)
         copied = Copied(
             job, base_offset, copy.record_count, size_bytes, crc, copy.data[22] & _CODEC,
-            copy.source_start, copy.source_end,
+            copy.source_start, copy.source_end, prints, topic_id,
         )  # fmt: skip
         self._waiting.setdefault(target, deque()).append(copied)
         self._count += 1
@@ -115,6 +141,8 @@ class Verifier:
                 except (ClusterUnreachable, KafkaError, OSError, TimeoutError) as error:
                     log.debug("copies cannot be compared now", target=target, error=repr(error))
                     await asyncio.sleep(RETRY_S)
+                    with contextlib.suppress(ClusterUnreachable, KafkaError, OSError, TimeoutError):
+                        await self._is_gone(target)
                 except Exception:
                     log.exception("a copy could not be compared and is left out", target=target)
                     self._take(target)
@@ -153,40 +181,61 @@ class Verifier:
             log_start = (await self._target.offsets([target], EARLIEST)).get(target)
             if log_start is None:
                 raise ClusterUnreachable(f"{topic}-{partition} does not tell where it begins")
+            # Else it was deleted since, as the topic's retention wants it.
+            is_cut = first.base_offset >= log_start
+            if is_cut and await self._is_gone(target):
+                return
             self._take(target)
-            if first.base_offset >= log_start:  # else it was deleted since, as the topic's retention wants it
+            if is_cut:
                 self._differs(target, first, "the copy's log ends before it")
             return
         if code:
             self._target.client.force_metadata_update()
             raise ClusterUnreachable(f"{topic}-{partition}: error {code}")
-        found: dict[int, tuple[BatchHeader, int]] = {}
-        end = first.base_offset
-        for batch in iter_batches(rest[-1]):
-            with batch.data[HEADER_BYTES:] as records:
-                found[batch.header.base_offset] = batch.header, checksum(records)
-            end = batch.header.next_offset
-        if not found:
+        batches = list(iter_batches(rest[-1]))
+        if not batches:
             raise ClusterUnreachable(f"{topic}-{partition} gives nothing at {first.base_offset}")
+        end = batches[-1].header.next_offset
         while count and self._waiting[target][0].base_offset < end:
             count -= 1
-            self._compare(target, self._take(target), found)
+            copied = self._waiting[target][0]
+            how = _compare(copied, batches)
+            by_records = bool(how) and await self._may_be_compacted(topic)
+            if how and await self._is_gone(target):
+                return
+            if by_records and copied.prints is not None:
+                how = _compare_records(copied.prints, copied, batches)
+            if not how and copied.prints is None:
+                by_records = _codec_at(copied.base_offset, batches) != copied.codec
+            self._take(target)
+            if by_records and copied.prints is None:
+                self._by_records.add(target)  # from now on; this one cannot be compared
+            elif how:
+                self._differs(target, copied, how)
+            else:
+                self.compared[copied.job] += copied.record_count
 
-    def _compare(self, target: Target, copied: Copied, found: dict[int, tuple[BatchHeader, int]]) -> None:
-        header, crc = found.get(copied.base_offset, (None, 0))
-        if header is None:
-            self._differs(target, copied, "no batch begins there")
-        elif header.record_count != copied.record_count:
-            self._differs(
-                target, copied, f"{header.record_count} records are there instead of {copied.record_count}"
-            )
-        elif header.compression == copied.codec and crc != copied.crc:
-            self._differs(target, copied, "its records are others")
-        else:
-            self.compared += copied.record_count
+    async def _is_gone(self, target: Target) -> bool:
+        """Whether the topic was deleted, or made anew, since the first that waits was copied: then all that
+        were copied into that one wait no longer.
+
+        Raises: ClusterUnreachable, KafkaError, OSError, TimeoutError: it cannot be known now.
+        """
+        topic, former = target[0], self._waiting[target][0].topic_id
+        present = (await self._target.topic_ids([topic])).get(topic)
+        if present is not None and not (present and former and present != former):
+            return False
+        while target in self._waiting and self._waiting[target][0].topic_id == former:
+            self._take(target)
+        return True
+
+    async def _may_be_compacted(self, topic: str) -> bool:
+        """Also where nobody may know."""
+        found = (await describe(self._target, [topic], [CLEANUP_POLICY])).get(topic)
+        return not isinstance(found, TopicSettings) or COMPACT in found.config.get(CLEANUP_POLICY, COMPACT)
 
     def _differs(self, target: Target, copied: Copied, how: str) -> None:
-        self.differing += copied.record_count
+        self.differing[copied.job] += copied.record_count
         (topic, partition), end = target, copied.base_offset + copied.record_count
         self._tell(
             "copy-differs",
@@ -196,3 +245,53 @@ class Verifier:
             f"{copied.job.topic}-{copied.job.partition}: {how}",
             "see whether the topic was made anew or truncated, or its brokers' disks; copy the range again",
         )
+
+
+def _print(
+    timestamp: int, key: bytes | None, value: bytes | None, headers: Iterable[tuple[str, bytes | None]]
+) -> Print:
+    return Print(hash((key, value, tuple(headers))), timestamp)
+
+
+def _codec_at(base_offset: int, batches: Iterable[Batch]) -> int:
+    found = (one.header.compression for one in batches if one.header.base_offset == base_offset)
+    return next(found, -1)
+
+
+def _compare(copied: Copied, batches: Sequence[Batch]) -> str:
+    """How the copy differs from what was sent, "" when it does not, in a log that keeps every record."""
+    batch = next((one for one in batches if one.header.base_offset == copied.base_offset), None)
+    if batch is None:
+        return "no batch begins there"
+    if batch.header.record_count != copied.record_count:
+        return f"{batch.header.record_count} records are there instead of {copied.record_count}"
+    if copied.prints is not None:
+        return _compare_records(copied.prints, copied, [batch])
+    if batch.header.compression != copied.codec:
+        return ""  # compared by records from now on
+    with batch.data[HEADER_BYTES:] as records:
+        return "" if checksum(records) == copied.crc else "its records are others"
+
+
+def _compare_records(prints: Sequence[Print], copied: Copied, batches: Iterable[Batch]) -> str:
+    """The same, of those records that are still there."""
+    start, end = copied.base_offset, copied.base_offset + copied.record_count
+    for batch in batches:
+        header = batch.header
+        if header.next_offset <= start or header.base_offset >= end or header.is_control:
+            continue
+        timed = not header.attributes & LOG_APPEND_TIME
+        try:
+            records = [one for one in records_of(batch) if start <= one.offset < end]
+        except Exception as error:  # noqa: BLE001 - whatever the decoder raises
+            return f"it cannot be decoded: {type(error).__name__}: {error}"
+        for record in records:
+            found = _print(record.timestamp, record.key, record.value, record.headers)
+            wanted = prints[record.offset - start] if record.offset - start < len(prints) else None
+            if wanted is None or found.content != wanted.content:
+                return f"the record at {record.offset} is another"
+            if timed and found.timestamp != wanted.timestamp:
+                return (
+                    f"the record at {record.offset} has timestamp {found.timestamp}, not {wanted.timestamp}"
+                )
+    return ""

@@ -18,6 +18,7 @@ import msgspec
 from aiokafka.errors import KafkaError
 
 from app.core.fencing import LogId
+from app.core.sequences import Stamp
 from app.core.verbatim import Copy
 from app.kafka.append_errors import AppendTrouble, LaneClosed
 from app.kafka.append_lane import Lane
@@ -32,6 +33,12 @@ if TYPE_CHECKING:
 
 RETRY_S = 1.0
 LOOK_S = 0.02
+SAVE_S = 5.0
+NOT_SAVED = (
+    "the tracker table has not taken what has to stand there before anything is appended; see whether the "
+    "control cluster takes records, and somebody follows the tracker topic"
+)
+MADE_ANEW = "its destination topic was deleted and made anew"
 
 T = TypeVar("T")
 
@@ -41,15 +48,20 @@ class Way:
 
     Args:
         target: topic and partition.
-        note: of the former owner, b"" when there was none; `is_same_log`: of the log that is copied.
+        note: of the former owner, b"" when there was none; `is_same_log`: it knew the log that is copied.
+        lineage: of the source's offsets now.
+        source_epoch: in which the source was last found truncated; None: as the note says.
         is_first: nothing was copied before.
+        begin: begins a task of the replica's.
         tell: takes kind, message and remedy. unsure: takes why records may come twice from here on.
+        lost: is called when the destination has lost what it had acknowledged.
 
     Attributes:
-        log: the destination's, once it was met.
+        log: the destination's, once it `is_met`.
         lane: None until there is something to append; `is_ready`: it may be appended to (rule 1).
         max_batch_bytes: of the destination.
         why: what is in the way, "" while nothing is.
+        losses: how often the destination has lost what it had acknowledged.
     """
 
     def __init__(
@@ -60,24 +72,46 @@ class Way:
         note: bytes,
         *,
         is_same_log: bool,
+        lineage: int,
+        source_epoch: int | None,
         is_first: bool,
+        begin: Callable[[Callable[[], Awaitable[None]]], object],
         tell: Callable[[str, str, str], None],
         unsure: Callable[[str], None],
+        lost: Callable[[], None],
     ) -> None:
         self.target = target
         self.log = LogId()
         self.lane: Lane | None = None
-        self.is_ready = False
+        self.is_met = self.is_ready = False
         self.max_batch_bytes = 0
         self.why = ""
         self._runtime = runtime
         self._ledger = ledger
         self._note_bytes = note
-        self._is_same_log = is_same_log
+        self._lineage = lineage
         self._is_known = is_first  # what was copied before
+        self._begin = begin
         self._tell = tell
         self._unsure = unsure
+        self._lost = lost
+        self._saved: Callable[[], int] = lambda: -1
+        self._target_end = -1  # of our copies, once one was acknowledged
         self._succession = self._succeed(None)
+        self._former: Note | None = None
+        self._bad = ""
+        try:
+            self._former = Note.from_bytes(note) if note else None
+        except BadNote as error:
+            self._bad = str(error)
+        former = self._former
+        self.losses = 0 if former is None else former.losses
+        if former is not None:
+            ledger.lost, ledger.lost_ms = former.lost, former.lost_ms
+        self.source_epoch = source_epoch or 0
+        if former is not None and is_same_log:
+            ledger.read_epoch = former.read_epoch
+            self.source_epoch = former.source_epoch if source_epoch is None else source_epoch
 
     @property
     def name(self) -> str:
@@ -87,22 +121,27 @@ class Way:
     @property
     def note(self) -> bytes:
         """For the successor; what the former owner left until there is something of our own."""
-        note = self._ledger.note
-        return self._note_bytes if note is None else note.to_bytes()
+        note = self._ledger.note or self._former
+        if note is None:
+            return self._note_bytes
+        return msgspec.structs.replace(
+            note, source_epoch=self.source_epoch, read_epoch=self._ledger.read_epoch, losses=self.losses,
+            source=self._runtime.source.name, target=self.name, lost=self._ledger.lost,
+            lost_ms=self._ledger.lost_ms,
+        ).to_bytes()  # fmt: skip
 
     def _succeed(self, note: Note | None) -> Succession:
-        return Succession(self._runtime.target, *self.target, note, is_same_log=self._is_same_log)
+        is_same_log = note is not None and note.lineage in {-1, self._lineage}
+        return Succession(self._runtime.target, *self.target, note, is_same_log=is_same_log)
 
     async def meet(self) -> None:
         """Gets to know the destination, and what a former owner has copied there."""
         self.log = await self._trying(self._find_log)
         self.max_batch_bytes = await self.limit()
-        note: Note | None = None
-        try:
-            note = Note.from_bytes(self._note_bytes) if self._note_bytes else None
-            self._is_known = self._is_known or note is not None
-        except BadNote as error:
-            self._tell("note-corrupt", str(error), "what was copied since the last position comes twice")
+        note = self._former
+        self._is_known = self._is_known or note is not None
+        if self._bad:
+            self._tell("note-corrupt", self._bad, "what was copied since the last position comes twice")
         if note is not None and note.log.is_another(self.log):
             self._tell(
                 "destination-begun-anew",
@@ -114,6 +153,73 @@ class Way:
         self._succession = self._succeed(note)
         self._ledger.inherit(note)
         await self._trying(self._succession.look_up)
+        if note is not None and self._succession.lost_from >= 0:
+            self._ledger.lower_floor(self._succession.lost_from)
+            self._has_lost(self._succession.lost_from, note.floor)
+        self.is_met = True
+
+    @property
+    def opening(self) -> Stamp:
+        """The lane's before anything was appended to it."""
+        assert self.lane is not None, "it is open"
+        return Stamp(*self.lane.producer, 0)
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether nothing is being done here, if there is nothing to copy."""
+        return self.is_ready or (self.is_met and self.lane is None)
+
+    async def ends_at(self, end: int) -> bool:
+        """Whether all copies of what lies behind are below `end`, where the destination was said to end while
+        this was at rest; if so, those to come lie at or above it, once the caller says so (`rests_at`).
+
+        Raises: ClusterUnreachable, KafkaError: it cannot be known now.
+        """
+        note = self._ledger.note
+        if note is not None and end < note.floor:
+            lost_from = await self._succession.end_below(note.floor)
+            if lost_from >= 0 and self._ledger.note is note:
+                self._ledger.lower_floor(lost_from)
+                self._has_lost(lost_from, note.floor)
+            return False
+        return self.is_ready or await self._succession.has_settled()
+
+    def rests_at(self, end: int) -> None:
+        """See `ends_at`; nothing has come meanwhile."""
+        self._ledger.raise_floor(end, self._lineage)
+        if self.lane is None:
+            self._succession.begin_at(end)
+
+    def acknowledged(self, base_offset: int, end: int) -> None:
+        """A copy lies at these offsets of the destination."""
+        if base_offset < self._target_end:
+            self._count_loss()
+            start, former_end = base_offset, self._target_end
+            self._begin(lambda: self._look_what_was_lost(start, former_end))
+        self._target_end = end
+
+    async def _look_what_was_lost(self, start: int, end: int) -> None:
+        if self.log.is_another(await self._trying(self._find_log)):
+            raise ValueError(MADE_ANEW)  # it begins again, and tells what is not there any more
+        self._tell_loss(start, end)
+
+    def _has_lost(self, start: int, end: int) -> None:
+        self._count_loss()
+        self._tell_loss(start, end)
+
+    def _count_loss(self) -> None:
+        self.losses += 1
+        self._ledger.version += 1
+        self._lost()
+
+    def _tell_loss(self, start: int, end: int) -> None:
+        self._tell(
+            "destination-truncated",
+            f"{self.name}/{self.target[1]} has lost offsets [{start}, {end}), which it had acknowledged; "
+            f"copying goes on at {self._ledger.base} of the source",
+            "an unclean leader was elected, or a broker lost its disk; reset the route's topic to copy from "
+            "before the loss again",
+        )
 
     async def _find_log(self) -> LogId:
         client, topic = self._runtime.target, self.target[0]
@@ -148,6 +254,7 @@ class Way:
         What was under way of a former owner may have arrived meanwhile: ask `rest` again.
         """
         ledger, succession = self._ledger, self._succession
+        self._saved = saved
         if self.lane is None:
             lane = self.lane = await self._trying(self._new_lane)
             note = ledger.note
@@ -155,15 +262,14 @@ class Way:
                 # What the former owner wrote stays behind its floor until a copy of ours moves that.
                 ledger.begin(msgspec.structs.replace(note, epoch=lane.producer.epoch), goes_on=True)
             else:
-                ledger.begin(Note(self.log, ledger.base, *lane.producer, lane.floor), goes_on=False)
+                begun = Note(self.log, ledger.base, *lane.producer, lane.floor, lineage=self._lineage)
+                ledger.begin(begun, goes_on=False)
             if not self._is_known:
                 self._unsure("nobody knows what was copied behind the last position")
             elif not succession.is_sure:
                 self._unsure("the destination's log does not reach back to what was last saved")
         floor = self.lane.floor
-        version = ledger.version
-        while saved() < version:  # noqa: ASYNC110 - a round of snapshots does it
-            await asyncio.sleep(LOOK_S)
+        await self._save(ledger.version)
         await self._trying(succession.look_up)
         self.is_ready = True
         return floor
@@ -171,11 +277,30 @@ class Way:
     async def _new_lane(self) -> Lane:
         runtime = self._runtime
         producer = self._succession.producer or await new_producer(runtime.target)
-        lane = await runtime.appender.lane(*self.target, producer, self._append_trouble)
+        lane = await runtime.appender.lane(*self.target, producer, self._append_trouble, self._bumped)
         if lane.floor < 0:
             lane.close()
             raise ClusterUnreachable(f"{self.name}/{self.target[1]} has no leader that answers")
         return lane
+
+    async def _save(self, version: int) -> None:
+        since_s = time.monotonic()
+        while self._saved() < version:  # a round of snapshots does it
+            if time.monotonic() - since_s > SAVE_S:
+                self.why = NOT_SAVED
+            await asyncio.sleep(LOOK_S)
+        if self.why == NOT_SAVED:
+            self.why = ""
+
+    def _bumped(self, lane: Lane) -> None:
+        """The lane goes on under another epoch, once the table knows it (rule 1)."""
+        version = self._ledger.under(lane.producer.epoch)
+
+        async def go_on() -> None:
+            await self._save(version)
+            lane.go()
+
+        self._begin(go_on)
 
     async def check_late(self, base_offset: int) -> None:
         """What a former owner got in behind our last look, before our first batch shut it out."""

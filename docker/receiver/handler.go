@@ -57,12 +57,16 @@ func (d *demo) handle(ctx context.Context, message *Message) error {
 }
 
 func (d *demo) note(message *Message, id, outcome string) {
-	line, err := json.Marshal(map[string]any{
+	fields := map[string]any{
 		"id": id, "outcome": outcome, "topic": message.Topic, "group": message.Group,
 		"partition": message.Partition, "offset": message.Offset, "key": message.Key, "headers": message.Headers,
 		"timestamp_ms": message.TimestampMs, "retry_count": message.RetryCount, "attempt": message.Attempt,
 		"traceparent": message.Traceparent, "tombstone": message.Value == nil,
-	})
+	}
+	if role := message.Role; role != nil {
+		fields["region"], fields["primary"], fields["epoch"] = role.Region, role.Primary, role.Epoch
+	}
+	line, err := json.Marshal(fields)
 	if err == nil {
 		_, err = d.journal.Write(append(line, '\n'))
 	}

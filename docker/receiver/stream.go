@@ -33,6 +33,7 @@ type session struct {
 	open    uint64                        // deliveries in progress
 	freed   uint64                        // bytes of those that are not any more
 	closing bool                          // the receiver stops: what still comes is not taken
+	role    *Role                         // of the sending region, as it said last
 	cancel  map[uint64]context.CancelFunc // of deliveries that have no outcome yet
 	told    map[outcome][]uint64          // deliveries whose outcome is not sent yet
 	wake    chan struct{}                 // there is something to send
@@ -93,6 +94,7 @@ func (r *receiver) Deliver(stream pb.Receiver_DeliverServer) error {
 func (s *session) read(stream pb.Receiver_DeliverServer, handle Handler, opened *pb.Open, request *pb.DeliverRequest) error {
 	for {
 		s.giveUp(request.Canceled)
+		s.hear(request.Role)
 		if len(request.Batches) > 0 {
 			if err := s.deliver(stream.Context(), handle, opened, request); err != nil {
 				return err
@@ -134,6 +136,7 @@ func (s *session) deliver(ctx context.Context, handle Handler, opened *pb.Open, 
 		}
 		for _, sent := range batch.Messages {
 			number, message := s.next, readSent(opened, batch, sent)
+			message.Role = s.role
 			s.next++
 			s.open++
 			ctx, cancel := context.WithTimeout(ctx, timeout)
@@ -171,6 +174,17 @@ func (s *session) giveUp(canceled []*pb.Range) {
 				cancel()
 			}
 		}
+	}
+}
+
+// hear notes what the sending region is, for the batches that follow. Only read has to do with it.
+func (s *session) hear(role *pb.Role) {
+	if role == nil {
+		return // as before
+	}
+	s.role = nil
+	if role.Region != "" {
+		s.role = &Role{Region: role.Region, Primary: role.Primary, Epoch: role.Epoch}
 	}
 }
 

@@ -82,6 +82,10 @@ func readMessage(value []byte, incoming metadata.MD) *Message {
 	if keys := incoming.Get("kafka-key-bin"); len(keys) > 0 {
 		message.Key = []byte(keys[0])
 	}
+	if region := text("switchyard-region"); region != "" {
+		epoch := uint64(number("switchyard-primary-epoch"))
+		message.Role = &Role{Region: region, Primary: text("switchyard-primary") == "true", Epoch: epoch}
+	}
 	if len(value) == 0 && text("kafka-value-null") != "true" {
 		message.Value = []byte{} // gRPC makes it nil, as a tombstone's is
 	}

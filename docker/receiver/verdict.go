@@ -20,6 +20,16 @@ type Message struct {
 	TimestampMs         int64
 	RetryCount, Attempt uint32 // deliveries from retry topics before this one; which delivery this is, from 1
 	Traceparent         string
+	Role                *Role // nil: of a workload of one region
+}
+
+// Role says what the region that sends is for a workload of several: whether it is the primary (active) one,
+// and the epoch under which it is, or another one is. An epoch is one region's alone, so a handler that takes
+// nothing from a lower epoch than it has seen is never led by two regions at once.
+type Role struct {
+	Region  string
+	Primary bool
+	Epoch   uint64
 }
 
 // Header is a record header, its name in lower case.

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
+import pytest
 from ruamel.yaml import YAML
 
+from app.cli.client import Failure
+from app.cli.route import _reset_as_foreseen
 from app.core.control_events import RouteDeleted, RoutePut, WorkloadPut
+from app.wire import Copying
 from tests.cli.test_commands import Shell
 from tests.cli.test_commands import shell as shell  # noqa: PLC0414 - the fixture
 from tests.console.hand_fed import assigned, beat, copying, definition, flowing, put_route, route
+from tests.console.test_route_acts import acting
 from tests.console.test_routes import listed
 
 
@@ -57,6 +63,7 @@ def flowing_route(shell: Shell) -> None:
     fed = shell.fed
     shell.fed.apply(put_route(route("mirror", "east", "west", "orders.*", exclude=["orders.test"])),
                     assigned(copying(0)))  # fmt: skip
+    fed.members.dead_after_s = 3600.0  # commands take a while to start on a busy machine
     fed.hear(beat(flowing(copying(0), delivered=7, trouble="\x1b[31mred"), url=fed.url))
     listed(fed, "east", orders=1, orders_test=1, unrelated=1)
 
@@ -92,3 +99,75 @@ def test_what_changes_a_route_is_a_dry_run_until_told(shell: Shell) -> None:
     assert "it was so before" in shell("route", "pause", "mirror", "--execute", "--yes").stderr
     assert shell("route", "resume", "mirror", "--execute", "--yes").returncode == 0
     assert not shell.fed.control.view.paused
+
+
+def test_a_route_is_deleted_once_it_is_said_and_its_copies_stay(shell: Shell) -> None:
+    flowing_route(shell)
+    assert "its copies stay; dry run" in shell("route", "delete", "mirror").stderr
+    assert shell("route", "delete", "mirror", "--execute").returncode == 5, "nobody is there to answer"
+    assert not shell.fed.control.appended
+    done = shell("route", "delete", "mirror", "--execute", "--yes")
+    assert (done.returncode, "route mirror is deleted" in done.stderr) == (0, True), done.stderr
+    (event,) = shell.fed.control.appended
+    assert isinstance(event, RouteDeleted)
+    assert shell("route", "delete", "mirror", "--execute", "--yes").returncode == 4
+
+
+def test_what_cannot_be_copied_is_shown_and_skipped_by_command(shell: Shell) -> None:
+    fed = shell.fed
+    pump = acting(fed)
+    told = Copying(
+        halted="a gap",
+        stuck=(10, 12),
+        encoded=1,
+        left_out=3,
+        lost=5,
+        lost_ms=7_000,
+        compared=4,
+        barrier=(10, 11, 1),
+    )
+    fed.hear(beat(flowing(copying(0), delivered=4, copying=told), flowing(copying(1)), url=fed.url))
+    shown = shell("route", "describe", "mirror").stdout
+    for part in ("halted: orders-0: a gap", "stuck: route skip mirror orders 0 10 12", "10 -> 11", "75%",
+                 "4 records, 1 of them in batches encoded anew; 3 left out",
+                 "since copying began: 5 offsets, the last found missing 1970-01-01 00:00:07 UTC",
+                 "4 records as they were sent"):  # fmt: skip
+        assert part in shown, shown
+    skip = ("route", "skip", "mirror", "orders", "0", "10", "12")
+    dry = shell(*skip)
+    assert "2 offsets of orders-0 are left out of the copy; dry run" in dry.stderr, dry.stderr
+    assert "nobody can decode it" in dry.stdout
+    assert len(pump.stuck) == 2
+    assert shell(*skip, "--execute", "--yes").returncode == 0
+    assert pump.stuck == ((15, 16),)
+    assert shell(*skip, "--execute", "--yes").returncode == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [((), "say where to, once"), (("--earliest", "--latest"), "say where to, once"),
+     (("--latest", "--partition", "0"), "name it with --topic"),
+     (("--to-offset", "5", "--topic", "orders"), "--to-offset is of one partition")],
+)  # fmt: skip
+def test_a_reset_that_does_not_say_where_to_is_a_mistake_in_the_command(
+    shell: Shell, arguments: tuple[str, ...], told: str
+) -> None:
+    flowing_route(shell)
+    done = shell("route", "reset", "mirror", *arguments)
+    assert (done.returncode, told in done.stderr) == (2, True), done.stderr
+
+
+def test_what_was_reset_before_a_later_topic_failed_is_told() -> None:
+    class Client:
+        def ask(self, _method: str, _path: str, body: dict[str, Any]) -> Any:
+            if body["topic"] == "b":
+                raise Failure("no worker answers")
+            return {"done": 1, "partitions": [{"topic": body["topic"], "partition": 0, "done": True}]}
+
+    client: Any = Client()
+    foreseen = {"partitions": [{"topic": topic, "partition": 0, "to": 0} for topic in "abc"]}
+    told = _reset_as_foreseen(client, "/routes/r/reset", foreseen)
+    assert (told["done"], [row["done"] for row in told["partitions"]]) == (2, [True, False, True])
+    assert told["partitions"][1]["why"] == "no worker answers"
+    with pytest.raises(Failure, match="no worker"):
+        _reset_as_foreseen(client, "/routes/r/reset", {"partitions": foreseen["partitions"][1:]})

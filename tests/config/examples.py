@@ -5,6 +5,18 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+from app.core.topology import Layout, Site
+
+REGIONS = Layout(
+    "west",
+    {
+        f"{region}-{tier}": Site(region, tier)
+        for region in ("east", "west")
+        for tier in ("regional", "aggregate")
+    },
+    "west-regional",
+)
+
 SETTINGS = """\
 region: east
 clusters:

@@ -11,10 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.config.checks import NOT_YET
 from app.config.definitions import Workload, load_definitions, parse_definition
 from app.config.problems import InvalidConfiguration
-from tests.config.examples import FULL, SMALL, changed
+from app.core.topology import Layout, Site
+from tests.config.examples import FULL, REGIONS, SMALL, changed
+
+NORTH = Site("north", "aggregate")
 
 
 def fields(document: Any, **options: Any) -> list[str]:
@@ -49,15 +51,40 @@ def test_the_names_derived_from_a_workload() -> None:
     assert parse_definition(FULL)[0].method() == "/acme.Billing/Take"
 
 
-def test_every_field_that_is_not_in_force_yet_warns_and_may_be_deployed() -> None:
-    _, warnings = parse_definition(FULL)
+def test_every_field_is_in_force_and_none_warns() -> None:
+    _, warnings = parse_definition(FULL, clusters=["east-aggregate"], layout=REGIONS)
 
-    assert {warning.field for warning in warnings} == {".".join(map(str, path)) for path in NOT_YET}
-    assert {warning.severity for warning in warnings} == {"warning"}
-    assert all("not in force yet" in warning.message for warning in warnings)
+    assert warnings == []
 
 
-@pytest.mark.parametrize("kind", ["AuditPlan", "Alert", "Failover"])
+MODE: list[tuple[dict[str, Any], str, str]] = [
+    ({"spec/primary": "east"}, "spec.primary", "has no meaning without a mode"),
+    ({"spec/mode": "active-active", "spec/primary": "eats"}, "spec.primary", "did you mean east?"),
+    ({"spec/mode": "active-passive", "metadata/cluster": "north-aggregate"}, "metadata.cluster",
+     "each region reads its own cluster: region west has 2 clusters of tier aggregate"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("edits", "field", "said"), MODE)
+def test_a_mode_that_cannot_be_is_refused(edits: dict[str, str], field: str, said: str) -> None:
+    document = SMALL
+    for path, value in edits.items():
+        document = changed(path, value, base=document)
+    two = {**REGIONS.sites, "west-second": Site("west", "aggregate"), "north-aggregate": NORTH}
+    regions = Layout("west", two, "west-regional") if "north" in str(edits) else REGIONS
+
+    assert fields(document, layout=regions) == [field]
+    assert said in text_of(document, layout=regions)
+
+
+def test_a_mode_on_a_regional_cluster_is_told_to_read_other_messages_in_each_region() -> None:
+    document = changed("spec/mode", "active-active", base=changed("metadata/cluster", "east-regional"))
+    _, warnings = parse_definition(document, layout=REGIONS)
+
+    assert ["each region has other messages there" in warning.message for warning in warnings] == [True]
+
+
+@pytest.mark.parametrize("kind", ["AuditPlan", "Alert"])
 def test_a_kind_that_comes_later_is_told_to_come_later(kind: str) -> None:
     assert "comes with a later release" in text_of({"apiVersion": "switchyard/v1", "kind": kind, "spec": {}})
 
@@ -314,9 +341,10 @@ def test_a_folder_without_definitions_is_told(tmp_path: Path) -> None:
 
 
 def test_warnings_name_their_file_and_line(tmp_path: Path) -> None:
-    (tmp_path / "a.yaml").write_text(json.dumps(changed("spec/mode", "active-passive"), indent=1))
+    document = changed("spec/mode", "active-passive", base=changed("metadata/cluster", "east-regional"))
+    (tmp_path / "a.yaml").write_text(json.dumps(document, indent=1))
 
-    _, (warning,) = load_definitions([tmp_path / "a.yaml"])
+    _, (warning,) = load_definitions([tmp_path / "a.yaml"], layout=REGIONS)
 
-    assert (Path(warning.file).name, warning.field) == ("a.yaml", "spec.mode")
-    assert '"mode"' in (tmp_path / "a.yaml").read_text().splitlines()[warning.line - 1]
+    assert (Path(warning.file).name, warning.field) == ("a.yaml", "metadata.cluster")
+    assert '"cluster"' in (tmp_path / "a.yaml").read_text().splitlines()[warning.line - 1]

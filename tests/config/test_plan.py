@@ -69,6 +69,13 @@ def test_a_cluster_cannot_change_under_a_workload() -> None:
 
     assert "delete it first" in conflict
 
+    shared = workload(path="spec/mode", value="active-passive")
+    moved = shared.model_copy(
+        update={"metadata": shared.metadata.model_copy(update={"cluster": "west-aggregate"})}
+    )
+    assert plan(by_key(shared), [moved]).conflicts
+    assert not plan(by_key(shared), [moved], is_local=False).conflicts, "it may be any region's"
+
 
 @pytest.mark.parametrize("second", ["20s", "30s"])
 def test_one_workload_twice_is_a_conflict_and_no_change(second: str) -> None:

@@ -216,7 +216,19 @@ def test_workloads_and_routes_come_from_the_same_files(tmp_path: Path) -> None:
     found, warnings = load_definitions([written(tmp_path, SMALL, FULL_ROUTE)])
 
     assert [definition.key for definition in found] == ["billing/orders", "east-west"]
-    assert [warning.field for warning in warnings] == ["spec.offsets"], "what is not in force yet is said"
+    assert not warnings, "all of it is in force"
+
+
+def test_groups_are_kept_in_step_by_name_or_expression_and_an_exclusion_wins() -> None:
+    offsets = {"groups": ["billing", "audit-.*"], "exclude": ["audit-test"], "every": "10s"}
+    sync = parse_route(routed("spec/offsets", offsets))[0].offsets
+
+    assert sync is not None
+    assert [sync.groups(group) for group in ("billing", "audit-a", "audit-test", "other")] == [
+        True, True, False, False,
+    ]  # fmt: skip
+    assert sync.every_s == 10.0
+    assert parse_route(ROUTE)[0].offsets is None
 
 
 def test_a_mistyped_kind_is_answered_with_what_was_meant() -> None:
@@ -257,11 +269,11 @@ def test_any_text_in_a_list_of_topics_is_taken_or_told(text: str) -> None:
         assert re2.compile(text)
 
 
-def test_the_json_schema_knows_both_kinds_by_their_names_on_the_wire() -> None:
+def test_the_json_schema_knows_all_kinds_by_their_names_on_the_wire() -> None:
     parts = json_schema()["$defs"]
 
     assert set(parts["RouteSpec"]["properties"]) == set(FULL_ROUTE["spec"])
-    assert len(json_schema()["oneOf"]) == 2
+    assert len(json_schema()["oneOf"]) == 3
     assert parts["RouteDefinition"]["properties"]["kind"]["const"] == "Route"
 
 

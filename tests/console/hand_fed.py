@@ -21,6 +21,7 @@ from aiohttp import web
 from app.clock import now_ms
 from app.config.definitions import RouteDefinition, Workload
 from app.console import server
+from app.control.failover import FailoverSide
 from app.control.membership import Members
 from app.control.routes_catalog import RoutesCatalog
 from app.control.runtime import Runtime
@@ -29,10 +30,19 @@ from app.core.control_events import AnyControlEvent, Assignment, RoutePut, Workl
 from app.core.job import JobId, Kind
 from app.core.lease import Lease
 from app.core.pace import TargetStatus
+from app.core.topology import Layout, Site
 from app.core.tracker import Tracker
 from app.wire import HeadDecision, HeadStatus, Heartbeat, Incident, JobStatus, WorkloadStatus
 
 ME = "worker-a"
+LAYOUT = Layout(
+    "east",
+    {
+        "east": Site("east", "aggregate"), "west": Site("west", "aggregate"),
+        "east-regional": Site("east", "regional"), "west-regional": Site("west", "regional"),
+    },
+    "east-regional",
+)  # fmt: skip
 
 
 def definition(group: str = "billing", topic: str = "orders", **spec: Any) -> dict[str, Any]:
@@ -220,8 +230,16 @@ class HandFed:
         self.should_stop = False
         self.leader: Any = SimpleNamespace(leads=True)
         self.beat: Heartbeat | None = None
+        self.regions: Any = None
+        nothing: Any = None
+        control: Any = self.control
+        self.failover = FailoverSide(
+            control, nothing, {}, LAYOUT, self.catalog.workload, leads=lambda: True, on_news=lambda: None,
+            on_trouble=lambda *_: None,
+        )  # fmt: skip
+        pumps: dict[str, Any] = {}
         self.jobs = SimpleNamespace(
-            pumps={}, statuses=lambda: self.beat.jobs if self.beat else [],
+            pumps=pumps, flowing=pumps, statuses=lambda: self.beat.jobs if self.beat else [],
             workload_statuses=lambda: self.beat.workloads if self.beat else [],
         )  # fmt: skip
 

@@ -56,7 +56,10 @@ CONFIG = {
     "operations": [
         # What no schema says: times, regular expressions, which of the fields go together, names that exist.
         {"include-method": ["PUT", "POST"], "checks": {"positive_data_acceptance": {"enabled": False}}},
-        {"include-path-regex": "/dlq/|tracker", "checks": {"positive_data_acceptance": {"enabled": False}}},
+        {
+            "include-path-regex": "/dlq/|tracker|/offsets/",
+            "checks": {"positive_data_acceptance": {"enabled": False}},
+        },
         # Every field's every bound takes thousands of requests: tests/config is about those.
         {"include-method": "PUT", "phases": {"coverage": {"enabled": False}}},
     ],

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 
-from app.core.control_events import ALL, Paused, Released, RouteDeleted, RoutePut
+from app.core.control_events import ALL, Begun, Paused, Released, RouteDeleted, RoutePut
 from app.core.placement_round import GONE
+from app.wire import Copying, JobStatus
 from tests.console.client import Console
 from tests.console.hand_fed import HandFed, assigned, beat, copying, flowing, put_route, route, serving
 
@@ -46,7 +48,7 @@ def test_of_two_changes_at_the_same_moment_the_later_one_changes_nothing(console
         console.fed.control.meanwhile = [theirs]
         body = route(start="latest") if path == PATH and method == "PUT" else None
         assert console.ask(method, path, body, If_Match=etag).status == 412
-        assert console.fed.control.view.routes["mirror"] is theirs
+        assert console.fed.control.view.routes["mirror"].etag == theirs.etag
         etag = console.ask("GET", PATH).headers["ETag"]
 
 
@@ -121,6 +123,62 @@ def test_lag_and_troubles_are_summed_and_what_ended_is_not_counted(console: Cons
     assert console.ask("GET", "/api/v1/overview").json["routes"] == [shown]
     (fleet,) = console.ask("GET", "/api/v1/sizing").json["fleets"]
     assert fleet["jobs"] == 2
+
+
+def told_copying(**more: Any) -> JobStatus:
+    """A replica that says all there is to say."""
+    told = Copying(
+        encoded=2,
+        left_out=3,
+        lost=5,
+        lost_ms=7_000,
+        compared=4,
+        differing=1,
+        limited=True,
+        rate=12.5,
+        barrier=(10, 11, 1_000),
+        **more,
+    )
+    return flowing(copying(0), delivered=8, copying=told)
+
+
+def test_what_became_of_the_copies_is_told_by_partition_and_summed(console: Console) -> None:
+    fed = console.fed
+    fed.apply(put_route(route()), assigned(copying(0)), assigned(copying(1)))
+    quiet = flowing(copying(1), delivered=2, copying=Copying(rate=2.5))
+    fed.hear(beat(told_copying(halted="a gap", stuck=(10, 12)), quiet, url=fed.url))
+    body = console.ask("GET", PATH).json
+    sums = {"verbatim": 8, "encoded": 2, "left_out": 3, "lost": 5, "compared": 4, "differing": 1,
+            "limited": 1, "rate": 15.0, "halted": 1, "stuck": 1, "lost_ms": 7_000}  # fmt: skip
+    assert {name: body["status"][name] for name in sums} == sums
+    first, second = body["partitions"]
+    assert (first["halted"], first["stuck"], first["verbatim"], first["rate"]) == ("a gap", [10, 12], 6, 12.5)
+    assert first["barrier"] == {"source_end": 10, "target_end": 11, "at_ms": 1_000}
+    assert (first["lost"], first["lost_ms"], second["lost"], second["lost_ms"]) == (5, 7_000, 0, None)
+    assert (second["halted"], second["stuck"], second["barrier"]) == ("", None, None)
+    fed.hear(beat(told_copying(), flowing(copying(1)), url=fed.url))
+    assert console.ask("GET", PATH).json["status"]["rate"] == 12.5, "what says nothing adds nothing"
+
+
+def test_metrics_tell_what_became_of_the_copies(console: Console) -> None:
+    fed = console.fed
+    fed.apply(put_route(route()), assigned(copying(0)))
+    fed.leader.leads = False
+    fed.hear(beat(told_copying(halted="a gap", stuck=(10, 12)), url=fed.url))
+    lines = console.ask("GET", "/metrics").text.splitlines()
+    found = {line.partition("{")[0]: line.rpartition(" ")[2] for line in lines if 'route="mirror"' in line}
+    wanted = {"halted": "1.0", "stuck_messages": "2.0", "limited": "1.0", "encoded_messages_total": "2.0",
+              "left_out_total": "3.0", "lost_records_total": "5.0", "compared_total": "4.0",
+              "differing_total": "1.0"}  # fmt: skip
+    assert {name: found[f"switchyard_route_{name}"] for name in wanted} == wanted
+    assert float(found["switchyard_route_barrier_seconds"]) > 1e6
+
+
+def test_where_a_route_begins_is_told_once_it_is_recorded(console: Console) -> None:
+    console.fed.apply(put_route(route(start="latest")))
+    assert console.ask("GET", PATH).json["begins_ms"] is None
+    console.fed.apply(Begun(at_ms=7, key="mirror", ends=[]))
+    assert console.ask("GET", PATH).json["begins_ms"] == 7
 
 
 def test_metrics_tell_the_lag_of_each_partition_and_take_no_route_for_a_workload(console: Console) -> None:

@@ -20,6 +20,7 @@ from app.core.tracker import Snapshot
 from app.kafka.clusters import ClusterSpec
 from app.kafka.fetched import ByteBudget
 from app.kafka.topics import TopicSpec, ensure_topics
+from app.regions.carry import Carried
 
 GROUP = "billing"
 
@@ -62,6 +63,7 @@ class Place:
     async def begin(
         self, base: int | None = None, *, lineage: int = 0, log: LogId | None = None,
         start: str = "earliest", begun: Begun | None = None, anew: Anew | None = None,
+        carried: Carried | None = None,
     ) -> Beginning:  # fmt: skip
         """Where it begins when the table's answer has this base."""
         answer = TakeoverAnswer(
@@ -79,8 +81,9 @@ class Place:
             self.told.append(f"{kind}: {message}")
 
         return await find_beginning(
-            self.job, Workload.from_wire(definition), self.cluster, answer, begun=begun, anew=anew, tell=tell
-        )
+            self.job, Workload.from_wire(definition), self.cluster, answer, begun=begun, anew=anew, tell=tell,
+            carried=carried,
+        )  # fmt: skip
 
 
 @pytest.fixture
@@ -96,7 +99,7 @@ async def place(bootstrap: str, topic_name: str) -> AsyncIterator[Place]:
 
 
 def begun(place: Place, *ends: int, topic_id: str = "") -> Begun:
-    return Begun(at_ms=0, key=place.job.name, etag="x", ends=list(ends), topic_id=topic_id)
+    return Begun(at_ms=0, key=place.job.name, ends=list(ends), topic_id=topic_id)
 
 
 async def test_table_and_group_are_joined_and_the_present_ids_adopted(place: Place) -> None:
@@ -169,7 +172,7 @@ async def test_where_a_workload_was_moved_to_it_begins_as_mapped_until_the_table
     place: Place,
 ) -> None:
     present = await place.log()
-    at = Begun(at_ms=0, key=place.job.name, etag="x", ends=[6], topic_id=present.topic_id,
+    at = Begun(at_ms=0, key=place.job.name, ends=[6], topic_id=present.topic_id,
                cluster_id=present.cluster_id)  # fmt: skip
     elsewhere = LogId("another-cluster", "another-topic")
     for committed in (9, 2):  # of an earlier life there
@@ -187,11 +190,29 @@ async def test_where_a_workload_was_moved_to_it_begins_as_mapped_until_the_table
 async def test_a_mapped_position_is_of_one_log_only(place: Place) -> None:
     present = await place.log()
     for cluster_id, topic_id in (("another", present.topic_id), (present.cluster_id, "another")):
-        at = Begun(at_ms=0, key=place.job.name, etag="x", ends=[6], topic_id=topic_id, cluster_id=cluster_id)
+        at = Begun(at_ms=0, key=place.job.name, ends=[6], topic_id=topic_id, cluster_id=cluster_id)
         assert (await place.begin(8, log=LogId("old", "old"), begun=at)).snapshot.base == 0
-    retry = Begun(at_ms=0, key="g/other", etag="x", ends=[], cluster_id=present.cluster_id,
+    retry = Begun(at_ms=0, key="g/other", ends=[], cluster_id=present.cluster_id,
                   others={place.topic: Position(present.topic_id, [4])})  # fmt: skip
     assert (await place.begin(8, log=LogId("old", "old"), begun=retry)).snapshot.base == 4
+
+
+async def test_what_other_regions_have_finished_is_joined_and_latest_passes_over_nothing_they_have_not(
+    place: Place,
+) -> None:
+    present, seven, unknown = await place.log(), Carried(7, was_read=True), Carried(was_read=True)
+    assert (await place.begin(carried=seven)).snapshot.base == 7
+    found = await place.begin(5, log=present, carried=seven)
+    assert (found.snapshot.base, found.known) == (7, False), "the table is to learn that it was looked up"
+    found = await place.begin(9, log=present, carried=seven)
+    assert (found.snapshot.base, found.known) == (9, False)
+    assert (await place.begin(9, log=present, carried=unknown)).snapshot.base == 9
+    latest = begun(place, 8)
+    for carried, base in ((Carried(), 8), (seven, 7), (unknown, 0)):
+        assert (await place.begin(start="latest", begun=latest, carried=carried)).snapshot.base == base
+    reset = await place.begin(9, log=present, anew=Anew(1, 5, 3), carried=seven)
+    assert reset.snapshot.base == 3, "an operator asked for it"
+    assert place.told == []
 
 
 async def test_a_corrupt_snapshot_gives_way_to_the_groups_commit(place: Place) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any
 
-from app.control.checkpoints import Checkpoints
+from app.control.checkpoints import BOOKKEEPING_S, Checkpoints
 from app.core.fencing import SnapshotItem
+from app.core.job import JobId, Kind
 from app.core.lease import Lease
 from app.core.tracker import Snapshot
+from app.replica.pump import ReplicaPump
 from tests.control.test_watchdog import a_pump
 
 
@@ -58,3 +61,33 @@ async def test_without_a_lease_what_was_finished_is_saved_all_the_same_and_nothi
     checkpoints = Checkpoints({"j": pump}, unreachable, fake, lease, lambda *_: None)
     await checkpoints.save([pump])
     assert trackers.sent == [3]
+
+
+class Copy(ReplicaPump):
+    """One with something to save."""
+
+    @property
+    def version(self) -> int:
+        return 1
+
+
+async def test_copies_of_bookkeeping_are_saved_rarely_but_what_they_wait_for_at_once() -> None:
+    none: Any = None
+    pumps: dict[str, Any] = {name: Copy.__new__(Copy) for name in ("copy", "orders")}
+    for name, topic in (("copy", "switchyard-west-trackers-changelog"), ("orders", "orders")):
+        pumps[name].job = JobId(Kind.REPLICATE, "a-route", topic, 0)
+        pumps[name].way = SimpleNamespace(is_ready=False)
+        pumps[name].snapshot_version = 0
+    checkpoints = Checkpoints({}, none, none, Lease(1e9), lambda *_: None)
+
+    def due(at_s: float) -> list[str]:
+        return [name for name, pump in pumps.items() if checkpoints._is_due(pump, at_s)]
+
+    assert due(0.0) == due(0.1) == ["copy", "orders"], "it waits for that before it copies anything"
+    for pump in pumps.values():
+        pump.way.is_ready = True
+    assert due(1.0) == ["copy", "orders"]
+    assert due(1.1) == due(BOOKKEEPING_S) == ["orders"]
+    assert due(1.0 + BOOKKEEPING_S) == ["copy", "orders"]
+    pumps["copy"].snapshot_version = -1
+    assert due(2.0 + BOOKKEEPING_S) == ["copy", "orders"], "the table has to learn of it"

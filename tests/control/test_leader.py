@@ -43,6 +43,8 @@ class Log(test_jobs.Log):
         self.refused: list[Repairable] = []
         self.before_append: Callable[[], None] = lambda: None
 
+    async def drop_stale(self) -> None: ...
+
     def take_refused(self) -> list[Repairable]:
         refused, self.refused = self.refused, []
         return refused

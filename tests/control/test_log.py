@@ -10,8 +10,16 @@ import orjson
 
 from app import wire
 from app.control.log import ControlLog
-from app.core.control_events import AnyControlEvent, Assignment, Begun, Claim
+from app.core.control_events import (
+    AnyControlEvent,
+    Assignment,
+    Begun,
+    Claim,
+    WorkloadDeleted,
+    compaction_key,
+)
 from tests.console.hand_fed import definition, put
+from tests.kafka.conftest import connected, create
 
 JOB = "dispatch:g/t:t:{}"
 
@@ -62,9 +70,34 @@ def test_what_was_refused_needs_no_repair_once_something_later_counts() -> None:
 
 def test_bookkeeping_is_not_shown_as_activity() -> None:
     data = definition("g", "t")
-    log = read(put(data), Begun(at_ms=0, key="g/t", etag="x", ends=[1] * 1_000))
-    assert log.view.begun["g/t"].ends == [1] * 1_000
+    log = read(put(data), Begun(at_ms=0, key="g/t", ends=[1] * 1_000))
+    assert [begun.ends for begun in log.view.begun_of("g/t")] == [[1] * 1_000]
     assert [event["event"] for event in log.recent] == ["workload-put"]
+
+
+async def test_what_says_where_a_deployment_that_is_over_began_leaves_the_log(
+    bootstrap: str, topic_name: str
+) -> None:
+    options = {"bootstrap_servers": bootstrap}
+    async with connected(bootstrap) as client:
+        await create(client, topic_name)
+    log, other = ControlLog(topic_name, options), ControlLog(topic_name, options)
+    await log.start()
+    try:
+        first = log.view.replacing(put(definition("g", "t")), "one")
+        begun = Begun(at_ms=0, key="g/t", deployment="one", nonce="n", ends=[5])
+        await log.append(first, begun)
+        assert log.view.begun("g/t") == begun
+        await log.append(WorkloadDeleted(at_ms=0, key="g/t", actor="me", expected=first.etag))
+        assert log.view.stale == {compaction_key(begun)}
+        await log.drop_stale()
+        assert log.view.stale == set()
+        await other.start()  # which reads what compaction has not dropped yet
+        assert (other.view.stale, other.view.begun("g/t")) == (set(), None)
+        assert other._tail.next_offset == 4
+    finally:
+        await log.stop()
+        await other.stop()
 
 
 def test_the_activity_table_is_a_ring_in_which_the_latest_stand_with_their_offsets() -> None:

@@ -141,7 +141,7 @@ class Stage:
         )
         return await find_beginning(
             job, workload, await self.clusters.get(workload.metadata.cluster), answer,
-            begun=self.log.view.begun.get(self.key), anew=None, tell=lambda kind, *_: self.told.append(kind),
+            begun=self.log.view.begun(self.key), anew=None, tell=lambda kind, *_: self.told.append(kind),
         )  # fmt: skip
 
 
@@ -349,7 +349,8 @@ async def test_there_and_back_again(stage: Stage) -> None:
     stage.committed = {(stage.topic, 0): 11, (stage.topic, 1): 11, (stage.retry, 0): 0, (stage.retry, 1): 3}
     told = await stage.run(stage.mover(EAST), "m2")
     assert (stage.cluster, told["copied"], [row["to"] for row in told["partitions"]]) == (EAST, 0, [10, 10])
-    begun = stage.log.view.begun[stage.key]
+    begun = stage.log.view.begun(stage.key)
+    assert begun is not None
     assert (begun.ends, begun.others[stage.retry].offsets) == ([10, 10], [0, 5])
     assert [e["action"] for e in stage.log.recent if e["event"] == OperatorAct.__struct_config__.tag] == [
         "move"

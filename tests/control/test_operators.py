@@ -43,8 +43,10 @@ class Office:
         self.stand, self.log = stand, Log()
         self.pump = stand.pumps[0]
         self.job = str(self.pump.job)
-        jobs = SimpleNamespace(worker=ME, pumps={self.job: self.pump}, draining=False, _lease=stand.lease)
-        self.jobs: Any = jobs
+        pumps = {self.job: self.pump}
+        self.jobs: Any = SimpleNamespace(
+            worker=ME, pumps=pumps, flowing=pumps, draining=False, _lease=stand.lease
+        )
         self.operators = Operators(self.jobs, self.log)  # type: ignore[arg-type]
         self.assign(ME)
 

@@ -3,145 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import msgspec
 import pytest
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.records_to_delete import RecordsToDelete
+from aiokafka.structs import TopicPartition
 
-from app.clock import now_ms
 from app.config.route import RouteDefinition
 from app.control.beginning import Anew
 from app.control.beginning_replica import find_replica_beginning
-from app.control.catalog import Catalog
-from app.control.data_clusters import DataClusters
-from app.control.jobs import Jobs
-from app.core.control_events import ALL, Assignment, Paused, RoutePut
-from app.core.fencing import LogId, SnapshotItem, Snapshots, Takeover, TakeoverAnswer
+from app.control.operators import Operators
+from app.core.control_events import ALL, Paused
+from app.core.fencing import LogId, TakeoverAnswer
 from app.core.job import JobId, Kind
-from app.core.lease import Lease
-from app.core.offset_map import BarrierItem
+from app.core.offset_map import after
 from app.core.ranges import Snapshot
-from app.core.tracker_fold import TrackerFold
-from app.kafka.clusters import ClusterSpec
-from app.kafka.fetched import ByteBudget
+from app.kafka.clusters import EARLIEST, ClusterClient
 from app.kafka.topics import TopicSpec, ensure_topics
-from app.replica.pump import ReplicaPump
+from app.replica.note import Note
 from app.yard import Yard
-from tests.control.test_jobs import Log
+from tests.control.managed import AWAY, ENOUGH_S, HOME, Manager, managing
 from tests.kafka.conftest import connected, write
 from tests.kafka.second_broker import delete
 from tests.replica.stand import definition, rows
-
-ENOUGH_S = 60.0
-HOME, AWAY = "east-regional", "east-aggregate"
-
-
-class Trackers:
-    """The tracker topic and who follows it, in one."""
-
-    def __init__(self) -> None:
-        self._fold = TrackerFold()
-        self._offset = 0
-
-    def _apply(self, event: Any) -> TakeoverAnswer | None:
-        self._offset += 1
-        return self._fold.apply(event, self._offset)
-
-    async def takeover(self, job: str, epoch: int) -> TakeoverAnswer:
-        answer = self._apply(Takeover(job=job, epoch=epoch, worker="me", nonce="n", at_ms=0))
-        assert answer is not None
-        return answer
-
-    async def send_snapshots(self, items: Iterable[SnapshotItem]) -> list[asyncio.Future[Any]]:
-        self._apply(Snapshots(worker="me", at_ms=0, items=list(items)))
-        return []
-
-
-class Sender:
-    """Takes barriers."""
-
-    def __init__(self) -> None:
-        self.items: list[BarrierItem] = []
-
-    async def send(self, items: Iterable[BarrierItem]) -> list[asyncio.Future[Any]]:
-        self.items += items
-        return []
-
-
-class Manager:
-    """A job manager with one job: to copy partition 0 of a topic."""
-
-    def __init__(self, jobs: Jobs, log: Log, topic: str, told: list[tuple[str, str]], sender: Sender) -> None:
-        self.jobs, self.log, self.topic, self.told, self.sender = jobs, log, topic, told, sender
-        self.job = f"replicate:r:{topic}:0"
-        self._epoch = 0
-
-    @property
-    def pump(self) -> ReplicaPump | None:
-        return self.jobs.replicas.pumps.get(self.job)
-
-    def put(self, **spec: Any) -> None:
-        """Deploys the route."""
-        route = definition(HOME, AWAY, self.topic, **spec)
-        self.log.apply(
-            RoutePut(at_ms=now_ms(), key="r", definition=route.to_wire(), etag=route.etag(), actor="test")
-        )
-
-    def assign(self, *, release: bool = False) -> None:
-        self._epoch += not release
-        event = Assignment(at_ms=0, job=self.job, worker="me", epoch=self._epoch, term=1, reason="")
-        self.log.apply(msgspec.structs.replace(event, release=release))
-
-    async def until(self, condition: Callable[[], Any]) -> None:
-        async with asyncio.timeout(ENOUGH_S):
-            while not condition():  # noqa: ASYNC110 - callbacks change it
-                await asyncio.sleep(0.02)
-
-    async def copied(self, end: int) -> ReplicaPump:
-        await self.until(lambda: self.pump is not None and self.pump.base >= end)
-        assert self.pump is not None
-        return self.pump
-
-
-@asynccontextmanager
-async def managing(yard: Yard, topic: str) -> AsyncIterator[Manager]:
-    """A manager, with the topic on both sides."""
-    budget, holder = ByteBudget(64 << 20), list[Jobs]()
-
-    async def deliver(item: Any) -> None:
-        holder[0].take(item)
-
-    lease = Lease(1e9)
-    lease.renewed(time.monotonic())
-    lease.saved(time.monotonic(), 1e9)
-    specs = {name: ClusterSpec(name, (yard.bootstrap(name),)) for name in (HOME, AWAY)}
-    clusters = DataClusters(specs, deliver, budget)
-    for name in specs:
-        await ensure_topics((await clusters.get(name)).client, [TopicSpec(topic, 1, 1)])
-    told: list[tuple[str, str]] = []
-
-    def tell(kind: str, _subject: str, message: str, _remedy: str) -> None:
-        told.append((kind, message))
-
-    log, sender = Log(), Sender()
-    by_hand: Any = log
-    trackers: Any = Trackers()
-    barriers: Any = sender
-    catalog = Catalog(by_hand, clusters, tell)
-    jobs = Jobs("me", by_hand, catalog, clusters, trackers, lease, tell, grace_s=10.0, barriers=barriers)
-    holder.append(jobs)
-    await jobs.start()
-    try:
-        yield Manager(jobs, log, topic, told, sender)
-    finally:
-        async with asyncio.timeout(ENOUGH_S):
-            await jobs.drain_all()
-            await jobs.stop()
-            await clusters.stop()
-        assert budget.used_bytes == 0
 
 
 @pytest.fixture
@@ -157,6 +44,16 @@ async def _write(yard: Yard, topic: str, *values: str) -> None:
 async def _copy(yard: Yard, topic: str) -> list[bytes | None]:
     async with connected(yard.bootstrap(AWAY)) as client:
         return [value for _, _, value, _ in await rows(client, topic)]
+
+
+async def delete_before(client: ClusterClient, topic: str, offset: int) -> None:
+    """What retention does, now."""
+    admin = AIOKafkaAdminClient(**client.spec.aiokafka_options())
+    await admin.start()
+    try:
+        await admin.delete_records({TopicPartition(topic, 0): RecordsToDelete(offset)})
+    finally:
+        await admin.close()
 
 
 async def test_a_route_is_copied_paused_given_up_and_taken_again_without_a_record_lost_or_doubled(
@@ -224,8 +121,9 @@ async def test_other_limits_come_into_force_at_once_and_any_other_change_from_wh
     assert manager.told == []
 
 
+@pytest.mark.parametrize("how", ["continue", "skip", "reset"])
 async def test_a_source_topic_that_is_made_anew_is_copied_from_its_start_or_waited_for_as_the_route_says(
-    yard: Yard, manager: Manager
+    yard: Yard, manager: Manager, how: str
 ) -> None:
     topic = manager.topic
     manager.put(onGap="stop")
@@ -238,14 +136,96 @@ async def test_a_source_topic_that_is_made_anew_is_copied_from_its_start_or_wait
         await asyncio.sleep(0.05)
     await ensure_topics(client, [TopicSpec(topic, 1, 1)])
     await _write(yard, topic, "d")
-    await manager.until(lambda: manager.pump is not None and "stops at gaps" in manager.pump.trouble)
+    pump = await manager.halted()
+    await _write(yard, topic, "e")
     await asyncio.sleep(0.5)
     assert await _copy(yard, topic) == [b"a", b"b", b"c"]
-    assert "log-begun-anew" in {kind for kind, _ in manager.told}
-    manager.put(onGap="continue")
+    assert pump.status().state == "halted"
+    assert "stops at gaps" in pump.status().trouble
+    assert not (await manager.jobs._clusters.get(HOME)).fetch._partitions, "nothing is fetched any more"
+    assert "route-halted" in {kind for kind, _ in manager.told}
+    manager.put(onGap="stop", limits={"messages_per_second": 500.0})
+    assert await manager.halted() is pump, "that changes nothing"
+    assert f"skip r {topic} 0 3 4" in pump.status().trouble
+    assert pump.status().oldest_ms > 0, "its age does not vanish"
+    manager.assign(release=True)
+    await manager.until(lambda: manager.pump is None)
+    manager.assign()
+    pump = await manager.halted()
+    assert (pump.stuck, pump.base, pump.lineage) == (((3, 4),), 3, 0), "so it is for the next owner"
+    hand = Operators(manager.jobs, manager.log)  # type: ignore[arg-type]
+    if how == "continue":
+        manager.put(onGap="continue")
+    elif how == "skip":
+        assert await hand.pass_over(manager.job, 3, 4, "ann") == ((3, 4),)
+        assert manager.pump is not None, "it lasts once it is told"
+        assert (manager.pump.lineage, manager.pump.snapshot_version >= 0) == (1, True)
+    else:
+        await hand.reset(manager.job, EARLIEST, "ann")
     await manager.until(lambda: manager.pump is not None and manager.pump.lineage == 1)
-    await manager.copied(1)
-    assert await _copy(yard, topic) == [b"a", b"b", b"c", b"d"]
+    await manager.copied(2)
+    assert await _copy(yard, topic) == [b"a", b"b", b"c", b"d", b"e"]
+
+
+async def test_a_route_that_halts_at_a_gap_goes_on_behind_it_once_an_operator_skips_it(
+    yard: Yard, manager: Manager
+) -> None:
+    topic = manager.topic
+    manager.put(onGap="stop")
+    manager.assign()
+    await _write(yard, topic, "a", "b")
+    await manager.copied(2)
+    manager.log.apply(Paused(at_ms=0, key="r", partition=ALL, paused=True, actor="test"))
+    manager.assign(release=True)
+    await manager.until(lambda: manager.pump is None)
+    await _write(yard, topic, "c", "d", "e")
+    cluster = await manager.jobs._clusters.get(HOME)
+    await delete_before(cluster.client, topic, 4)
+    manager.log.apply(Paused(at_ms=0, key="r", partition=ALL, paused=False, actor="test"))
+    manager.assign()
+    pump = await manager.halted()
+    assert pump.stuck == ((2, 4),)
+    assert pump.conclude(2, 4)
+    await manager.copied(5)
+    assert manager.pump is not pump
+    assert await _copy(yard, topic) == [b"a", b"b", b"e"]
+    for _ in range(2):  # whoever owns it
+        told = (await manager.copied(5)).copying()
+        assert (told.lost, told.lost_ms > 0) == (2, True)
+        manager.assign(release=True)
+        await manager.until(lambda: manager.pump is None)
+        manager.assign()
+    assert [kind for kind, _ in manager.told] == ["route-halted", "replica-skipped"]
+
+
+async def test_a_replica_that_begins_anew_copies_again_and_its_barriers_are_of_another_line(
+    yard: Yard, manager: Manager
+) -> None:
+    """As a reset does, and a source that was cut off in a leader epoch: positions are not comparable."""
+    topic = manager.topic
+    manager.put(checkpoint={"every": "200ms"})
+    manager.assign()
+    await _write(yard, topic, "a", "b", "c")
+    pump = await manager.copied(3)
+    manager.jobs.begin_anew(pump, 1, 1, "the log was truncated", 7)
+    await manager.until(lambda: manager.pump is not None and manager.pump.lineage == 1)
+    await manager.copied(3)
+    assert await _copy(yard, topic) == [b"a", b"b", b"c", b"b", b"c"]
+    items = manager.sender.items
+    await manager.until(lambda: items and items[-1].barriers[-1].target_end == 5)
+    line = None
+    for item in items:
+        line = after(line, item) or line
+    assert line is not None
+    assert (line.lineage, line.source_epoch) == (1, 7)
+    assert [(one.source_end, one.target_end) for one in line.barriers][:1] == [(1, 3)], "the genesis"
+    manager.assign(release=True)
+    await manager.until(lambda: manager.pump is None)
+    await _write(yard, topic, "d")
+    manager.assign()
+    pump = await manager.copied(4)
+    assert (pump.lineage, pump.way.source_epoch) == (1, 7), "the next owner knows"
+    assert await _copy(yard, topic) == [b"a", b"b", b"c", b"b", b"c", b"d"]
 
 
 async def test_a_fault_in_a_replica_begins_its_job_again_by_itself(yard: Yard, manager: Manager) -> None:
@@ -273,7 +253,7 @@ class Place:
 
     async def begin(
         self, base: int | None = None, *, start: str = "earliest", on_gap: str = "continue",
-        since_ms: int = 0, anew: Anew | None = None, **answer: Any,
+        recorded: Callable[[str], int | None] | None = None, anew: Anew | None = None, **answer: Any,
     ) -> Any:  # fmt: skip
         topic = self._manager.topic
         cluster = await self._manager.jobs._clusters.get(HOME)
@@ -284,21 +264,21 @@ class Place:
         route: RouteDefinition = definition(HOME, AWAY, topic, start=start, onGap=on_gap)
         return await find_replica_beginning(
             JobId(Kind.REPLICATE, "r", topic, 0), route, cluster, msgspec.structs.replace(given, **answer),
-            since_ms=since_ms, anew=anew, tell=lambda *_: None,
+            recorded=recorded, anew=anew, tell=lambda *_: None,
         )  # fmt: skip
 
 
 async def test_a_replica_begins_where_it_was_never_by_chance_at_the_end(yard: Yard, manager: Manager) -> None:
     place = Place(manager)
-    await _write(yard, manager.topic, "a", "b", "c")
-    between_ms = now_ms() + 1
-    await asyncio.sleep(0.05)
-    await _write(yard, manager.topic, "d")
+    await _write(yard, manager.topic, "a", "b", "c", "d")
     first = await place.begin()
     assert (first.snapshot.base, first.is_first, first.known) == (0, True, False)
-    assert (await place.begin(start="latest", since_ms=between_ms)).snapshot.base == 3
-    assert (await place.begin(start="latest", since_ms=now_ms() + 60_000)).snapshot.base == 4
-    again = await place.begin(2, start="latest", since_ms=now_ms(), log=first.log, note=b"n")
+    ends = {first.log.topic_id: 3}.get
+    assert (await place.begin(start="latest", recorded=ends)).snapshot.base == 3
+    assert (await place.begin(start="latest", recorded={}.get)).snapshot.base == 0, "it was found later"
+    with pytest.raises(LookupError, match="not recorded yet"):
+        await place.begin(start="latest")
+    again = await place.begin(2, start="latest", recorded=ends, log=first.log, note=b"n")
     assert (again.snapshot.base, again.known, again.is_first) == (2, True, False)
     cluster = await manager.jobs._clusters.get(HOME)
     await cluster.committer.commit("switchyard-r", {(manager.topic, 0): 1})
@@ -307,5 +287,9 @@ async def test_a_replica_begins_where_it_was_never_by_chance_at_the_end(yard: Ya
     another = LogId(first.log.cluster_id, "AAAAAAAAAAAAAAAAAAAAAA")
     anew = await place.begin(3, log=another, note=b"n")
     assert (anew.snapshot.base, anew.lineage, anew.is_first) == (0, 1, True)
-    with pytest.raises(LookupError, match="stops at gaps"):
-        await place.begin(3, log=another, on_gap="stop")
+    halted = await place.begin(3, log=another, on_gap="stop")
+    assert (halted.snapshot.base, halted.log, halted.known) == (3, another, True), "nothing is given up"
+    of = Note(first.log, 2, 1, 0, 0, source="another", target=f"{AWAY}/{manager.topic}").to_bytes()
+    read = await place.begin(2, start="latest", recorded=ends, log=another, note=of, on_gap="stop")
+    assert (read.snapshot.base, read.lineage, read.is_first) == (3, 1, True), "as spec.start says"
+    assert (halted.gap.start, halted.gap.end, halted.gap.begun_anew) == (3, 0, True)

@@ -5,25 +5,29 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 
-from app.control import cluster_topics, route_targets, routes_catalog
+from app.config.route import RouteDefinition
+from app.control import cluster_topics, route_beginnings, route_targets, routes_catalog
 from app.control.catalog import Catalog
 from app.control.cluster_topics import ClusterTopics
 from app.control.data_clusters import DataClusters
 from app.core.control import ControlState
 from app.core.control_events import AnyControlEvent, Claim, Released, RouteDeleted
 from app.core.placement_round import GONE
+from app.core.routes_graph import Beside
 from app.kafka.clusters import ClusterSpec
 from app.kafka.fetched import ByteBudget
 from app.kafka.topic_configs import alter, describe, expand
 from app.kafka.topics import TopicSpec, ensure_topics
 from app.yard import Yard
 from tests.console.hand_fed import assigned, put_route, route
+from tests.kafka.conftest import write
 
 PATIENCE_S = 60.0
 
@@ -39,6 +43,7 @@ class TwoClusters:
             "east": ClusterSpec("east", (yard.bootstrap("east-regional"),)),
             "west": ClusterSpec("west", (yard.bootstrap("east-aggregate"),)),
             "away": ClusterSpec("away", ("127.0.0.1:1",)),
+            "east-vip": ClusterSpec("east-vip", (yard.bootstrap("east-regional"),)),  # another name of east
         }
         self.clusters = DataClusters(specs, self._nowhere, ByteBudget(1 << 20))
         self.made: list[tuple[str, str]] = []
@@ -172,6 +177,39 @@ async def test_many_sources_of_one_topic_are_planned_together_also_of_several_ro
     assert len(two.told) == 2, "told once"
 
 
+async def test_where_a_route_begins_is_recorded_once_and_what_is_found_later_is_copied_from_its_start(
+    two: TwoClusters, yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(route_beginnings, "PART_BYTES", 1)  # an event each
+    a, b, later = (two.name(topic) for topic in ("a", "b", "later"))
+    ids: dict[str, str] = {}
+
+    def begins() -> list[int | None]:
+        at = ((a, 0), (a, 1), (b, 0), (later, 0), (b, 1))
+        return [two.view.begins_at("mirror", topic, one, ids.get(topic, "")) for topic, one in at]
+
+    for topic, partitions in ((a, 2), (b, 1)):
+        await two.make("east", topic, partitions)
+    await write(yard.bootstrap("east-regional"), a, [b"1", b"2"], partition=1)
+    await two.deploy(start="latest")
+    await two.until({"mirror a": {0, 1}, "mirror b": {0}})
+    client = (await two.clusters.get("east")).client
+    ids |= await client.topic_ids([a, b])
+    assert begins() == [0, 2, 0, None, None]
+    assert len(two.view.begun_of("mirror")) == 2
+    # Neither what is written, nor an edit, nor another leader moves it; what is found later had no end then.
+    for topic in (a, b):
+        await write(yard.bootstrap("east-regional"), topic, [b"3"])
+    await two.make("east", later, 1)
+    assert await expand(client, {b: 2}) == {}
+    await two.deploy(start="latest", checkpoint={"every": "1s"})
+    two.view.term += 1
+    two.restart()
+    await two.until({"mirror a": {0, 1}, "mirror b": {0, 1}, "mirror later": {0}})
+    assert begins() == [0, 2, 0, None, None]
+    assert two.told == []
+
+
 async def test_what_is_blocked_is_told_with_the_remedy_and_starts_once_it_is_mended(two: TwoClusters) -> None:
     orders = two.name("orders")
     await two.make("east", orders, 2)
@@ -185,7 +223,7 @@ async def test_what_is_blocked_is_told_with_the_remedy_and_starts_once_it_is_men
     assert remedy == "create it, or write sync.create: true"
     told = two.catalog.routes.told("mirror")
     assert told is not None
-    assert [(row["topic"], row["state"]) for row in told.topics] == [(orders, "blocked")]
+    assert [(topic, told.row(topic)["state"]) for topic in told.topics] == [(orders, "blocked")]
     await two.make("west", orders, 2)
     await two.until({"mirror orders": {0, 1}})
 
@@ -258,3 +296,30 @@ async def test_routes_that_would_loop_together_do_not_run_and_the_others_do(two:
     assert all("would loop: " in message for _, _, message, _ in refused)
     await two.append(RouteDeleted(at_ms=0, key="back", actor="me"))
     await two.until({"there orders": {0}, "fine fine": {0}})
+
+
+async def test_a_loop_by_another_name_of_a_cluster_or_through_another_region_is_halted_once_it_is_known(
+    two: TwoClusters,
+) -> None:
+    for cluster in ("east", "west"):
+        await two.make(cluster, two.name("orders"), 1)
+    await two.deploy("there", two.name("orders"))
+    await two.until({"there orders": {0}})
+    await two.deploy("back", two.name("orders"), source="west", target="east-vip")
+    await two.until({})  # where "there" does not run, it was found before "back" could begin
+    refused = {told[1]: told for told in two.told if told[0] == "route-refused"}
+    assert refused.keys() == {"there", "back"}
+    assert refused["back"][2].endswith("east and east-vip are the same cluster")
+    await two.append(RouteDeleted(at_ms=0, key="back", actor="me"))
+    await two.until({"there orders": {0}})
+
+    two.told.clear()
+    back = RouteDefinition.model_validate(route("back", "west", "east", two.name("orders"))).route()
+    heard = [Beside({}, (replace(back, name="back of region west"),))]
+    two.catalog.routes.beside = lambda: heard[0]
+    await two.until({})
+    ((kind, subject, message, _),) = two.told
+    assert (kind, subject) == ("route-refused", "there")
+    assert "(route back of region west)" in message
+    heard[0] = Beside()
+    await two.until({"there orders": {0}})

@@ -33,7 +33,7 @@ class Clusters:
     async def get(self, _: str) -> Any:
         return self
 
-    async def commit(self, _group: str, _offsets: Any) -> dict[tuple[str, int], str]:
+    async def commit(self, _group: str, _offsets: Any, _beside: Any) -> dict[tuple[str, int], str]:
         self.commits += 1
         if self.error is not None:
             raise self.error

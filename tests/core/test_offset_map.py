@@ -6,13 +6,13 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app import wire
 from app.core.fencing import LogId
 from app.core.offset_map import (
     MAX_BARRIERS,
@@ -20,13 +20,17 @@ from app.core.offset_map import (
     Barrier,
     BarrierItem,
     Line,
+    NeedItem,
+    Needs,
     Source,
     after,
-    line_key,
+    asked_for,
+    needs_of,
     thinned,
-    translate,
 )
+from app.core.sequences import Stamp
 from tests.core.aggregates import ACTS, Act, World, random_history
+from tests.core.translation import translate
 
 Compare = Callable[[int, int], bool]
 LOG = LogId("c", "t")
@@ -42,10 +46,13 @@ def line(*barriers: tuple[int, int], partition: int = 0, log: LogId = LOG, sourc
     )  # fmt: skip
 
 
-def item(*barriers: tuple[int, int], epoch: int = 1, lineage: int = 0, log: LogId = LOG) -> BarrierItem:
+def item(
+    *barriers: tuple[Any, ...], epoch: int = 1, lineage: int = 0, log: LogId = LOG, losses: int = 0
+) -> BarrierItem:
     return BarrierItem(
-        "r", "t", 0, epoch, lineage, log, LOG, "t", 0, [Barrier(*barrier) for barrier in barriers]
-    )
+        "r", "t", 0, epoch, lineage, log, LOG, "t", 0, [Barrier(*barrier) for barrier in barriers],
+        losses=losses,
+    )  # fmt: skip
 
 
 def ours(world: World) -> dict[int, int]:
@@ -198,20 +205,46 @@ def test_barriers_that_are_missing_only_move_a_position_back(
     assert all(thin[at] <= whole[at] for at in whole)
 
 
-@given(steps, st.integers(20, 100), st.floats(0, 1), st.integers(-1, 1))
-def test_a_line_of_any_length_is_thinned_to_a_bounded_one(
-    steps: list[tuple[int, int]], times: int, position: float, beside: int
+still = st.lists(st.tuples(st.floats(0, 1), st.integers(-1, 1)), max_size=120)
+
+
+@given(steps, st.integers(20, 100), still, still)
+def test_a_line_of_any_length_is_thinned_to_a_bounded_one_that_answers_those_who_lie_still_as_before(
+    steps: list[tuple[int, int]], times: int, read: list[tuple[float, int]], resumed: list[tuple[float, int]]
 ) -> None:
     full = chain(*(steps * times))
-    keep_from = full[int(position * (len(full) - 1))].target_end + beside
-    kept = thinned(full, keep_from)
+    needs = needs_of(
+        (full[int(at * (len(full) - 1))].target_end + beside for at, beside in read),
+        (full[int(at * (len(full) - 1))].source_end + beside for at, beside in resumed),
+    )
+    kept = thinned(full, needs)
     assert kept == full if len(full) <= MAX_BARRIERS else len(kept) <= THINNED_TO
     assert [barrier for barrier in full if barrier in set(kept)] == kept
     assert (kept[0], kept[-1]) == (full[0], full[-1])
     asked, known = line(), line()
     asked.barriers.extend(full)
     known.barriers.extend(kept)
-    assert known.read_up_to(keep_from) == asked.read_up_to(keep_from)
+    assert [known.read_up_to(at) for at in needs.read] == [asked.read_up_to(at) for at in needs.read]
+    assert [known.resume_at(at) for at in needs.resumed] == [asked.resume_at(at) for at in needs.resumed]
+
+
+def test_a_reader_that_lies_still_keeps_its_barrier_however_long_the_line_grows() -> None:
+    apart, read, resumed = 1_000, 200_000, 300_500
+    grown = after(None, item((0, 0)))
+    for number in range(1, 20_000):
+        grown = after(grown, item((number * apart, 2 * number * apart))) or grown
+        if number == 500:
+            asked = NeedItem("r", "t", 0, LOG, needs_of([read], [resumed]))
+            grown = asked_for(grown, asked)
+            assert grown is not None
+            assert asked_for(grown, asked) is None, "which is not written again"
+            assert asked_for(grown, msgspec.structs.replace(asked, target=LogId("c", "another"))) is None
+        assert grown is not None
+    assert len(grown.barriers) <= MAX_BARRIERS
+    assert (grown.read_up_to(read), grown.resume_at(resumed)) == (100_000, 600_000)
+    anew = after(grown, item((5, 5), lineage=1))
+    assert anew is not None
+    assert anew.needs == Needs(), "of another line nobody asked yet"
 
 
 def test_a_line_that_grows_for_ever_stays_short_and_exact_where_readers_are() -> None:
@@ -238,12 +271,25 @@ def test_an_idle_source_does_not_make_its_line_longer() -> None:
     assert grown.resume_at(10) == 2_999
 
 
+def test_where_lanes_follow_each_other_each_ones_first_stamp_stands() -> None:
+    first, last, opened = Stamp(3, 0, 0), Stamp(3, 0, 10), Stamp(7, 0, 0)
+    told = item((0, 0), (0, 0, 0, first), (10, 10, 0, last), (10, 10, 0, opened), (10, 10))
+    line = after(None, told)
+    assert line is not None
+    assert [barrier.stamp for barrier in line.barriers] == [first, last, opened]
+    assert after(line, told) is None
+
+
 # -- lines: one writer, events that come again ------------------------------------------------------
 
+marks = st.tuples(
+    st.integers(0, 50), st.integers(0, 50), st.just(0),
+    st.none() | st.builds(Stamp, st.integers(1, 3), st.just(0), st.integers(0, 2)),
+)  # fmt: skip
 items = st.builds(
-    item,
-    st.tuples(st.integers(0, 50), st.integers(0, 50)), st.tuples(st.integers(0, 50), st.integers(0, 50)),
+    item, marks, marks,
     epoch=st.integers(1, 3), lineage=st.integers(0, 2), log=st.sampled_from([LOG, LogId(), LogId("c", "u")]),
+    losses=st.integers(0, 1),
 )  # fmt: skip
 
 
@@ -276,9 +322,13 @@ def test_an_older_epoch_and_an_older_lineage_are_refused() -> None:
     assert after(known, item((9, 9), epoch=3, lineage=1)) is None
     assert after(known, item((9, 9), epoch=4, lineage=0)) is None
     assert after(known, item((9, 9), epoch=4, lineage=1)) is not None
+    lost = fold(known, [item((6, 4), epoch=4, lineage=1, losses=1)])
+    assert after(lost, item((9, 9), epoch=4, lineage=1)) is None
 
 
-@pytest.mark.parametrize("other", [item((3, 90), lineage=1), item((3, 90), log=LogId("c", "anew"))])
+@pytest.mark.parametrize(
+    "other", [item((3, 90), lineage=1), item((3, 90), log=LogId("c", "anew")), item((3, 90), losses=1)]
+)
 def test_another_log_begins_a_new_line(other: BarrierItem) -> None:
     begun = fold(None, [item((0, 0), (50, 80)), other])
     assert begun is not None
@@ -348,24 +398,3 @@ def test_a_source_that_only_one_copy_has_and_a_partition_that_was_never_read_are
 
 def test_a_position_that_retention_has_passed_is_the_start_of_the_log() -> None:
     assert translate({0: 10}, [Source("s", FULL)], [Source("s", FULL)], {0: 12}) == {0: 12}
-
-
-# -- on the wire ------------------------------------------------------------------------------------
-
-
-def test_barriers_of_many_lines_are_split_and_all_of_them_arrive() -> None:
-    many = [item(*((n, n) for n in range(300))) for _ in range(600)]
-    events = wire.barriers_events("w", 7, many)
-    assert len(events) > 1
-    assert max(map(len, events)) <= wire.MAX_EVENT_BYTES
-    assert [one for event in events for one in wire.barriers(event).items] == many
-
-
-def test_a_line_is_read_back_as_it_was_written_and_what_is_none_is_told() -> None:
-    assert wire.checkpoint_line(wire.encode(FULL)) == FULL
-    for broken in (None, b"", b"{}", b"\xff", b"[1]", wire.encode(item((1, 1)))):
-        with pytest.raises(wire.BadEvent):
-            wire.checkpoint_line(broken)
-        with pytest.raises(wire.BadEvent):
-            wire.barriers(broken)
-    assert item((1, 1)).key == line_key("r", "t", 0) == "r/t/0"

@@ -7,7 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.core.pace import Bound, Flow, Pace, Rate, TargetStatus, gravest, hibernated, pace, without_worker
+from app.core.pace import (
+    Bound,
+    Flow,
+    Pace,
+    Rate,
+    TargetStatus,
+    gravest,
+    hibernated,
+    pace,
+    passive,
+    without_worker,
+)
 
 IDLE = Flow(jobs=2)
 
@@ -62,9 +73,8 @@ def test_each_reason_is_told_with_its_numbers(
 
 
 def test_every_reason_there_is_can_be_told() -> None:
-    assert {bound for bound, *_ in CASES} | {without_worker(1, 2).bound, hibernated("idle").bound} == set(
-        Bound
-    )
+    others = {without_worker(1, 2).bound, hibernated("idle").bound, passive("in west").bound}
+    assert {bound for bound, *_ in CASES} | others == set(Bound)
 
 
 def test_a_limit_that_nobody_waits_for_holds_nothing_back() -> None:

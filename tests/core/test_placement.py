@@ -59,7 +59,8 @@ def test_a_lost_worker_moves_only_its_own_jobs() -> None:
         one: False for one, a in assignments.items() if a.worker == "b"
     }
     assert all(d.worker == "c" for d in decided.decisions), "the empty one takes what is homeless"
-    assert decided.decisions[0].reason.startswith("b is dead; c is at 0 % of its cpu, the emptiest of 2")
+    why = decided.decisions[0].reason
+    assert why.startswith("b is dead; with it c is at 0.5 % of its cpu, the emptiest of 2")
 
 
 def test_a_worker_that_joins_moves_nothing_and_gets_what_is_new() -> None:
@@ -277,6 +278,21 @@ def test_a_job_that_is_gone_is_let_go_by_its_owner_or_forgotten_with_it() -> Non
     assignments = owned({job(0): "a", job(1): "z"})
     decided = plan([], fleet("a"), assignments).decisions
     assert {(d.job, d.worker, d.release) for d in decided} == {(job(0), "a", True), (job(1), "", False)}
+
+
+def test_a_round_places_the_largest_first_and_the_others_come_in_the_next_ones() -> None:
+    loads = {job(n): Load(0.01 * (n + 1), 1e6, 1e3) for n in range(8)}
+    stray = "dispatch:of/nobody:nobody:0"  # nobody may run it, and that keeps nobody else waiting
+    assignments: dict[str, Assignment] = {}
+    placed = []
+    for _ in range(3):
+        decided = plan(
+            [*loads, stray], fleet("ab"), assignments, loads,
+            groups={"of/nobody": "nobodys"}, rules=Rules(placements=3),
+        )  # fmt: skip
+        placed.append([one.job for one in decided.decisions])
+        assignments = carry_out(assignments, decided.decisions)
+    assert placed == [[job(7), job(6), job(5)], [job(4), job(3), job(2)], [job(1), job(0)]]
 
 
 @given(st.integers(0, 2**32))

@@ -80,6 +80,14 @@ def test_a_moment_at_the_limit_is_not_enough() -> None:
     assert rates.ceiling is None
 
 
+def test_what_is_finished_a_second_is_told_also_while_the_log_does_not_grow() -> None:
+    rates = JobRates()
+    assert rates.finishing is None
+    for second in range(20):
+        rates.sample(float(second), 100, 5.0 * second, 0, alone=True)
+    assert (rates.arriving, rates.finishing) == (0.0, 5.0)
+
+
 def test_another_log_or_an_unknown_one_gives_no_rate() -> None:
     rates = JobRates()
     for now_s in range(0, 60, 2):

@@ -82,7 +82,7 @@ def test_a_length_no_batch_can_have_is_told_and_never_loops(length: int) -> None
         list(found)
 
 
-@pytest.mark.parametrize("magic", [0, 1, 3, -1])
+@pytest.mark.parametrize("magic", [3, -1])
 def test_another_format_is_told_with_its_place(magic: int) -> None:
     with pytest.raises(CorruptBatch, match=f"magic {magic} at byte 0"):
         list(iter_batches(patched(make_batch(0), MAGIC_AT, ">b", magic)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import permutations
 from random import Random
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from app.core import routes_words
 from app.core.route import Rename, Route
-from app.core.routes_graph import find_duplicate, find_loop
+from app.core.routes_graph import Beside, find_duplicate, find_loop
 from app.core.routes_words import TooComplicated
 from tests.core.routing_oracle import CLUSTERS, SHORT, copies, goes_round, routes, sets_of_routes
 
@@ -213,3 +214,47 @@ def test_what_cannot_be_proved_is_refused_and_said_so(monkeypatch: pytest.Monkey
         find_loop([there, back])
     with pytest.raises(TooComplicated, match="there and too"):
         find_duplicate([there, route("too", "east", "west", "(.*b.{12})")])
+
+
+# -- clusters by their ids, and routes of other regions ----------------------------------------------
+
+
+@given(sets_of_routes, st.data())
+def test_neither_another_name_of_a_cluster_nor_another_region_hides_a_loop(
+    chosen: tuple[Route, ...], data: st.DataObject
+) -> None:
+    called = [f"{cluster}{n}" for cluster in CLUSTERS for n in ("", "-too")]
+    ids = {name: name.removesuffix("-too").upper() for name in called}
+    alias = st.sampled_from(["", "-too"])
+    here, elsewhere = [], []
+    for one in chosen:
+        renamed = replace(one, source=one.source + data.draw(alias), target=one.target + data.draw(alias))
+        (here if data.draw(st.booleans()) else elsewhere).append(renamed)
+    loop = find_loop(here, beside=Beside(ids, tuple(elsewhere)))
+    event("accepted" if loop is None else "refused")
+    assert (loop is None) == (find_loop(chosen) is None)
+    if loop is not None:
+        by_name = {one.name: one for one in (*here, *elsewhere)}
+        assert ids[loop.cluster] == ids[loop.hops[-1][1]], "it comes back to where it began"
+        assert all(ids[one] == ids[other] and one != other for one, other in loop.same)
+        assert all(by_name[name].target == target for name, target, _ in loop.hops)
+
+
+def test_two_names_of_a_cluster_are_said_to_be_one() -> None:
+    there, back = route("there", "east", "west", "orders"), route("back", "west", "east-vip", "orders")
+    assert find_loop([there, back]) is None, "nothing says that they are one"
+    beside = Beside({"east": "X", "east-vip": "X", "west": "Y"})
+    assert str(find_loop([there, back], beside=beside)) == (
+        "orders: west -> east-vip (route back) -> west (route there); east and east-vip are the same cluster"
+    )
+    again = route("again", "east-vip", "west", "orders")
+    assert find_duplicate([there, again]) is None
+    assert str(find_duplicate([there, again], beside)).startswith("orders: routes again and there both copy")
+    assert find_loop([route("in-place", "east", "east-vip")], beside=beside) is not None
+
+
+def test_a_loop_among_other_regions_alone_is_not_a_changed_routes() -> None:
+    others = route("x", "east", "west"), route("y", "west", "east")
+    mine = route("mine", "north", "east", "orders")
+    assert find_loop([mine], changed=["mine"], beside=Beside({}, others)) is None
+    assert find_loop([mine], beside=Beside({}, others)) is not None

@@ -98,6 +98,14 @@ class TrackerAgainstModel(RuleBasedStateMachine):
         assert self.tracker.skip(start, end) == self.finish(list(range(start, end)), State.GAP)
         self.end = max(self.end, end)
 
+    @rule(lead=aims, width=widths)
+    def inherit(self, lead: int, width: int) -> None:
+        """More is known to be finished; only what was not fetched yet is changed by it."""
+        start = max(0, self.end + lead)
+        new = {offset for offset in range(start, start + width) if offset >= self.end} - self.inherited
+        assert self.tracker.inherit([(start, start + width)]) == len(new)
+        self.inherited |= new
+
     @precondition(lambda self: not self.tracker.idle)
     @rule()
     def ack_the_head(self) -> None:

@@ -24,7 +24,7 @@ ONE, TWO = ("compose.yaml",), ("compose.yaml", "compose.two-regions.yaml")
 MEMORY_GB = {ONE: 2.5, TWO: 5.0}  # half of it is what they use
 GROUP, TOPIC, PARTITIONS, MESSAGES = "billing", "orders", 8, 1_000
 READY_S = 120.0
-WORKLOADS = "/etc/switchyard/workloads"
+WORKLOADS, SHARED = "/etc/switchyard/workloads", "/etc/switchyard/two-regions"
 DEPLOY_WEST = (
     f"sed s/east-aggregate/west-aggregate/ {WORKLOADS}/orders.yaml >/tmp/west.yaml && "
     "switchyard config deploy -f /tmp/west.yaml --execute --yes"
@@ -157,3 +157,28 @@ def test_two_regions_come_up_and_each_delivers_its_own(worker_image: str, kafka_
                 compose("exec", "-T", service, "switchyard", "workload", "list", "-o", "json")
             )  # each region knows its own workload only
             assert one["key"] == f"{GROUP}/{TOPIC}"
+
+        # The README's other way: one text in both, what is written in either is delivered in one of them.
+        for cluster in ("east-regional", "west-regional"):
+            asyncio.run(create_topic(compose.bootstrap(cluster), TOPIC, PARTITIONS))
+        for service in ("worker", "worker-west"):
+            compose(
+                "exec", "-T", service, "switchyard", "config", "deploy", "-f", SHARED, "--execute", "--yes"
+            )
+
+        def role(service: str) -> str:
+            told = compose("exec", "-T", service, "switchyard", "failover", "status", "-o", "json")
+            (one,) = json.loads(told)["roles"]
+            return str(one["region"])
+
+        wait_until(
+            lambda: role("worker") == role("worker-west") == "east", READY_S,
+            lambda: compose("logs", "--tail", "12"), 1.0,
+        )  # fmt: skip
+        sent = list(messages(100, prefix="shared"))
+        asyncio.run(produce(compose.bootstrap("west-regional"), TOPIC, sent))
+        wait_until(
+            lambda: {message.id for message in sent} == {d["id"] for d in compose.journal("shared")},
+            READY_S, lambda: compose("logs", "--tail", "12"), 0.5,
+        )  # fmt: skip
+        assert {(d["region"], d["primary"]) for d in compose.journal("shared")} == {("east", True)}

@@ -116,14 +116,36 @@ def test_small_batches_in_a_row_travel_as_one_with_what_lies_between_them() -> N
     assert len(list(copies(fetched(data, 0, 101), 1_000))) > 5, "never more than the destination takes"
 
 
-def test_batches_that_are_compressed_or_have_no_timestamp_are_not_joined() -> None:
+def test_batches_that_are_compressed_are_not_joined() -> None:
     row: Any = (1_000, b"k", b"v", [])
     packed = [as_logged(at, rows_of([row]), codec=CODECS["gzip"]) for at in (2, 3)]
-    timeless = as_logged(4, rows_of([(-1, b"k", b"v", []), row]))
-    data = b"".join([as_logged(0, rows_of([row])), as_logged(1, rows_of([row])), *packed, timeless])
-    found = list(copies(fetched(data, 0, 6), NO_LIMIT))
-    assert [(copy.source_start, copy.source_end) for copy in found] == [(0, 2), (2, 3), (3, 4), (4, 6)]
-    assert [bytes(copy.data) for copy in found[1:]] == [*packed, timeless]
+    data = b"".join([as_logged(0, rows_of([row])), as_logged(1, rows_of([row])), *packed])
+    found = list(copies(fetched(data, 0, 4), NO_LIMIT))
+    assert [(copy.source_start, copy.source_end) for copy in found] == [(0, 2), (2, 3), (3, 4)]
+    assert [bytes(copy.data) for copy in found[1:]] == packed
+
+
+@pytest.mark.parametrize("codec", sorted(CODECS.values()))
+def test_a_record_without_a_timestamp_has_none_in_its_copy_either(codec: int) -> None:
+    """The first of a batch got that of the next, as the builder takes -1 for none given yet."""
+    rows = rows_of([(time, b"k", b"v", []) for time in (7, -1, 9, -1)])
+    data = as_logged(0, rows, codec=codec)
+    (copy,) = copies(fetched(data, 1, 4), NO_LIMIT)
+    assert [row[1] for row in read(copy.data)] == [-1, 9, -1]
+    assert the_batch(copy.data).header.max_timestamp_ms == 9
+    (timeless,) = copies(fetched(as_logged(0, rows[3:], codec=codec), 3, 4), NO_LIMIT, lambda _, found: found)
+    assert [row[1] for row in read(timeless.data)] == [-1]
+
+
+def test_what_was_encoded_anew_can_be_read_again_from_the_source() -> None:
+    rows: list[Any] = [(1_000 + n, b"k%d" % n, b"v" * 50, [("h", b"1")]) for n in range(9)]
+    data = b"".join(as_logged(at, rows_of(rows[at : at + 3])) for at in (0, 3, 6))
+    for source, limit in ((data, NO_LIMIT), (data, 200), (as_logged(0, rows_of(rows)), 300)):
+        read_again: list[Any] = []
+        for copy in copies(fetched(source, 0, 9), limit):
+            assert copy.read_again is not None
+            read_again += copy.read_again()
+        assert read_again == [(*row[:3], tuple(row[3])) for row in rows]
 
 
 def test_small_batches_go_as_they_are_when_one_of_them_cannot_be_decoded() -> None:

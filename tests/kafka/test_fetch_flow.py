@@ -10,9 +10,9 @@ from app.kafka.fetch import (
     LEAST_BYTES,
     PARTITION_BUFFER_BYTES,
     RESPONSE_MAX_BYTES,
-    WATERMARKS_S,
 )
 from app.kafka.fetched import PARTITION_MAX_BYTES, ByteBudget
+from app.kafka.log_watch import WATERMARKS_S
 from tests.kafka.conftest import Start, create, producing, write
 
 KIB = 1024

@@ -6,7 +6,9 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
+from structlog.testing import capture_logs
 
+from app.kafka import clusters
 from app.kafka.clusters import ClusterClient, ClusterSpec, ClusterUnreachable
 from app.kafka.fetched import FetchTrouble
 from app.yard import Yard
@@ -86,4 +88,24 @@ async def test_a_cluster_that_does_not_answer_is_told_with_its_name_address_and_
 
     with pytest.raises(ClusterUnreachable, match=r"nowhere at 127\.0\.0\.1:1 does not answer.*check that it"):
         await client.start(timeout_s=0.5)
+    await client.stop()
+
+
+async def test_who_waits_for_a_cluster_says_so_again_and_again_and_never_gives_up(
+    monkeypatch: pytest.MonkeyPatch, yard: Yard
+) -> None:
+    for name, seconds in (("PATIENT_S", 0.01), ("TELL_S", 0.02), ("START_S", 0.0)):
+        monkeypatch.setattr(clusters, name, seconds)
+    client = ClusterClient(ClusterSpec("early", ("127.0.0.1:1", "no-such-host.invalid:9092")))
+    with capture_logs() as told:
+        starting = asyncio.create_task(client.start_patiently())
+        async with asyncio.timeout(ENOUGH_S):
+            while len(told) < 3:
+                assert not starting.done()
+                await asyncio.sleep(0.02)
+    for part in ("nothing listens at 127.0.0.1:1", "no-such-host.invalid does not resolve", "bootstrap and"):
+        assert part in told[-1]["why"]
+    client.spec = ClusterSpec("early", (yard.bootstrap(CLUSTER),))  # it is there now
+    async with asyncio.timeout(ENOUGH_S):
+        await starting
     await client.stop()

@@ -58,8 +58,9 @@ async def test_a_broker_too_old_to_tell_ids_tells_none(
     send = AIOKafkaConnection.send
 
     def as_to_kafka_2_7(self: Any, request: Any, expect_response: bool = True) -> Any:
-        low, high = self._versions[3]
-        self._versions = {**self._versions, 3: (low, min(high, 9))}
+        if 3 in self._versions:  # not before the broker told which versions it knows
+            low, high = self._versions[3]
+            self._versions = {**self._versions, 3: (low, min(high, 9))}
         return send(self, request, expect_response)  # type: ignore[no-untyped-call]  # aiokafka has no types
 
     monkeypatch.setattr(AIOKafkaConnection, "send", as_to_kafka_2_7)

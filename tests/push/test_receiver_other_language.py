@@ -23,10 +23,11 @@ from grpc import aio
 
 import app.push.proto
 from app.push.health import Health, check
-from app.push.metadata import MetadataTemplate
+from app.push.metadata import MetadataTemplate, RegionRole
 from app.push.proto.switchyard.v1.receiver_pb2 import DeliverRequest, DeliverResponse, Open
 from app.push.stream import METHOD as DELIVER
 from app.push.unary import CallResult, UnaryTarget
+from tests.push.go_example import Example
 from tests.push.servers import ENOUGH_S, METHOD, Caller
 from tests.push.stream_servers import EOF, Row, Sender
 
@@ -67,39 +68,6 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
     built = go(folder, "sh", "build.sh", PROTO=str(PROTO), PROTOC=protoc)
     assert built.returncode == 0, built.stderr
     return folder
-
-
-class Example:
-    """The example in a process of its own."""
-
-    def __init__(self, program: Path, journal: Path) -> None:
-        self._program = program
-        self._journal = journal
-        self.port = 0
-
-    async def start(self, *arguments: str) -> None:
-        """Starts it, again at the same port."""
-        self.process = await asyncio.create_subprocess_exec(
-            self._program, "-listen", f"127.0.0.1:{self.port}", "-journal", self._journal, *arguments,
-            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
-        )  # fmt: skip
-        assert self.process.stdout is not None
-        self.address = json.loads(await self.process.stdout.readline())["address"]
-        self.port = int(self.address.rpartition(":")[2])
-
-    async def stop(self, number: int = signal.SIGTERM) -> int:
-        """Its exit code."""
-        self.process.send_signal(number)
-        async with asyncio.timeout(ENOUGH_S):
-            return await self.process.wait()
-
-    def lines(self) -> list[dict[str, Any]]:
-        """The journal."""
-        return [json.loads(line) for line in self._journal.read_text().splitlines()]
-
-    def handled(self) -> Counter[tuple[str, str]]:
-        """Deliveries by id and outcome."""
-        return Counter((line["id"], line["outcome"]) for line in self.lines())
 
 
 @pytest.fixture
@@ -182,6 +150,23 @@ async def test_both_contracts_hand_the_handler_all_that_a_record_has(
         }  # fmt: skip
     others = [[lines["", n][key] for key in ("key", "timestamp_ms", "tombstone")] for n in range(42, 46)]
     assert others == [[None, 120, True], ["", 130, False], [None, 1, True], [None, 1, False]]
+
+
+async def test_a_handler_knows_what_the_sending_region_is_over_both_contracts(
+    receiver: Example, sender: Sender, call: Caller
+) -> None:
+    roles = [None, RegionRole("east", primary=True, epoch=64), RegionRole("east", primary=False, epoch=2**53)]
+    metadata = MetadataTemplate("orders", "billing", 0).build(0, None, [], 0, 0, 1)
+    for number, role in enumerate([*roles, roles[0]]):
+        sender.target.tell_role(role)
+        sender.send(some(2, start=number))
+        await sender.all_told()
+        await call(body(f"unary-{number}"), (*metadata, *(role.metadata() if role else ())))
+    told = {line["id"]: tuple(line.get(key) for key in RegionRole._fields) for line in receiver.lines()}
+
+    wanted = [tuple(role or (None, None, None)) for role in [*roles, roles[0]]]
+    assert [told[f"unary-{number}"] for number in range(4)] == wanted
+    assert [told[str(number)] for number in range(4)] == wanted
 
 
 async def test_every_one_of_two_thousand_calls_is_answered_as_it_asks(

@@ -12,8 +12,11 @@ from app.config.route import RouteDefinition
 from app.core.fencing import LogId
 from app.core.job import JobId, Kind
 from app.core.lease import Lease
+from app.core.offset_map import Barrier
+from app.core.priority import Priorities
 from app.core.ranges import Snapshot
 from app.core.record import Record
+from app.core.sequences import Stamp
 from app.kafka.append import Appender
 from app.kafka.clusters import ClusterClient
 from app.kafka.fetch import FetchService
@@ -57,12 +60,14 @@ class Stand:
         self.appender = Appender(target, may_send=lambda: self.lease.holds(time.monotonic()))
         self.told: list[tuple[str, str]] = []
         self.barriers: list[tuple[int, int, int]] = []  # partition, source's end, destination's end
+        self.stamped: list[Barrier] = []  # the same
         self.pumps: dict[Any, ReplicaPump] = {}
         self.saved: dict[int, tuple[Snapshot, bytes]] = {}
         self.saves = True
         self.runtimes: list[RouteRuntime] = []
         self._epoch = 0
         self._verify_budget = new_budget()
+        self._priorities = Priorities()
 
     async def _deliver(self, item: Any) -> None:
         pump = self.pumps.get(item.key)
@@ -78,8 +83,9 @@ class Stand:
         """Does what rounds of snapshots do."""
         while True:
             await asyncio.sleep(SAVE_S)
-            if self.saves:
-                for pump in self.pumps.values():
+            for key, pump in self.pumps.items():
+                pump.high_watermark = max(pump.high_watermark, self.fetch.high_watermark(key))
+                if self.saves:
                     self.save(pump)
 
     def save(self, pump: ReplicaPump) -> None:
@@ -89,7 +95,15 @@ class Stand:
             pump.snapshot_version = pump.version
 
     async def begin(
-        self, topic: str, partition: int = 0, *, at: int = 0, fetches: bool = True, **spec: Any
+        self,
+        topic: str,
+        partition: int = 0,
+        *,
+        at: int = 0,
+        lineage: int = 0,
+        source_epoch: int | None = None,
+        fetches: bool = True,
+        **spec: Any,
     ) -> ReplicaPump:
         """A new owner of the partition, from what is saved."""
         self._epoch += 1
@@ -97,20 +111,28 @@ class Stand:
         runtime = RouteRuntime(
             definition(self.source.name, self.target.name, topic, **spec),
             self.source, self.target, self.appender, self.lease, self._tell,
-            self._verify_budget,
+            self._verify_budget, self._priorities,
         )  # fmt: skip
         self.runtimes.append(runtime)
         ids = await self.source.topic_ids([topic])
         pump = ReplicaPump(
             JobId(Kind.REPLICATE, ROUTE, topic, partition), self._epoch, runtime,
-            next_offset=at if snapshot is None else snapshot.base, lineage=0, note=note, is_same_log=True,
-            is_first=snapshot is None and not note, source_log=LogId("", ids[topic]), tell=self._tell,
-            on_barrier=lambda pump, s, t: self.barriers.append((pump.job.partition, s, t)),
+            next_offset=at if snapshot is None else snapshot.base, lineage=lineage, note=note,
+            is_same_log=True, is_first=snapshot is None and not note, source_log=LogId("", ids[topic]),
+            tell=self._tell,
+            on_barrier=self._on_barrier,
+            source_epoch=source_epoch,
         )  # fmt: skip
         self.pumps[self._epoch] = pump
         if fetches:
-            self.fetch.add(self._epoch, topic, partition, pump.base)
+            self.fetch.add(
+                self._epoch, topic, partition, pump.base, ids[topic], last_epoch=pump.ledger.read_epoch
+            )
         return pump
+
+    def put_base(self, base: int, partition: int = 0) -> None:
+        """The table's position is another; the note is what it was."""
+        self.saved[partition] = Snapshot(base), self.saved[partition][1]
 
     def feed(self, pump: ReplicaPump, data: bytes, start: int, end: int, *, damage: str = "") -> None:
         """Hands it these bytes for the offsets [start, end), as if they had been fetched."""
@@ -130,6 +152,10 @@ class Stand:
         """Its process is gone, with what it had in hand."""
         self.freeze(pump)
         pump.close()
+
+    def _on_barrier(self, pump: ReplicaPump, source_end: int, target_end: int, stamp: Stamp | None) -> None:
+        self.barriers.append((pump.job.partition, source_end, target_end))
+        self.stamped.append(Barrier(source_end, target_end, 0, stamp))
 
     def _tell(self, kind: str, _subject: str, message: str, _remedy: str) -> None:
         self.told.append((kind, message))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from app.core.verbatim import Copy
-from app.kafka.append_encode import records_of
+from app.kafka.decode import records_of
 from app.replica.former import prints_of
 from tests.core.batches import make_batch
 from tests.core.test_verbatim import the_batch

@@ -49,13 +49,15 @@ async def test_what_nobody_takes_waits_until_an_operator_skips_it(stand: Stand, 
     await write(stand, topic_name, 10)
     pump = await stand.begin(topic_name)
     await stand.until(lambda: stand.told)
-    assert not pump.conclude(10), "not all of it lies below"
-    assert pump.conclude(11)
+    assert pump.stuck == ((10, 11),)
+    assert pump.copying().stuck == (10, 11)
+    assert not pump.conclude(9, 10), "that is copied"
+    assert pump.conclude(10, 11)
     await stand.copied([pump])
     here = await rows(stand.source, topic_name)
     assert await rows(stand.target, topic_name) == here[:10] + here[11:]
     assert stand.kinds() == ["replica-stuck", "replica-skipped"]
-    assert not pump.conclude(11), "nothing waits any more"
+    assert not pump.conclude(10, 11), "nothing waits any more"
 
 
 async def test_a_damaged_batch_is_not_passed_over(stand: Stand, topic_name: str) -> None:
@@ -69,7 +71,7 @@ async def test_a_damaged_batch_is_not_passed_over(stand: Stand, topic_name: str)
     stand.feed(pump, b"".join(data for data, _ in batches[2:]), second, 30)
     await stand.until(lambda: stand.told and not pump.in_flight)
     assert pump.base == first
-    assert pump.conclude(second)
+    assert pump.conclude(first, second)
     await stand.until(lambda: pump.base == 30)
     here = await rows(stand.source, topic_name)
     assert await rows(stand.target, topic_name) == here[:first] + here[second:]
@@ -101,6 +103,37 @@ async def test_offsets_that_the_source_lost_are_passed_over_once_what_is_before_
     pump = await copying(stand, topic_name)
     pump.skip(Gap("k", topic_name, 0, 100, 150, "deleted"))
     await stand.until(lambda: pump.base == 150)
+    pump.skip(Gap("k", topic_name, 0, 140, 150, "deleted"))
+    assert not pump.lost, "it knew that"
+
+
+async def test_a_gap_that_begins_elsewhere_makes_the_replica_begin_again_and_a_draining_one_takes_none(
+    stand: Stand, topic_name: str
+) -> None:
+    pump = await copying(stand, topic_name)
+    pump.skip(Gap("k", topic_name, 0, 120, 150, "deleted"))
+    assert "what came before it ended at 100" in pump.lost
+    pump.skip(Gap("k", topic_name, 0, 100, 150, "deleted"))
+    await stand.until(lambda: not pump.is_busy)
+    assert pump.base == 100
+
+
+async def test_a_replica_that_halts_at_a_gap_says_so_until_an_operator_skips_it(
+    stand: Stand, topic_name: str
+) -> None:
+    pump = await copying(stand, topic_name)
+    pump.halt(Gap("k", topic_name, 0, 100, 150, "deleted"), "offsets [100, 150) are gone")
+    pump.trouble = "fetch: something else"
+    assert (pump.status().state, pump.status().trouble) == ("halted", "offsets [100, 150) are gone")
+    assert pump.copying().halted == pump.halted == "offsets [100, 150) are gone"
+    assert pump.stuck == ((100, 150),)
+    await write(stand, topic_name, 10)
+    assert pump.status().oldest_ms == pump.copied_ms > 0, "nothing of it is at hand, and it has an age"
+    assert not pump.conclude(100, 101)
+    assert not pump.intake.wants_fetching(pump.base)
+    assert pump.conclude(100, 150)
+    await stand.until(lambda: pump.intake.wants_fetching(pump.base))
+    assert (pump.halted, pump.base, list(pump.stuck)) == (None, 150, [])
 
 
 @pytest.mark.usefixtures("unjoined")
@@ -165,3 +198,15 @@ async def test_what_was_not_fetched_is_never_passed_over(stand: Stand, topic_nam
     assert f"[{first}, {second}) was not fetched" in pump.lost
     await stand.until(lambda: not pump.is_busy)
     assert pump.base <= first
+
+
+async def test_a_log_that_begins_anew_where_a_replica_halts_is_not_fetched_by_it_again(
+    stand: Stand, topic_name: str
+) -> None:
+    """It would be fetched from a position in another log."""
+    pump = await copying(stand, topic_name)
+    pump.halt(Gap("k", topic_name, 0, 100, 0, "made anew", begun_anew=True), "it is another")
+    assert pump.intake.begins_anew_at == 0
+    assert pump.conclude(100, 101)
+    assert not pump.intake.wants_fetching(pump.base)
+    await stand.until(lambda: pump.anew is not None)

@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from app.core.ranges import Snapshot
-from app.kafka.append_errors import Fenced
+from app.kafka.append_errors import AppendError, Fenced
+from app.replica.note import STEP, Note
 from tests.kafka.conftest import ENOUGH_S
 from tests.kafka.test_append import batch_of
 from tests.replica.source import batches_of, both, compacted, copying, made_anew, same, write
@@ -26,7 +27,7 @@ async def test_what_a_killed_owner_had_under_way_is_copied_once_and_in_order_by_
         stand.saves = True
         pump = await stand.begin(topic_name)
         start = pump.base
-        await stand.until(lambda pump=pump: pump._way.is_ready)  # type: ignore[misc]
+        await stand.until(lambda pump=pump: pump.way.is_ready)  # type: ignore[misc]
         stand.saves = False  # from here on the table lies behind
         await stand.until(lambda pump=pump, s=start, t=turn: pump.base > s + 80 * t)  # type: ignore[misc]
         stand.kill(pump)
@@ -38,13 +39,13 @@ async def test_what_a_killed_owner_had_under_way_is_copied_once_and_in_order_by_
 
 
 async def test_a_former_owner_that_wakes_is_shut_out_by_its_successor(stand: Stand, topic_name: str) -> None:
-    """Interleaved writers after a move: the zombie goes on appending and nothing of it gets in."""
+    """uReplicator's writers interleaved after a move: here the former one appends, and nothing gets in."""
     zombie = await copying(stand, topic_name, 300)
     stand.freeze(zombie)
     successor = await stand.begin(topic_name)
     await write(stand, topic_name, 300, "later")
     await stand.copied([successor])
-    lane = zombie._way.lane
+    lane = zombie.way.lane
     assert lane is not None
     future = await lane.append(*batch_of(b"of a zombie"))
     with pytest.raises(Fenced, match="newer epoch"):
@@ -71,8 +72,8 @@ async def test_what_a_zombie_got_in_before_its_successor_appended_is_not_copied_
     assert stand.saved[0][0].base < 300
     successor = await stand.begin(topic_name)  # cannot save, so that it appends nothing yet
     await write(stand, topic_name, 100, "more")
-    await stand.until(lambda: successor._way.lane is not None)
-    lane = zombie._way.lane
+    await stand.until(lambda: successor.way.lane is not None)
+    lane = zombie.way.lane
     assert lane is not None
     batches = await batches_of(stand.source, topic_name, 300)
     for data, count in batches[: len(batches) // 2]:
@@ -149,3 +150,28 @@ async def test_a_destination_that_was_made_anew_is_told_and_copying_goes_on_wher
     await stand.copied([pump])
     assert stand.kinds() == ["destination-begun-anew"]
     assert await rows(stand.target, topic_name) == (await rows(stand.source, topic_name))[100:]
+
+
+async def test_a_former_owner_whose_lane_took_many_epochs_is_shut_out_all_the_same(
+    stand: Stand, topic_name: str
+) -> None:
+    """The note kept the epoch that the lane began with; successors left it 16 more, and no further one."""
+    zombie = await copying(stand, topic_name, 100)
+    lane = zombie.way.lane
+    assert lane is not None
+    for _ in range(3 * STEP):
+        assert lane._bump(AppendError("no epoch left"))
+    await stand.until(lambda: Note.from_bytes(stand.saved[0][1]).epoch == lane.producer.epoch > 2 * STEP)
+    await write(stand, topic_name, 50, "under the last of them")
+    await stand.copied([zombie])
+    stand.freeze(zombie)
+    successor = await stand.begin(topic_name)
+    await write(stand, topic_name, 50, "later")
+    await stand.copied([successor])
+    future = await lane.append(*batch_of(b"of a zombie"))
+    with pytest.raises(Fenced):
+        async with asyncio.timeout(ENOUGH_S):
+            await future
+    zombie.close()
+    assert await same(stand, topic_name) == 200
+    assert stand.told == []

@@ -20,11 +20,11 @@ from aiokafka import AIOKafkaProducer
 from app import wire
 from app.core.control import ControlState
 from app.core.control_events import AnyControlEvent, Assignment
+from app.demo.background import Background
 from app.demo.stage import Process, Stage, http, wait_until
 from app.demo.traffic import read_all
 from app.kafka.clusters import ClusterClient, ClusterSpec
 from app.kafka.commit import OffsetCommitter
-from tests.system.background import Background
 
 TICK_S = 0.05
 
@@ -142,7 +142,7 @@ class Flow(Background):
         try:
             await acknowledged
         except Exception as error:  # noqa: BLE001 - told to who waits for the flow
-            self.failed.append(error)
+            self.errors.append(error)
         else:
             self.sent[name] = time.time_ns() / 1e6
 

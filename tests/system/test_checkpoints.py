@@ -10,7 +10,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from app import wire
 from app.control.barriers import BarrierSender
 from app.core.fencing import LogId
-from app.core.offset_map import Barrier, BarrierItem, Line
+from app.core.offset_map import Barrier, BarrierItem, Line, NeedItem, Needs
 from app.demo.stage import Stage
 from app.topics import ControlTopics
 
@@ -31,10 +31,18 @@ def items(*barriers: tuple[int, int], epoch: int = 1) -> list[BarrierItem]:
     ]  # fmt: skip
 
 
-async def sent(bootstrap: str, topics: ControlTopics, *many: list[BarrierItem]) -> None:
+NEEDS = Needs([12], [20])
+
+
+async def sent(bootstrap: str, topics: ControlTopics, *many: list[BarrierItem], needs: bool = False) -> None:
     sender = BarrierSender(topics, {"bootstrap_servers": bootstrap}, "w")
     await sender.start()
     try:
+        if needs:
+            asked = [
+                NeedItem("east-to-west", "orders", at, LogId("d", "t"), NEEDS) for at in range(LINES + 1)
+            ]
+            await asyncio.gather(*await sender.ask(asked))
         for each in many:
             await asyncio.gather(*await sender.send(each))
     finally:
@@ -64,7 +72,8 @@ async def test_barriers_reach_the_table_once_each_whatever_comes_again_and_whoev
     async with AIOKafkaProducer(bootstrap_servers=bootstrap) as producer:
         for partition in range(topics.checkpoints.partitions):
             await producer.send_and_wait(topics.checkpoints.name, b"no event", partition=partition)
-    await sent(bootstrap, topics, items((0, 0)), items((0, 0), (10, 12)))
+    await sent(bootstrap, topics, items((0, 0)))
+    await sent(bootstrap, topics, items((0, 0), (10, 12)), needs=True)
     found = await until_all(bootstrap, topics, Barrier(10, 12))
     assert sorted(found) == sorted(f"east-to-west/orders/{partition}" for partition in range(LINES))
     worker.kill()
@@ -82,3 +91,4 @@ async def test_barriers_reach_the_table_once_each_whatever_comes_again_and_whoev
     for line in found.values():
         assert line.epoch == 2
         assert line.barriers == [Barrier(0, 0), Barrier(10, 12), Barrier(20, 25), Barrier(40, 50)]
+        assert line.needs == NEEDS, "of whom nobody has said that they went on"

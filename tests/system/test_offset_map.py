@@ -10,10 +10,11 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from app import wire
-from app.core.offset_map import Line, Source, line_key, translate
+from app.core.offset_map import Line, Source, line_key
 from app.demo.stage import Process, Stage, route
 from app.demo.traffic import create_topic
 from app.topics import ControlTopics
+from tests.core.translation import translate
 from tests.system.compare_topics import compare_topics
 
 pytestmark = pytest.mark.system

@@ -7,7 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from pathlib import Path
 
-from tests.system.background import Background
+from app.demo.background import Background
 
 SAMPLE_S = 0.05
 

@@ -1,9 +1,11 @@
 // The console: fills the shell from the API.
 
 import { clock, duration, el, link, number, pill, state, table } from "./dom.js";
+import { failoverPage, roleBadge, roleLine } from "./failover.js";
+import { failoverAct, runSections, runsSection } from "./failover_runs.js";
 import { bound, flowSections, share } from "./flow.js";
 import { placementPage, placementPaths, sizingSection, workerPath, workersTable } from "./placement.js";
-import { routePage, routePath, routesTable } from "./routes.js";
+import { routeAct, routePage, routePath, routesTable } from "./routes.js";
 
 const main = document.getElementById("main");
 const live = document.getElementById("live");
@@ -14,18 +16,20 @@ const NEWS_S = 300; // a dead worker's jobs have moved by then; the table of wor
 const SILENT_MS = 4000; // the worker speaks every second
 const PATIENCE_MS = 8000;
 let heard = 0; // when what is shown was true; 0: nothing is shown yet
+let region = ""; // that of the worker, where a page needs it
 let before = null; // the overview a moment ago, for rates
 
 const workloadPath = (w) => `/workloads/${encodeURIComponent(w.group)}/${encodeURIComponent(w.topic)}`;
 
 const where = (...places) => el("p", { class: "where" }, places.flatMap((place, i) => (i ? [" / ", place] : [place])));
 
-const lag = (x) => (x.hibernated ? "–" : number(x.lag_messages)); // nobody reads it: there is nothing to read
+const rests = (x) => x.hibernated || x.bound === "passive"; // nobody reads it here: there is nothing to wait for
+const lag = (x) => (rests(x) ? "–" : number(x.lag_messages));
 
 // Unknown is said. Where only a part is (messages that were not fetched yet tell no age), so is what is known.
 function lagTime(x) {
   if (x.lag_s !== null && x.lag_s !== undefined) return duration(x.lag_s);
-  if (x.hibernated) return "–";
+  if (rests(x)) return "–";
   if (x.lag_messages === null) return "unknown";
   return x.lag_s_at_least ? `${duration(x.lag_s_at_least)} or more` : "fetching";
 }
@@ -47,7 +51,7 @@ function rate(now, list, name, key, count) {
 function workloadTable(o) {
   const columns = [["Workload"], ["Breaker"], ["Held back by"], ["Lag", "n"], ["Lag in time", "n"], ["Delivered", "n"], ["Rate", "n"], ["In flight", "n"], ["Retried", "n"], ["Dead letters", "n"], ["Trouble", "wrap"]];
   return table("Workloads", columns, o.workloads.map((w) => [
-    link(workloadPath(w), w.key), state(w.breaker), w.bound ? el("span", { title: w.why }, bound(w.bound)) : "", lag(w), lagTime(w), number(w.delivered),
+    [link(workloadPath(w), w.key), w.role ? [" ", roleBadge(w.role)] : ""], state(w.breaker), w.bound ? el("span", { title: w.why }, bound(w.bound)) : "", lag(w), lagTime(w), number(w.delivered),
     rate(o, "workloads", "key", w.key, "delivered"), number(w.in_flight), number(w.retried), number(w.dead_lettered), w.troubles.join("; "),
   ]), "No workload yet. Deploy one: switchyard config deploy -f workload.yaml --execute");
 }
@@ -69,7 +73,7 @@ function verdict(o) {
     const words = [];
     if (w.breaker === "open" || w.breaker === "half-open") words.push(`its receiver is away (breaker ${w.breaker})`);
     if (w.waiting) words.push(`${w.waiting} of ${w.partitions} partitions wait for a worker`);
-    else if (!w.partitions && !w.hibernated) words.push("no partition is assigned yet");
+    else if (!w.partitions && !rests(w)) words.push("no partition is assigned yet");
     if (["lease", "health", "head-of-line"].includes(w.bound)) words.push(w.why);
     words.push(...w.troubles.filter((trouble) => !w.waiting || !trouble.includes("worker")));
     if (words.length) wrong.push([link(workloadPath(w), w.key), words.join("; ")]);
@@ -108,12 +112,12 @@ function workloadPage(w, dlq, size) {
   });
   const dead = dlq.items.map((m) => [clock(m.at_ms), `${m.origin.topic}-${m.origin.partition} @ ${m.origin.offset}`, m.code, m.reason, m.attempt, m.key?.text ?? m.key?.base64 ?? "null", (m.value?.text ?? m.value?.base64 ?? "null").slice(0, 300)]);
   return [
-    where(link("/workloads", "Workloads")), el("h1", {}, s.key),
-    pauses(s.key, w.partitions.some((p) => p.state !== "paused"), w.partitions.some((p) => p.state === "paused"), "workload pause|resume|reset"),
-    tiles([["breaker", s.breaker], ["lag, messages", lag(s)], ["lag in time", lagTime(s)], ["in flight", number(s.in_flight)], ["delivered", number(s.delivered)], ["dead letters", number(s.dead_lettered)]]),
+    where(link("/workloads", "Workloads")), el("h1", {}, s.key), roleLine(s.role),
+    s.bound === "passive" ? "" : pauses(s.key, w.partitions.some((p) => p.state !== "paused"), w.partitions.some((p) => p.state === "paused"), "workload pause|resume|reset"),
+    tiles([["breaker", s.breaker], ["lag, messages", lag(s)], ["lag in time", lagTime(s)], ["in flight", number(s.in_flight)], ["delivered", number(s.delivered)], ["dead letters", number(s.dead_lettered)], ...(s.role ? [["finished in another region", number(s.passed_over)]] : [])]),
     s.breaker === "closed" || s.breaker === "unknown" ? "" : el("div", { class: "note" }, "A receiver is away or overloaded. Nothing is burnt: messages wait here, and flow again once it answers."),
     ...flowSections(w), ...sizingSection(size),
-    el("h2", {}, "Partitions"), table("Partitions", columns, rows, "Nobody runs it yet."),
+    el("h2", {}, "Partitions"), table("Partitions", columns, rows, s.bound === "passive" ? "It runs in another region." : "Nobody runs it yet."),
     el("h2", {}, "Dead letters, newest first"),
     el("p", { class: "quiet" }, dlq.queue ? `${number(dlq.queue.messages)} in ${dlq.queue.topic}` : ""),
     table("Dead letters", [["When"], ["Origin"], ["Code"], ["Reason", "wrap"], ["Attempt", "n"], ["Key"], ["Value", "wrap"]], dead, "The dead letter queue is empty."),
@@ -124,20 +128,32 @@ function workloadPage(w, dlq, size) {
 
 // Buttons keep no listener of their own: the page is patched every second (see `patch`), what is pressed is
 // looked up when it is pressed.
-function pauses(of, canPause, canResume, command) {
+function pauses(of, canPause, canResume, command, more = "") {
   const button = (verb, text) => el("button", { type: "button", "data-act": verb, "data-of": of }, text);
   return el("p", { class: "acts" },
-    canPause ? button("pause", "Pause") : "", canResume ? button("resume", "Resume") : "", el("span", { class: "quiet" }, ` or: switchyard ${command} ${of}`));
+    canPause ? button("pause", "Pause") : "", canResume ? button("resume", "Resume") : "", more, el("span", { class: "quiet" }, ` or: switchyard ${command} ${of}`));
 }
 
 async function act(button) {
   const { act: verb, of } = button.dataset;
+  if (verb !== "pause" && verb !== "resume") return other(button);
   const what = page === "routes" ? "Copy" : "Deliver";
   if (!confirm(verb === "pause" ? `${what} nothing of ${of} until it is resumed?` : `${what} ${of} again?`)) return;
   button.disabled = true;
   try {
     const answer = await fetch(`${api}/${verb}`, { method: "POST", headers: { "X-Switchyard-Actor": "console" }, signal: AbortSignal.timeout(PATIENCE_MS) });
     if (!answer.ok) throw new Error((await answer.json()).detail);
+  } catch (error) {
+    alert(`Not done: ${error.message}`);
+  }
+  button.disabled = false;
+}
+
+async function other(button) {
+  button.disabled = true;
+  try {
+    const told = await (page === "failover" ? failoverAct(region, button.dataset) : routeAct(api, button.dataset));
+    if (told) alert(told);
   } catch (error) {
     alert(`Not done: ${error.message}`);
   }
@@ -201,6 +217,11 @@ function activityPage(list) {
     "workload-deleted": () => `workload ${a.key} deleted by ${a.actor}`,
     "route-put": () => `route ${a.key} deployed by ${a.actor}`,
     "route-deleted": () => `route ${a.key} deleted by ${a.actor}`,
+    "failover-put": () => `failover definition ${a.key.replace("failover:", "")} deployed by ${a.actor}`,
+    "failover-deleted": () => `failover definition ${a.key.replace("failover:", "")} deleted by ${a.actor}`,
+    "failover-run": () => `failover ${a.id} to ${a.to} ${a.state}${a.forced ? ", forced" : ""} by ${a.actor}${[a.reason, a.result].filter(Boolean).map((words) => `: ${words}`).join("")}`,
+    "role-put": () => `${a.key} ${a.state === "moving" ? "moves to" : "is active in"} region ${a.region} under epoch ${a.epoch}, by ${a.actor}${a.reason ? `: ${a.reason}` : ""}`,
+    "role-released": () => `region ${a.region} has let go of ${a.key} for epoch ${a.epoch}`,
     claim: () => `${a.worker} leads term ${a.term}`,
     assignment: () => (a.release ? `${a.worker} is asked to release ${a.job}: ${a.reason}` : `${a.job} goes to ${a.worker || "nobody"} under epoch ${a.epoch}: ${a.reason}`),
     released: () => `${a.worker} released ${a.job}: ${a.reason}`,
@@ -346,4 +367,11 @@ else if (page === "routes") {
     const [workers, sizing, jobs] = await Promise.all([get(placementPaths.workers), get(placementPaths.sizing), get(placementPaths.jobs)]);
     return placementPage(workers.items, sizing, jobs, workloadPath);
   }, 2000);
+} else if (page === "failover") {
+  const shown = new URLSearchParams(location.search).get("run");
+  poll(async () => {
+    const [told, runs, run] = await Promise.all([get("/api/v1/failover"), get("/api/v1/failover/runs?limit=50"), shown ? get(`/api/v1/failover/${encodeURIComponent(shown)}`) : null]);
+    region = told.region;
+    return [...failoverPage(told, workloadPath), ...runsSection(runs.items), ...(run ? runSections(run, tiles) : [])];
+  });
 } else if (page === "activity") poll(async () => activityPage(await get("/api/v1/activity?limit=200")));

@@ -9,7 +9,7 @@ const WORDS = {
   rate: ["warn", "the definition's rate"], "slow-start": ["warn", "the receiver has just come back"], limit: ["warn", "the receiver has as much as it can take"],
   credit: ["warn", "the receiver asks for no more"], tracker: ["warn", "tracker.capacity"], order: ["warn", "the order of keys"],
   memory: ["warn", "the worker's memory"], "catch-up": ["warn", "a backlog beside the latest"], fetch: ["", "reading from Kafka"],
-  delay: ["", "messages wait for their time"], backoff: ["warn", "failed messages wait for their next attempt"], hibernated: ["", "nothing to do: it sleeps"], none: ["good", "nothing"],
+  delay: ["", "messages wait for their time"], backoff: ["warn", "failed messages wait for their next attempt"], hibernated: ["", "nothing to do: it sleeps"], passive: ["", "another region runs it"], none: ["good", "nothing"],
 };
 export const bound = (word) => el("span", { class: `pill ${WORDS[word]?.[0] ?? ""}`, title: WORDS[word]?.[1] ?? word }, word);
 const grave = (word) => WORDS[word]?.[0] === "bad";
@@ -68,7 +68,7 @@ export function flowSections(w) {
   const f = w.flow;
   if (!f) return []; // asked of a worker of an older version
   return [
-    el("p", { class: `verdict ${grave(f.bound) ? "bad" : f.bound === "none" ? "good" : "plain"}` }, el("b", {}, f.bound === "none" ? "Nothing holds it back" : f.bound === "hibernated" ? "Hibernated" : `Held back by: ${WORDS[f.bound]?.[1] ?? f.bound}`), `. ${f.why}${f.worker ? ` (${f.worker})` : ""}`),
+    el("p", { class: `verdict ${grave(f.bound) ? "bad" : f.bound === "none" ? "good" : "plain"}` }, el("b", {}, f.bound === "none" ? "Nothing holds it back" : f.bound === "hibernated" ? "Hibernated" : f.bound === "passive" ? "Passive here" : `Held back by: ${WORDS[f.bound]?.[1] ?? f.bound}`), `. ${f.why}${f.worker ? ` (${f.worker})` : ""}`),
     el("h2", {}, "Receivers"), f.receivers.length ? el("div", { class: "cards" }, f.receivers.map(receiverCard)) : el("p", { class: "quiet" }, "No worker has told of them yet."),
     el("h2", {}, "Workers"), f.workers.length ? el("div", { class: "cards" }, f.workers.map(workerCard)) : el("p", { class: "quiet" }, "No worker runs it."),
     ...headOfLine(f.head_of_line),

@@ -22,7 +22,9 @@ asynchronous one is a task a message, `max_tasks` at once. `on_batch` takes list
 verdict for each, or one for all.
 
 `Receiver(interceptors=[...])` and `@receiver.intercept` put code around every handler, to decrypt, refuse or
-measure (`app.push.receiver.interceptors`). A tombstone has an empty `value` and `message.tombstone`.
+measure (`app.push.receiver.interceptors`). A tombstone has an empty `value` and `message.tombstone`. Of a
+workload of several regions `message.role` says whether the region that sends is the primary one, and under
+which epoch.
 
 Needs grpcio and protobuf only: neither Faust nor Kafka.
 """
@@ -33,6 +35,7 @@ from app.push.receiver.sdk import (
     Message,
     Outcome,
     Receiver,
+    RegionRole,
     Retry,
     Skip,
     Stash,
@@ -41,5 +44,6 @@ from app.push.receiver.sdk import (
 )
 
 __all__ = [
-    "Ack", "Interceptor", "Message", "Outcome", "Receiver", "Retry", "Skip", "Stash", "TestClient", "Verdict",
+    "Ack", "Interceptor", "Message", "Outcome", "Receiver", "RegionRole", "Retry", "Skip", "Stash",
+    "TestClient", "Verdict",
 ]  # fmt: skip

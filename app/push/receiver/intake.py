@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Protocol
 
-from app.push.proto.switchyard.v1.receiver_pb2 import Batch, Open
-from app.push.receiver.verdicts import Message
+from app.push.proto.switchyard.v1.receiver_pb2 import Batch, Open, Role
+from app.push.receiver.verdicts import Message, RegionRole
 
 SLICE_S = 0.005  # after which the loop gets its turn
 
@@ -82,7 +82,12 @@ class Violation(Exception):
     """The sender does not keep to the contract."""
 
 
-def read_batch(batch: Batch, opened: Open) -> list[Message]:
+def read_role(role: Role) -> RegionRole | None:
+    """None: of a workload of one region."""
+    return RegionRole(role.region, role.primary, role.epoch) if role.region else None
+
+
+def read_batch(batch: Batch, opened: Open, role: RegionRole | None = None) -> list[Message]:
     """Its messages."""
     topic, group = batch.topic or opened.topic, opened.group
     partition, offset, timestamp_ms = batch.partition, batch.base_offset, batch.base_timestamp_ms
@@ -100,7 +105,7 @@ def read_batch(batch: Batch, opened: Open) -> list[Message]:
             Message(
                 topic, group, value, partition, offset + sent.offset_delta, key, headers,
                 timestamp_ms + sent.timestamp_delta_ms, retry_count, attempt, own,
-                not value and not sent.HasField("value"),
+                not value and not sent.HasField("value"), role,
             )
         )  # fmt: skip
     return messages

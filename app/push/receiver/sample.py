@@ -70,6 +70,8 @@ class Behaviours:
             "timestamp_ms": message.timestamp_ms,
             "at_ms": time.time_ns() // 1_000_000,
         }
+        if (role := message.role) is not None:
+            line |= {"region": role.region, "primary": role.primary, "epoch": role.epoch}
         os.write(self._file, orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
 
 

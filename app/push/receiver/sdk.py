@@ -26,6 +26,7 @@ from app.push.receiver.verdicts import (
     Failed,
     Handler,
     Message,
+    RegionRole,
     Retry,
     Skip,
     Stash,
@@ -245,5 +246,5 @@ class _Generic(grpc.GenericRpcHandler):  # type: ignore[type-arg]
 
 __all__ = [
     "MAX_MESSAGE_BYTES", "MAX_METADATA_BYTES", "MAX_REASON_CHARS", "Ack", "Interceptor", "Message", "Outcome",
-    "Receiver", "Retry", "Skip", "Stash", "TestClient", "Verdict", "read_message",
+    "Receiver", "RegionRole", "Retry", "Skip", "Stash", "TestClient", "Verdict", "read_message",
 ]  # fmt: skip

@@ -22,10 +22,10 @@ from google.protobuf.message import DecodeError
 from grpc import aio
 
 from app.push.proto.switchyard.v1.receiver_pb2 import DeliverRequest, DeliverResponse, Open
-from app.push.receiver.intake import SLICE_S, Gate, Violation, Window, read_batch
+from app.push.receiver.intake import SLICE_S, Gate, Violation, Window, read_batch, read_role
 from app.push.receiver.outcomes import Outcomes
 from app.push.receiver.unary_side import Route
-from app.push.receiver.verdicts import Message, checked, spread
+from app.push.receiver.verdicts import Message, RegionRole, checked, spread
 
 SURELY_ASYNC = 8  # so many awaitables in a row, and none else
 PAUSE_S = 0.001
@@ -58,6 +58,7 @@ class Session:
         self._window = window
         self._gate = gate
         self._outcomes = Outcomes()
+        self._role: RegionRole | None = None
         self._next = 0  # number of the next delivery
         self._open = 0  # deliveries that are not done
         self._released = 0  # bytes given back
@@ -104,6 +105,8 @@ class Session:
         while True:
             if request.canceled:
                 self._cancel(request)
+            if request.HasField("role"):
+                self._role = read_role(request.role)
             if request.batches:
                 await self._take(request, size)
             if request.drain:
@@ -128,7 +131,7 @@ class Session:
             start = self._next
             if batch.first_delivery != start:
                 raise Violation(f"delivery {batch.first_delivery} comes where {start} is next")
-            messages = read_batch(batch, self._opened)
+            messages = read_batch(batch, self._opened, self._role)
             self._next += len(messages)
             if self._route.batch:
                 self._enter_batch(start, messages, share)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from app.push.receiver.verdicts import (
     Failed,
     Message,
     NoVerdict,
+    RegionRole,
     Retry,
     Skip,
     Verdict,
@@ -26,6 +27,7 @@ from app.push.receiver.verdicts import (
 
 HEADER_PREFIX = "kafka-header-"
 ACTION, RETRY_AFTER = "kafka-action", "kafka-retry-after-ms"
+REGION, PRIMARY, PRIMARY_EPOCH = "switchyard-region", "switchyard-primary", "switchyard-primary-epoch"
 VALUE_NULL = "kafka-value-null"  # "true": a tombstone, whose body is empty too
 
 
@@ -144,7 +146,12 @@ def read_message(value: bytes, metadata: Sequence[tuple[str, str | bytes]]) -> M
         attempt=_number(text.get("kafka-attemptcount"), 1),
         traceparent=text.get("traceparent", ""),
         tombstone=not value and text.get(VALUE_NULL) == "true",
+        role=_role(text) if REGION in text else None,
     )
+
+
+def _role(text: Mapping[str, str]) -> RegionRole:
+    return RegionRole(text[REGION], text.get(PRIMARY) == "true", _number(text.get(PRIMARY_EPOCH)))
 
 
 def _number(text: str | None, default: int = 0) -> int:

@@ -35,12 +35,24 @@ class Skip:
 Verdict = Ack | Retry | Stash | Skip | None
 
 
+@dataclass(frozen=True, slots=True)
+class RegionRole:
+    """What the region that sends is for a workload of several: whether it is the primary (active) one, and
+    the epoch under which it is, or another one is. An epoch is one region's alone, so a handler that takes
+    nothing from a lower epoch than it has seen is never led by two regions at once.
+    """
+
+    region: str
+    primary: bool
+    epoch: int
+
+
 @dataclass(slots=True)
 class Message:
     """A delivered message. `headers` are the record's own, in order, names in lower case.
 
     A tombstone, a record without a value, has an empty `value` and is told by `tombstone`: handlers that do
-    not know of tombstones get bytes all the same.
+    not know of tombstones get bytes all the same. `role` is there for workloads of several regions.
     """
 
     topic: str
@@ -55,6 +67,7 @@ class Message:
     attempt: int = 1
     traceparent: str = ""
     tombstone: bool = False
+    role: RegionRole | None = None
 
 
 Handler = Callable[[Message], Verdict | Awaitable[Verdict]]

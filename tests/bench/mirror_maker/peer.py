@@ -7,13 +7,15 @@ Rules
    five requests in flight (Connect's default is one), batches of 128 KB for a linger of 5 ms, the topic's own
    compression, polls of up to 5,000 records; heap and collector as in Kafka's own start script.
 3. It is spared what is not copying: heartbeats, checkpoints of consumer groups, syncs of settings and access
-   lists. Its offset syncs stay: they are its offset map.
+   lists. Its offset syncs stay: they are its offset map. What a bench needs of it is asked for by `more`.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from app.demo.stage import Process, Stage
 from app.yard.java import Java
@@ -61,10 +63,17 @@ def class_path(java: Java) -> str:
 
 
 def start(
-    stage: Stage, java: Java, jars: str, alias: str, clusters: tuple[str, str], topic: str, codec: str
+    stage: Stage,
+    java: Java,
+    jars: str,
+    alias: str,
+    clusters: tuple[str, str],
+    topic: str,
+    codec: str,
+    more: Mapping[str, str] = MappingProxyType({}),
 ) -> Process:
     """Starts it for `topic`, from the first of `clusters` (bootstrap addresses) to the second; end it with
-    `kill`. The copy is called "<alias>.<topic>"."""
+    `kill`. The copy is called "<alias>.<topic>". `more`: settings above those here."""
     settings = {
         "clusters": f"{alias}, copies",
         f"{alias}.bootstrap.servers": clusters[0],
@@ -73,6 +82,7 @@ def start(
             name.format(alias=alias): value.format(topic=topic, codec=codec)
             for name, value in SETTINGS.items()
         },
+        **more,
     }
     file: Path = stage.home / f"{alias}.properties"
     file.write_text("".join(f"{name} = {value}\n" for name, value in settings.items()))

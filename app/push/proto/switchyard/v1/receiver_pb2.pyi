@@ -7,16 +7,18 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class DeliverRequest(_message.Message):
-    __slots__ = ("open", "batches", "canceled", "drain")
+    __slots__ = ("open", "batches", "canceled", "drain", "role")
     OPEN_FIELD_NUMBER: _ClassVar[int]
     BATCHES_FIELD_NUMBER: _ClassVar[int]
     CANCELED_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
     open: Open
     batches: _containers.RepeatedCompositeFieldContainer[Batch]
     canceled: _containers.RepeatedCompositeFieldContainer[Range]
     drain: bool
-    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., batches: _Optional[_Iterable[_Union[Batch, _Mapping]]] = ..., canceled: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., drain: _Optional[bool] = ...) -> None: ...
+    role: Role
+    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., batches: _Optional[_Iterable[_Union[Batch, _Mapping]]] = ..., canceled: _Optional[_Iterable[_Union[Range, _Mapping]]] = ..., drain: _Optional[bool] = ..., role: _Optional[_Union[Role, _Mapping]] = ...) -> None: ...
 
 class DeliverResponse(_message.Message):
     __slots__ = ("accept", "results", "credit")
@@ -41,6 +43,16 @@ class Open(_message.Message):
     features: int
     timeout_ms: int
     def __init__(self, group: _Optional[str] = ..., topic: _Optional[str] = ..., worker: _Optional[str] = ..., features: _Optional[int] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
+
+class Role(_message.Message):
+    __slots__ = ("region", "primary", "epoch")
+    REGION_FIELD_NUMBER: _ClassVar[int]
+    PRIMARY_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    region: str
+    primary: bool
+    epoch: int
+    def __init__(self, region: _Optional[str] = ..., primary: _Optional[bool] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class Accept(_message.Message):
     __slots__ = ("features", "max_request_bytes")

@@ -13,8 +13,8 @@ class Background:
 
     def __init__(self) -> None:
         self.ended = threading.Event()
-        self.failed: list[BaseException] = []
-        self._thread = threading.Thread(target=self._run)
+        self.errors: list[BaseException] = []
+        self._thread = threading.Thread(target=self._run, name=type(self).__name__, daemon=True)
 
     def work(self) -> None:
         """What is done meanwhile."""
@@ -29,11 +29,11 @@ class Background:
     ) -> None:
         self.ended.set()
         self._thread.join()
-        if self.failed and error is None:
-            raise self.failed[0]
+        if self.errors and error is None:
+            raise self.errors[0]
 
     def _run(self) -> None:
         try:
             self.work()
         except BaseException as error:  # noqa: BLE001 - raised where the block ends
-            self.failed.append(error)
+            self.errors.append(error)

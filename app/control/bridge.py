@@ -1,0 +1,160 @@
+"""What other regions' control logs say of roles and pulses: read in their copies, which routes keep in this
+region's control cluster under the same names.
+
+    west-regional                      east-regional
+    switchyard-west-control --route--> switchyard-west-control --Bridge--> what the leader writes into
+                                                                           switchyard-east-control
+
+Rules
+1. The leader follows them, from the beginning of each copy: what its predecessor had read or written does not
+   matter, since what is known is a maximum (`app.core.roles`), and only what says more is written.
+2. A record that is no event, or no event of roles, is passed over and told once. What is kept is bounded.
+3. Nothing here is needed for anything that runs: a copy that is away or behind only makes this region hear
+   later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Any
+
+import structlog
+from aiokafka.errors import KafkaError
+from mode import Service
+
+from app import wire
+from app.clock import now_ms
+from app.control.beginning import Trouble
+from app.control.tail import STOP_S, TopicTail, bounded
+from app.core.control_events import RegionPulse, RoleEvent, RolePut, RoleReleased
+from app.core.roles import MAX_EPOCH, Roles
+from app.kafka.clusters import ClusterClient, ClusterUnreachable
+from app.topics import ControlTopics
+
+log = structlog.get_logger(__name__)
+
+LOOK_S = 1.0
+PREFIXES = (b"role/", b"role-released/", b"pulse/")  # of the record keys of what is read here
+MAX_KEY_CHARS = 500  # group, slash, topic
+MAX_WORKLOADS = 100_000
+MAX_REGION_CHARS = 200
+
+
+class Bridge(Service):
+    """See the module.
+
+    Args:
+        wanted: the other regions whose logs are to be read now; none while this worker does not lead.
+
+    Attributes:
+        roles: the maximum of all that was read.
+        pulses: region -> its newest pulse that came here.
+        began_ms: when this worker began to follow them, by its own clock.
+    """
+
+    def __init__(
+        self,
+        client: ClusterClient,
+        kafka_options: dict[str, Any],
+        wanted: Callable[[], Collection[str]],
+        on_news: Callable[[], None],
+        on_trouble: Trouble,
+    ) -> None:
+        super().__init__()
+        self.roles = Roles()
+        self.pulses: dict[str, RegionPulse] = {}
+        self.began_ms = 0
+        self._client = client
+        self._options = kafka_options
+        self._wanted = wanted
+        self._on_news = on_news
+        self._on_trouble = on_trouble
+        self._tails: dict[str, TopicTail] = {}
+        self._keys: set[str] = set()
+        self._told: set[str] = set()
+
+    def has_answered(self, region: str, own: str, since_ms: int = 0) -> bool:
+        """Whether `region` has said that it heard a pulse of region `own` that was sent since this worker
+        began to follow (and since then): all that it knew by then has come here. No clock but our own is
+        looked at."""
+        pulse = self.pulses.get(region)
+        return pulse is not None and pulse.heard.get(own, -1) >= max(self.began_ms, since_ms)
+
+    @Service.task
+    async def _look_for_ever(self) -> None:
+        while not self.should_stop:
+            try:
+                await self._look()
+            except (KafkaError, ClusterUnreachable, OSError, TimeoutError) as error:
+                log.warning("copies of other regions' control logs are looked for again", error=repr(error))
+            except Exception:
+                log.exception("following other regions' control logs failed and is tried again")
+            await self.sleep(LOOK_S)
+
+    async def _look(self) -> None:
+        wanted = set(self._wanted())
+        for region in self._tails.keys() - wanted:
+            await bounded(self._tails.pop(region).stop(), STOP_S, f"reader of {region}'s control log")
+        if not wanted:
+            # Who leads next begins anew: what this worker knew may be old by then.
+            self.roles, self.pulses, self._keys, self._told = Roles(), {}, set(), set()
+            self.began_ms = 0
+        elif not self.began_ms:
+            self.began_ms = now_ms()
+        for region in sorted(wanted - self._tails.keys()):
+            topic = ControlTopics(region).control.name
+            if await self._client.partitions(topic) is not None:
+                tail = TopicTail(topic, self._options, partial(self.take, region), from_start=True)
+                self._tails[region] = tail
+                await tail.start()
+
+    async def on_stop(self) -> None:
+        tails, self._tails = self._tails, {}
+        await asyncio.gather(*(bounded(tail.stop(), STOP_S, "reader of a region") for tail in tails.values()))
+
+    def take(self, region: str, records: list[Any]) -> None:
+        """Records of the copy of `region`'s control log. Never raises."""
+        news = False
+        for record in records:
+            if record.value is None or not (record.key or b"").startswith(PREFIXES):
+                continue
+            try:
+                event = wire.control_event(record.value)
+            except wire.BadEvent as error:
+                self._tell(region, f"offset {record.offset}: {error}")
+                continue
+            if isinstance(event, RegionPulse):
+                self._pulse(region, event)  # nobody waits for it: no news
+            elif isinstance(event, RolePut | RoleReleased):
+                news |= self._role(region, event)
+        if news:
+            self._on_news()
+
+    def _pulse(self, region: str, event: RegionPulse) -> None:
+        known = self.pulses.get(region)
+        if event.region == region and (known is None or event.at_ms >= known.at_ms):
+            self.pulses[region] = event
+
+    def _role(self, region: str, event: RoleEvent) -> bool:
+        # Half of all epochs are left for those that follow one that nobody can have meant.
+        if len(event.key) > MAX_KEY_CHARS or not event.epoch < MAX_EPOCH // 2 or (
+            len(event.region) > MAX_REGION_CHARS
+        ):  # fmt: skip
+            self._tell(region, f"a role of {event.key[:100]!r} under epoch {event.epoch} cannot be")
+            return False
+        if event.key not in self._keys:
+            if len(self._keys) >= MAX_WORKLOADS:
+                self._tell(region, f"it has roles of more than {MAX_WORKLOADS} workloads")
+                return False
+            self._keys.add(event.key)
+        return self.roles.put(event) if isinstance(event, RolePut) else self.roles.release(event)
+
+    def _tell(self, region: str, what: str) -> None:
+        if region not in self._told:
+            self._told.add(region)
+            self._on_trouble(
+                "bridge-trouble", region, f"in the copy of region {region}'s control log: {what}",
+                "it is passed over; see who else writes to that topic",
+            )  # fmt: skip

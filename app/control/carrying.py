@@ -1,0 +1,214 @@
+"""Jobs of active-passive workloads that begin here carry over what other regions' readers have finished
+(`app.regions.carry`), and remember their own progress for those.
+
+Rules
+1. It is looked up once under each role of the region: by then what was finished elsewhere under former ones
+   is known, or never will be. The job's own note says so to its successors (`Progress.carried`), which begin
+   at once. A job that an operator reset delivers what he asked for.
+2. While this region's copy lags behind what was finished elsewhere, the replicas that lead into the topic
+   tell barriers at once, what is undecided is held back (`app.pump.elsewhere`), and what becomes known is
+   passed on to the pump: for `LAG_S` at most. Then it is delivered, though it may have been elsewhere.
+3. What cannot be known is told, and holds up nobody for long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import structlog
+from mode import Service
+
+from app.config.definitions import Workload
+from app.control.beginning import Anew, Beginning, Trouble
+from app.control.catalog import Catalog
+from app.control.log import ControlLog
+from app.core.fencing import TakeoverAnswer
+from app.core.job import JobId
+from app.core.trail import CorruptProgress, Progress
+from app.pump.dispatch import DispatchPump
+from app.regions.carry import Carried, Carrier
+from app.replica.pump import ReplicaPump
+
+log = structlog.get_logger(__name__)
+
+LOOK_S = 0.25
+AGAIN_S = 2.0  # while nothing waits for it
+LAG_S = 15.0
+HURRY_S = 15.0  # since a role came here
+BARRIER_S = 1.0
+
+
+class _Lagging(NamedTuple):
+    """A pump that more of what was finished elsewhere may come to be known for."""
+
+    epoch: int
+    workload: Workload
+    until_s: float
+
+
+class Carrying(Service):
+    """See the module.
+
+    Args:
+        pumps: this worker's of workloads, by job. replicas: those of routes.
+
+    Attributes:
+        carrier: None where no regions are known: then nothing is carried.
+    """
+
+    def __init__(
+        self,
+        control: ControlLog,
+        catalog: Catalog,
+        pumps: Mapping[str, DispatchPump],
+        replicas: Mapping[str, ReplicaPump],
+        on_trouble: Trouble,
+    ) -> None:
+        super().__init__()
+        self.carrier: Carrier | None = None
+        self._control = control
+        self._catalog = catalog
+        self._pumps = pumps
+        self._replicas = replicas
+        self._on_trouble = on_trouble
+        self._told: set[tuple[str, str]] = set()
+        self._lagging: dict[str, _Lagging] = {}
+        self._refreshed_s = 0.0
+        self._seen = -1  # of the control log
+        self._roles: dict[str, tuple[int, str]] = {}  # epoch and state
+        self._taken_s: dict[str, float] = {}  # when they came here
+        self._barriers_s = 0.0
+
+    # -- beginning -------------------------------------------------------------------------------
+
+    def _role_epoch(self, job: JobId, workload: Workload) -> int:
+        """Under which role the job begins here; -1: it carries nothing over."""
+        if self.carrier is None or job.topic != workload.metadata.topic or not self.carrier.others(workload):
+            return -1
+        role = self._control.view.roles.of(workload.key)
+        return -1 if role is None else role.epoch
+
+    async def carried(
+        self, job: JobId, workload: Workload, answer: TakeoverAnswer, anew: Anew | None
+    ) -> Carried | None:
+        """What a job that begins here has not to deliver; None: nothing is to be looked up (rule 1)."""
+        epoch = self._role_epoch(job, workload)
+        is_reset = anew is not None and not anew.reason
+        if epoch < 0 or self.carrier is None or is_reset or (anew is None and _carried(answer) == epoch):
+            return None
+        try:
+            found = await self.carrier.carried(job, workload)
+        except Exception as error:  # what was elsewhere must not keep anything from flowing here
+            log.exception("what was finished in other regions could not be looked up", job=str(job))
+            found = Carried(why=f"{error!r}; expect that it is delivered again")
+        if found.why and (workload.key, found.why) not in self._told:
+            self._told.add((workload.key, found.why))
+            message, _, remedy = found.why.rpartition("; ")
+            self._on_trouble(
+                "carried-in-part", str(job), f"what was finished in other regions is known in part: "
+                f"{message or found.why}", remedy if message else "expect that it is delivered again",
+            )  # fmt: skip
+        return found
+
+    def begin(
+        self, pump: DispatchPump, workload: Workload, answer: TakeoverAnswer, beginning: Beginning,
+        anew: Anew | None, carried: Carried | None,
+    ) -> None:  # fmt: skip
+        """Of a pump that was fed nothing yet."""
+        epoch = self._role_epoch(pump.job, workload)
+        if epoch < 0:
+            return
+        goes_on = anew is None and beginning.lineage == answer.lineage
+        goes_on = goes_on and not answer.log.is_another(beginning.log)
+        pump.remember(answer.note if goes_on else b"", epoch)
+        if carried is None:
+            return
+        until_s = time.monotonic() + LAG_S
+        over = carried.over
+        if over is not None and (over.lags or over.until > beginning.snapshot.base):
+            pump.pass_over(over, until_s)
+        if carried.why or (over is not None and over.lags):
+            self._lagging[str(pump.job)] = _Lagging(pump.epoch, workload, until_s)
+
+    # -- while the copy lags ---------------------------------------------------------------------
+
+    @Service.task
+    async def _look_for_ever(self) -> None:
+        while not self.should_stop:
+            await self.sleep(LOOK_S)
+            try:
+                self._look()
+                await self._refresh()
+            except Exception:
+                log.exception("what was finished in other regions could not be looked up, and is again")
+
+    async def _refresh(self) -> None:
+        now_s, waits = time.monotonic(), False
+        for job, lagging in list(self._lagging.items()):
+            pump = self._pumps.get(job)
+            if pump is None or pump.epoch != lagging.epoch or pump.closed:
+                if now_s >= lagging.until_s:  # or it is not known yet
+                    del self._lagging[job]
+                continue
+            waits |= pump.look_again()
+            if now_s >= lagging.until_s:
+                del self._lagging[job]
+        if self._lagging and (waits or now_s - self._refreshed_s >= AGAIN_S):
+            await asyncio.gather(*(self._again(*at) for at in list(self._lagging.items())))
+            self._refreshed_s = time.monotonic()
+
+    async def _again(self, job: str, lagging: _Lagging) -> None:
+        assert self.carrier is not None, "it lags behind what that one knows"
+        found = await self.carrier.carried(JobId.parse(job), lagging.workload)
+        pump = self._pumps.get(job)
+        if pump is None or pump.epoch != lagging.epoch or found.over is None:
+            return
+        pump.pass_over(found.over)
+        if not found.over.lags and not found.why:
+            self._lagging.pop(job, None)
+
+    def _look(self) -> None:
+        """Rule 2, the barriers; and pumps that flowed before any region shared their topic remember, too."""
+        view, now_s, carrier = self._control.view, time.monotonic(), self.carrier
+        if carrier is None:
+            return
+        if view.next_offset != self._seen:
+            self._seen = view.next_offset
+            for role in view.roles:
+                if self._roles.get(role.key) != (role.epoch, role.state):
+                    self._roles[role.key] = role.epoch, role.state
+                    self._taken_s.pop(role.key, None)
+                    if role.region == carrier.region:
+                        self._taken_s[role.key], self._barriers_s = now_s, 0.0
+        if now_s - self._barriers_s < BARRIER_S:
+            return
+        self._barriers_s = now_s
+        for pump in self._pumps.values():
+            workload = self._catalog.workload(pump.job.name)
+            if workload is not None and (epoch := self._role_epoch(pump.job, workload)) >= 0:
+                pump.remember(None, epoch)
+        if topics := self._taken_over(carrier, now_s):
+            for replica in list(self._replicas.values()):
+                if (replica.runtime.definition.spec.target, replica.target[0]) in topics:
+                    replica.tell_barrier(now_s)
+
+    def _taken_over(self, carrier: Carrier, now_s: float) -> set[tuple[str, str]]:
+        """(cluster, topic) of the workloads whose role came here a moment ago."""
+        self._taken_s = {key: at_s for key, at_s in self._taken_s.items() if now_s - at_s < HURRY_S}
+        workloads = [self._catalog.workload(key) for key in self._taken_s]
+        return {
+            (workload.metadata.cluster, workload.metadata.topic)
+            for workload in workloads
+            if workload is not None and carrier.others(workload)
+        }
+
+
+def _carried(answer: TakeoverAnswer) -> int:
+    """Under which role a former owner here has looked; -1: none has."""
+    try:
+        return Progress.from_bytes(answer.note).carried if answer.note else -1
+    except CorruptProgress:
+        return -1

@@ -1,0 +1,74 @@
+"""A region's part in failing over: definitions, roles, and what is heard of other regions, joined.
+
+The leader makes a `step` with each of its rounds. Everybody asks `keeper` what runs here, and what receivers
+are told; `runs` move roles as somebody has planned it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from mode import Service
+
+from app.config.definitions import Workload
+from app.control.beginning import Trouble
+from app.control.bridge import Bridge
+from app.control.failover_runs import FailoverRuns
+from app.control.failovers import Failovers
+from app.control.log import ControlLog
+from app.control.role_keeper import RoleKeeper
+from app.core.control_events import RolePut
+from app.core.topology import Layout
+from app.kafka.clusters import ClusterClient
+
+
+class FailoverSide(Service):
+    """See the module. `leads`: whether this worker does; `on_news`: makes a round of the leader's soon;
+    `is_new(at_ms)`: no worker that lives in this region was there at that time."""
+
+    def __init__(
+        self,
+        control: ControlLog,
+        client: ClusterClient,
+        kafka_options: dict[str, Any],
+        layout: Layout | None,
+        workload: Callable[[str], Workload | None],
+        *,
+        leads: Callable[[], bool],
+        on_news: Callable[[], None],
+        on_trouble: Trouble,
+        is_new: Callable[[int], bool] = lambda _: False,
+    ) -> None:
+        super().__init__()
+        self._control = control
+        self.on_news = on_news
+        self.failovers = Failovers(control, layout, on_trouble)
+        self.bridge = Bridge(
+            client, kafka_options, lambda: self.failovers.others() if leads() else set(), on_news, on_trouble
+        )
+        self.keeper = RoleKeeper(control, self.failovers, self.bridge, workload, on_trouble, is_new)
+        self.runs = FailoverRuns(control, self.failovers, self.keeper, workload, on_trouble)
+
+    async def on_start(self) -> None:
+        await self.add_runtime_dependency(self.bridge)
+
+    async def on_stop(self) -> None:
+        await self.runs.stop()
+
+    async def step(self) -> None:
+        """The leader's: writes what is to be written. Raises KafkaError, TimeoutError."""
+        now_s = time.monotonic()
+        events = [*self.failovers.steps(), *self.keeper.steps(now_s), *self.runs.steps(now_s)]
+        if events:
+            await self._control.append(*events)
+        if any(isinstance(event, RolePut) for event in events):
+            self.on_news()  # jobs come or go with the next round, and that is at once
+
+    def heard_ms(self) -> dict[str, int]:
+        """Region -> when, by its own clock, the newest pulse was sent that has come here. What the leader
+        reads itself is newer by a moment than what it writes down for the others."""
+        own = self._control.view.pulses.get(self.keeper.own)
+        read = {region: pulse.at_ms for region, pulse in self.bridge.pulses.items()}
+        return {**({} if own is None else own.heard), **read}

@@ -1,0 +1,161 @@
+"""Counts what became of every message while regions were lost and came back: pure, so that it can be tested
+with known answers.
+
+Rules
+1. A message that a producer was told is acknowledged is to be delivered: of an active-passive workload once,
+   wherever that is; of an active-active one in every region.
+2. A producer that fails over sends again what was not acknowledged: one message may be several records, and
+   each is to be delivered. Only what exceeds the records of a message was read again.
+3. What was read again is told by what had happened last: how many, and how long before that the message had
+   been delivered first.
+4. A region acts by a role that another one has replaced if it says that it is primary under a lower epoch
+   than somebody has done before. Of an active-passive workload it delivers nothing at all then; one that has
+   heard of another's epoch finishes what it has under way as not primary, before that one begins.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """Something that made somebody else go on: what, and when."""
+
+    name: str
+    at_ms: float
+
+
+@dataclass(slots=True)
+class Again:
+    """Read again after a switch: how many, and how long before it the oldest had been delivered first."""
+
+    count: int = 0
+    oldest_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """What it came to, of one workload.
+
+    Attributes:
+        messages: acknowledged to producers.
+        sent_twice: records beyond the first of a message.
+        delivered: home -> deliveries.
+        lost: messages that nobody got; of an active-active workload, that one region did not.
+        again: switch -> what was read again after it (rule 3).
+        stale: deliveries by a role that another one had replaced (rule 4).
+        epochs: epoch -> the regions that acted under it.
+    """
+
+    messages: int
+    sent_twice: int
+    delivered: Mapping[str, int]
+    lost: tuple[str, ...]
+    again: Mapping[str, Again] = field(default_factory=dict)
+    stale: tuple[Mapping[str, Any], ...] = ()
+    epochs: Mapping[int, frozenset[str]] = field(default_factory=dict)
+
+    @property
+    def read_again(self) -> int:
+        """Deliveries beyond those of each record."""
+        return sum(one.count for one in self.again.values())
+
+    @property
+    def sound(self) -> bool:
+        """Nothing lost, one active region at any time."""
+        return not self.lost and not self.stale and all(len(regions) == 1 for regions in self.epochs.values())
+
+
+def active_passive(
+    acknowledged: Iterable[str],
+    records: Mapping[str, int],
+    journals: Mapping[str, Sequence[Mapping[str, Any]]],
+    switches: Sequence[Switch],
+) -> Balance:
+    """Of journals by home, of one workload.
+
+    Args:
+        records: of a message, in all regional clusters together.
+    """
+    taken = _in_time(chain.from_iterable(journals.values()))
+    lost = sorted(set(acknowledged) - {line["id"] for line in taken})
+    stale, epochs = _stale(taken)
+    return _balance(acknowledged, records, journals, lost, _again([taken], records, switches), stale, epochs)
+
+
+def active_active(
+    acknowledged: Iterable[str],
+    records: Mapping[str, int],
+    journals: Mapping[str, Sequence[Mapping[str, Any]]],
+    switches: Sequence[Switch],
+) -> Balance:
+    """Likewise; every region is to deliver everything."""
+    homes = [_in_time(lines) for lines in journals.values()]
+    wanted = set(acknowledged)
+    lost = sorted({name for lines in homes for name in wanted - {line["id"] for line in lines}})
+    stale, epochs = _stale(_in_time(line for lines in homes for line in lines if line["primary"]))
+    return _balance(acknowledged, records, journals, lost, _again(homes, records, switches), stale, epochs)
+
+
+def _stale(lines: Iterable[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], dict[int, set[str]]]:
+    """Those by a role that was replaced (rule 4); and who said to be primary under each epoch."""
+    found, highest, acts = [], -1, ""
+    epochs: dict[int, set[str]] = defaultdict(set)
+    for line in lines:
+        epoch, region, primary = line["epoch"], line["region"], line["primary"]
+        if epoch < highest or (not primary and epoch == highest and region != acts):
+            found.append(line)
+        if primary:
+            epochs[epoch].add(region)
+            if epoch > highest:
+                highest, acts = epoch, region
+    return found, epochs
+
+
+def _balance(
+    acknowledged: Iterable[str],
+    records: Mapping[str, int],
+    journals: Mapping[str, Sequence[Mapping[str, Any]]],
+    lost: list[str],
+    again: Mapping[str, Again],
+    stale: list[Mapping[str, Any]],
+    epochs: Mapping[int, set[str]],
+) -> Balance:
+    return Balance(
+        messages=len(set(acknowledged)),
+        sent_twice=sum(count - 1 for count in records.values()),
+        delivered={home: len(lines) for home, lines in journals.items()},
+        lost=tuple(lost),
+        again=again,
+        stale=tuple(stale),
+        epochs={epoch: frozenset(regions) for epoch, regions in epochs.items()},
+    )
+
+
+def _in_time(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return sorted((line for line in lines if line["outcome"] == "ok"), key=lambda line: line["at_ms"])
+
+
+def _again(
+    readers: Iterable[Sequence[Mapping[str, Any]]], records: Mapping[str, int], switches: Sequence[Switch]
+) -> dict[str, Again]:
+    found = {switch.name: Again() for switch in (Switch("before any", 0.0), *switches)}
+    for lines in readers:
+        first: dict[str, float] = {}
+        times: Counter[str] = Counter()
+        for line in lines:
+            name, at_ms = line["id"], line["at_ms"]
+            times[name] += 1
+            first.setdefault(name, at_ms)
+            if times[name] > records.get(name, 1):
+                before = [switch for switch in switches if switch.at_ms <= at_ms]
+                switch = max(before, key=lambda s: s.at_ms, default=Switch("before any", at_ms))
+                one = found[switch.name]
+                one.count += 1
+                one.oldest_s = max(one.oldest_s, (switch.at_ms - first[name]) / 1000)
+    return found

@@ -1,0 +1,336 @@
+"""What regions know of the offset map and of jobs: read when somebody needs it, kept on this worker's disk.
+
+    region's changelog -> here (its copy, or itself) -> `Store`, with the offsets it was read to
+
+Of the control log, the definitions: which clusters routes lead from and to, as which groups workloads
+consume. Of jobs, those of workloads: how far they are.
+
+Rules
+1. Another region's changelogs carry that region's name, and a route copies them, names unchanged: they are
+   read in this region's control cluster. Where there is no copy they are read there, if that one answers.
+2. They are read to the ends they have when somebody asks. Nobody who does not ask reads them.
+3. What was read stays when its region is lost: barriers stay true. A changelog that was made anew, or whose
+   offsets are none of those that were read, is read anew from its start.
+4. A region that never ran Switchyard knows nothing. One of which that cannot be known is `away`: there may be
+   sources of a topic that nobody names here (`app.core.resume`, `incomplete`). So is one that is read anew,
+   from before the first of its records is thrown away until its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeVar
+
+import msgspec
+import structlog
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import KafkaError
+
+from app.clock import now_ms
+from app.core.job import Kind
+from app.core.resume import Copying
+from app.kafka.clusters import ClusterClient, ClusterSpec, ClusterUnreachable
+from app.kafka.commit import OffsetCommitter
+from app.regions.store import CHECKPOINTS, ROUTES, TRACKERS, Origin, Store, StoreDamaged
+from app.topics import ControlTopics
+
+log = structlog.get_logger(__name__)
+
+TABLES = (CHECKPOINTS, ROUTES)
+REACH_S = 5.0  # a cluster that does not answer within this is away
+AGAIN_S = 10.0  # and is not asked again for so long
+POLL_MS = 500
+FETCH_BYTES, PARTITION_BYTES = 4 * 1024 * 1024, 1024 * 1024
+MAX_RECORDS = 500  # at once: of 30 kB each at most
+STOP_S = 3.0
+# Which records are kept; of the control log see `app.core.control_events.compaction_key`.
+KEPT = {ROUTES: (b"route/", b"workload/"), TRACKERS: f"{Kind.DISPATCH.value}:".encode()}
+
+T = TypeVar("T")
+State = Literal["own", "copied", "remote", "none", "away"]
+
+
+class Cluster(Protocol):
+    """What is needed of a data cluster."""
+
+    name: str
+    client: ClusterClient
+    committer: OffsetCommitter
+
+
+class Clusters(Protocol):
+    """Those of switchyard.yaml."""
+
+    specs: Mapping[str, ClusterSpec]
+
+    async def get(self, name: str) -> Any:
+        """A `Cluster`. Raises KeyError, ClusterUnreachable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Atlas:
+    """The regions: this one, the clusters with their control topics, and whose each cluster is."""
+
+    region: str
+    control: Mapping[str, str]
+    region_of: Mapping[str, str]
+
+    @property
+    def regions(self) -> list[str]:
+        return sorted({self.region, *self.control, *self.region_of.values()})
+
+
+@dataclass(frozen=True, slots=True)
+class RegionMap:
+    """How well a region's tables are known. `why` is told of one that is away; `read_ms` is when they were
+    read to their ends last, None: never."""
+
+    region: str
+    state: State
+    read_ms: int | None = None
+    why: str = ""
+
+    @property
+    def is_known(self) -> bool:
+        """Rule 4: also of a region that is away, if it was read before."""
+        return self.state != "away" or self.read_ms is not None
+
+
+class NotRead(RuntimeError):
+    """The tables could not be read to their ends yet; ask again."""
+
+
+class Tables:
+    """See the module. `regions`: how well the offset map of each is known, as of the last reading."""
+
+    def __init__(self, atlas: Atlas, clusters: Clusters, path: Path) -> None:
+        self.atlas = atlas
+        self.regions: dict[str, RegionMap] = {}
+        self._forget("it was not read yet")
+        self._clusters = clusters
+        self._store = Store(path)
+        self._is_open = False
+        self._lock = asyncio.Lock()
+        self._one_at_a_time = threading.Lock()  # what is asked sees no half of what is written
+        self._away_until_s: dict[str, float] = {}
+
+    async def close(self) -> None:
+        """Closes the database."""
+        with contextlib.suppress(TimeoutError):  # who reads for long is left behind: all is on the disk
+            async with asyncio.timeout(STOP_S), self._lock:
+                await asyncio.to_thread(self._shut)
+
+    def _shut(self) -> None:
+        with self._one_at_a_time:
+            self._is_open = False
+            self._store.close()
+
+    # -- asking ------------------------------------------------------------------------------------
+
+    async def into(self, cluster_id: str, topic: str) -> list[Copying]:
+        """Every line into a topic that is known. Raises NotRead, ValueError."""
+        return await self.ask(lambda store: store.into(cluster_id, topic))
+
+    async def of(self, cluster_id: str, topic: str) -> list[Copying]:
+        """Every line from a topic that is known. Raises NotRead, ValueError."""
+        return await self.ask(lambda store: store.of(cluster_id, topic))
+
+    async def record(self, table: str, region: str, key: str) -> bytes | None:
+        """A region's record of a table that was read, as it stands there. Raises NotRead."""
+        return await self.ask(lambda store: store.record(table, region, key))
+
+    async def ask(self, question: Callable[[Store], T]) -> T:
+        """Asks the store, in a thread.
+
+        Raises:
+            NotRead: it was damaged, and is made anew.
+        """
+
+        def asked() -> T:
+            with self._one_at_a_time:
+                if not self._is_open:
+                    self._store.open()
+                    self._is_open = True
+                return question(self._store)
+
+        try:
+            return await asyncio.to_thread(asked)
+        except StoreDamaged as error:
+            log.error("the store of regions is made anew", error=str(error))
+            self._forget("its store was damaged, and is being made anew")
+            await asyncio.to_thread(self._rebuild)
+            raise NotRead(f"{error}; it is made anew: ask again") from error
+
+    def _rebuild(self) -> None:
+        with self._one_at_a_time:
+            self._store.rebuild()
+
+    def _forget(self, why: str) -> None:
+        self.regions = {region: RegionMap(region, "away", None, why) for region in self.atlas.regions}
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    async def read(
+        self, timeout_s: float, tables: Sequence[str] = TABLES, regions: Collection[str] | None = None
+    ) -> dict[str, RegionMap]:
+        """Reads `tables` of all regions, or of these, to the ends they have now (rule 2); how well each
+        region's are known.
+
+        Raises:
+            NotRead: it takes longer; what was read is kept, and it goes on there. Also for this region's own
+                tables that cannot be read.
+        """
+        asked = self.atlas.regions if regions is None else sorted(regions)
+        try:
+            async with asyncio.timeout(timeout_s), self._lock:
+                await self.ask(lambda _: None)
+                found = await asyncio.gather(*(self._read(region, tables) for region in asked))
+        except TimeoutError:
+            raise NotRead("the offset map is still being read; ask again in a moment") from None
+        known = {one.region: one for one in found}
+        if CHECKPOINTS in tables:
+            self.regions = self.regions | known
+        own = known.get(self.atlas.region)
+        if own is not None and own.state == "away":
+            raise NotRead(f"this region's own tables cannot be read: {own.why}")
+        return known
+
+    async def _read(self, region: str, tables: Sequence[str]) -> RegionMap:
+        state: State = "own" if region == self.atlas.region else "copied"
+        why = ""
+        for table in tables:
+            try:
+                found, where = await self._find(region, table)
+                state = where if table == tables[0] else state
+                if found is not None:
+                    await self._follow(region, table, *found)
+                elif table == tables[0]:
+                    await self.ask(lambda store: _note_none(store, tables[0], region))
+            except (KafkaError, ClusterUnreachable, NotRead, OSError, TimeoutError) as error:
+                state, why = "away", str(error) or repr(error)
+                break
+        origin = await self.ask(lambda store: store.origin(tables[0], region))
+        read_ms = origin.read_ms if origin is not None and origin.complete else None
+        return RegionMap(region, state, read_ms, why)
+
+    async def _find(self, region: str, table: str) -> tuple[tuple[Cluster, str, int, str] | None, State]:
+        """The changelog to read: cluster, topic, partitions, id (rule 1); None: the region has none."""
+        topics, own = ControlTopics(region), self.atlas.control[self.atlas.region]
+        topic = topics.control.name if table == ROUTES else topics.changelog(table, 0).name
+        here = await self._look(own, topic)
+        if here is not None:
+            return here, "own" if region == self.atlas.region else "copied"
+        there = self.atlas.control.get(region)
+        if there is None or there == own:
+            return None, "none"
+        found = await self._look(there, topic)
+        return found, "none" if found is None else "remote"
+
+    async def _look(self, name: str, topic: str) -> tuple[Cluster, str, int, str] | None:
+        cluster = await self.reach(name)
+        count = await cluster.client.partitions(topic)
+        ids = await cluster.client.topic_ids([topic])
+        return None if count is None or topic not in ids else (cluster, topic, count, ids[topic])
+
+    async def reach(self, name: str) -> Cluster:
+        """A cluster, if it answers. Raises ClusterUnreachable."""
+        if time.monotonic() < self._away_until_s.get(name, 0.0):
+            raise ClusterUnreachable(f"cluster {name} did not answer a moment ago")
+        try:
+            async with asyncio.timeout(REACH_S):
+                cluster: Cluster = await self._clusters.get(name)
+                cluster_id = await cluster.client.cluster_id()
+        except (TimeoutError, ClusterUnreachable, KafkaError, OSError, KeyError) as error:
+            self._away_until_s[name] = time.monotonic() + AGAIN_S
+            raise ClusterUnreachable(f"cluster {name} does not answer: {error!r}") from error
+        if await self.ask(lambda store: store.named(name)) != cluster_id:
+            await self.ask(lambda store: store.name(name, cluster_id))
+        return cluster
+
+    # -- one changelog -----------------------------------------------------------------------------
+
+    async def _follow(
+        self, region: str, table: str, cluster: Cluster, topic: str, count: int, topic_id: str
+    ) -> None:
+        origin = await self.ask(lambda store: store.origin(table, region))
+        fresh = Origin(cluster=cluster.name, topic_id=topic_id)
+        parts = [TopicPartition(topic, partition) for partition in range(count)]
+        consumer = AIOKafkaConsumer(
+            enable_auto_commit=False, auto_offset_reset="earliest", fetch_max_wait_ms=POLL_MS,
+            fetch_max_bytes=FETCH_BYTES, max_partition_fetch_bytes=PARTITION_BYTES,
+            **self._clusters.specs[cluster.name].aiokafka_options(),
+        )  # fmt: skip
+        await consumer.start()
+        try:
+            consumer.assign(parts)
+            starts, ends = await consumer.beginning_offsets(parts), await consumer.end_offsets(parts)
+            if origin is None or not _goes_on(origin, fresh, starts, ends):
+                if origin is not None and origin.cluster:
+                    log.warning("a region's table is read anew", region=region, table=table, topic=topic)
+                origin = fresh
+                if table == CHECKPOINTS:
+                    self.regions[region] = RegionMap(region, "away", None, "it is being read anew")
+                await self.ask(lambda store: store.begin(table, region, fresh))
+            nexts = {at: origin.next_offsets.get(at.partition, starts[at]) for at in parts}
+            for at, next_offset in nexts.items():
+                consumer.seek(at, next_offset)
+            while any(nexts[at] < ends[at] for at in parts):
+                got = await consumer.getmany(*parts, timeout_ms=POLL_MS, max_records=MAX_RECORDS)
+                newest = {
+                    record.key: record.value
+                    for records in got.values()
+                    for record in records
+                    if record.key is not None and record.key.startswith(KEPT.get(table, b""))
+                }
+                # Compaction may have taken the last records: the position tells.
+                nexts = {at: await consumer.position(at) for at in parts}
+                origin = await self._write(table, region, newest, origin, nexts)
+            at_end = msgspec.structs.replace(origin, complete=True, read_ms=now_ms())
+            await self._write(table, region, {}, at_end, nexts)
+        finally:
+            await _stop(consumer)
+
+    async def _write(
+        self,
+        table: str,
+        region: str,
+        records: dict[bytes, bytes | None],
+        origin: Origin,
+        nexts: Mapping[TopicPartition, int],
+    ) -> Origin:
+        new = msgspec.structs.replace(origin, next_offsets={at.partition: n for at, n in nexts.items()})
+        await self.ask(lambda store: store.write(table, region, records, new))
+        return new
+
+
+def _note_none(store: Store, table: str, region: str) -> None:
+    """That a region has none is known of it when it is away, too."""
+    origin = store.origin(table, region)
+    if origin is None or not origin.cluster:
+        store.begin(table, region, Origin(cluster="", topic_id="", complete=True, read_ms=now_ms()))
+
+
+def _goes_on(
+    origin: Origin,
+    fresh: Origin,
+    starts: Mapping[TopicPartition, int],
+    ends: Mapping[TopicPartition, int],
+) -> bool:
+    """Whether what was read is the beginning of what is there (rule 3)."""
+    if (origin.cluster, origin.topic_id) != (fresh.cluster, fresh.topic_id):
+        return False
+    return all(starts[at] <= origin.next_offsets.get(at.partition, starts[at]) <= ends[at] for at in ends)
+
+
+async def _stop(consumer: AIOKafkaConsumer) -> None:
+    try:
+        async with asyncio.timeout(STOP_S):
+            await consumer.stop()
+    except (TimeoutError, KafkaError, OSError) as error:
+        log.warning("a reader of a region's table did not stop in time", error=repr(error))

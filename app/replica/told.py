@@ -1,0 +1,85 @@
+"""What a replica tells: in heartbeats, and when it does not get on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from app.clock import now_ms
+from app.core.verbatim import Bytes
+from app.replica.way import NOT_SAVED
+from app.wire import Copying, JobStatus
+
+if TYPE_CHECKING:
+    from app.replica.pump import ReplicaPump
+
+FIRST_TIMESTAMP = slice(27, 35)  # of a batch
+MAX_TIMESTAMP = slice(35, 43)
+NO_PROGRESS_S = 30.0
+UNREAD_S = 120.0  # a transaction may be open for so long
+
+
+def job_status(pump: ReplicaPump) -> JobStatus:
+    """As of any job."""
+    halted = pump.halted
+    state = "closed" if pump.closed else "halted" if halted else "paused" if pump.paused else "flowing"
+    return JobStatus(
+        job=str(pump.job), epoch=pump.epoch, state="draining" if pump.draining else state,
+        committed=pump.base, fetched=pump.intake.expected, high_watermark=pump.high_watermark,
+        in_flight=pump.in_flight, unfinished=pump.in_flight, oldest_ms=_oldest_ms(pump),
+        delivered=pump.ledger.delivered,
+        trouble=pump.lost or halted or pump.obstacle.why or pump.trouble or pump.way.why,
+        buffered_bytes=sum(fetched.nbytes for fetched in pump.intake.held),
+    )  # fmt: skip
+
+
+def copying(pump: ReplicaPump) -> Copying:
+    """Of its copies."""
+    job, verifier, stuck = pump.job, pump.runtime.verifier, pump.stuck
+    return Copying(
+        halted=pump.halted or "", stuck=stuck[0] if stuck else None, encoded=pump.encoded,
+        left_out=pump.left_out, lost=pump.ledger.lost, lost_ms=pump.ledger.lost_ms,
+        compared=verifier.compared[job], differing=verifier.differing[job],
+        limited=pump.limited, barrier=pump.barrier,
+    )  # fmt: skip
+
+
+def _oldest_ms(pump: ReplicaPump) -> int:
+    """When the first record was written that is not copied; -1: there is none, or none is known.
+
+    Of what is not fetched, as where a route halts, nobody knows: it is as old as the last that was copied, or
+    not as old.
+    """
+    head, held = pump.ledger.head, pump.intake.held
+    data: Bytes = head.data if head is not None else held[0].data if held else b""
+    oldest_ms = pump.copied_ms if pump.halted or 0 <= pump.base < pump.high_watermark else -1
+    if len(data) >= FIRST_TIMESTAMP.stop:
+        oldest_ms = int.from_bytes(data[FIRST_TIMESTAMP], signed=True)
+    return min(now_ms(), oldest_ms)
+
+
+def look(pump: ReplicaPump, now_s: float) -> None:
+    """Tells when it does not get on although it may; on a timer."""
+    has_some = pump.in_flight > 0 or not pump.intake.is_empty
+    unread = not has_some and pump.intake.expected < pump.high_watermark
+    is_told = pump.halted or pump.trouble.startswith("fetch: ")
+    may = not (pump.paused or pump.limited) and (has_some or (unread and not is_told))
+    if not (may or pump.in_flight) or not pump.runtime.lease.holds(now_s):
+        pump.ledger.progress_s = now_s
+    elif now_s - pump.ledger.progress_s > (UNREAD_S if unread else NO_PROGRESS_S) and not pump.told_stalled:
+        pump.told_stalled = True
+        _tell_stalled(pump, unread)
+
+
+def _tell_stalled(pump: ReplicaPump, unread: bool) -> None:
+    why = pump.obstacle.why or pump.way.why or "the destination does not answer"
+    told = f"nothing was acknowledged for {NO_PROGRESS_S:.0f} s: {why}"
+    remedy = "see whether the destination's brokers run and have enough replicas in sync"
+    if why == NOT_SAVED:
+        remedy = "see the control cluster and the workers' leader"
+    elif unread:
+        told = (
+            f"for {UNREAD_S:.0f} s nothing came of [{pump.intake.expected}, {pump.high_watermark}): a "
+            "transaction may be open there that nobody ends, or this worker's memory is used up"
+        )
+        remedy = "find it by kafka-transactions.sh find-hanging and abort it, or give the worker more memory"
+    pump.tell("replica-no-progress", f"{pump.where}, at {pump.base}: {told}", remedy)

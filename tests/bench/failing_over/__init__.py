@@ -1,0 +1,1 @@
+"""What the bench `failover` measures, and with what."""

@@ -1,0 +1,141 @@
+"""A job manager with one replica, between real brokers; control log and tracker are by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+
+from app.clock import now_ms
+from app.control.catalog import Catalog
+from app.control.data_clusters import DataClusters
+from app.control.jobs import Jobs
+from app.core.control_events import Assignment, RoutePut
+from app.core.fencing import SnapshotItem, Snapshots, Takeover, TakeoverAnswer
+from app.core.lease import Lease
+from app.core.offset_map import BarrierItem
+from app.core.tracker_fold import TrackerFold
+from app.kafka.clusters import ClusterSpec
+from app.kafka.fetched import ByteBudget
+from app.kafka.topics import TopicSpec, ensure_topics
+from app.replica.pump import ReplicaPump
+from app.yard import Yard
+from tests.control.test_jobs import Log
+from tests.replica.stand import definition
+
+ENOUGH_S = 60.0
+HOME, AWAY = "east-regional", "east-aggregate"
+
+
+class Trackers:
+    """The tracker topic and who follows it, in one."""
+
+    def __init__(self) -> None:
+        self._fold = TrackerFold()
+        self._offset = 0
+
+    def _apply(self, event: Any) -> TakeoverAnswer | None:
+        self._offset += 1
+        return self._fold.apply(event, self._offset)
+
+    async def takeover(self, job: str, epoch: int) -> TakeoverAnswer:
+        answer = self._apply(Takeover(job=job, epoch=epoch, worker="me", nonce="n", at_ms=0))
+        assert answer is not None
+        return answer
+
+    async def send_snapshots(self, items: Iterable[SnapshotItem]) -> list[asyncio.Future[Any]]:
+        self._apply(Snapshots(worker="me", at_ms=0, items=list(items)))
+        return []
+
+
+class Sender:
+    """Takes barriers."""
+
+    def __init__(self) -> None:
+        self.items: list[BarrierItem] = []
+
+    async def send(self, items: Iterable[BarrierItem]) -> list[asyncio.Future[Any]]:
+        self.items += items
+        return []
+
+
+class Manager:
+    """A job manager with one job: to copy partition 0 of a topic."""
+
+    def __init__(self, jobs: Jobs, log: Log, topic: str, told: list[tuple[str, str]], sender: Sender) -> None:
+        self.jobs, self.log, self.topic, self.told, self.sender = jobs, log, topic, told, sender
+        self.job = f"replicate:r:{topic}:0"
+        self._epoch = 0
+
+    @property
+    def pump(self) -> ReplicaPump | None:
+        return self.jobs.replicas.pumps.get(self.job)
+
+    def put(self, **spec: Any) -> None:
+        """Deploys the route."""
+        route = definition(HOME, AWAY, self.topic, **spec)
+        self.log.apply(
+            RoutePut(at_ms=now_ms(), key="r", definition=route.to_wire(), etag=route.etag(), actor="test")
+        )
+
+    def assign(self, *, release: bool = False) -> None:
+        self._epoch += not release
+        event = Assignment(at_ms=0, job=self.job, worker="me", epoch=self._epoch, term=1, reason="")
+        self.log.apply(msgspec.structs.replace(event, release=release))
+
+    async def until(self, condition: Callable[[], Any]) -> None:
+        async with asyncio.timeout(ENOUGH_S):
+            while not condition():  # noqa: ASYNC110 - callbacks change it
+                await asyncio.sleep(0.02)
+
+    async def halted(self) -> ReplicaPump:
+        await self.until(lambda: self.pump is not None and self.pump.halted)
+        assert self.pump is not None
+        return self.pump
+
+    async def copied(self, end: int) -> ReplicaPump:
+        await self.until(lambda: self.pump is not None and self.pump.base >= end)
+        assert self.pump is not None
+        return self.pump
+
+
+@asynccontextmanager
+async def managing(yard: Yard, topic: str) -> AsyncIterator[Manager]:
+    """A manager, with the topic on both sides."""
+    budget, holder = ByteBudget(64 << 20), list[Jobs]()
+
+    async def deliver(item: Any) -> None:
+        holder[0].take(item)
+
+    lease = Lease(1e9)
+    lease.renewed(time.monotonic())
+    lease.saved(time.monotonic(), 1e9)
+    specs = {name: ClusterSpec(name, (yard.bootstrap(name),)) for name in (HOME, AWAY)}
+    clusters = DataClusters(specs, deliver, budget)
+    for name in specs:
+        await ensure_topics((await clusters.get(name)).client, [TopicSpec(topic, 1, 1)])
+    told: list[tuple[str, str]] = []
+
+    def tell(kind: str, _subject: str, message: str, _remedy: str) -> None:
+        told.append((kind, message))
+
+    log, sender = Log(), Sender()
+    by_hand: Any = log
+    trackers: Any = Trackers()
+    barriers: Any = sender
+    catalog = Catalog(by_hand, clusters, tell)
+    jobs = Jobs("me", by_hand, catalog, clusters, trackers, lease, tell, grace_s=10.0, barriers=barriers)
+    holder.append(jobs)
+    await jobs.start()
+    try:
+        yield Manager(jobs, log, topic, told, sender)
+    finally:
+        async with asyncio.timeout(ENOUGH_S):
+            await jobs.drain_all()
+            await jobs.stop()
+            await clusters.stop()
+        assert budget.used_bytes == 0

@@ -1,0 +1,215 @@
+"""Failovers between regions that hear each other late: carried out by whoever leads, told when they are
+stuck; and a region that comes back does not act by what it knew."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from app.config.definitions import Workload
+from app.control import failover_runs
+from app.control.failover_runs import PATIENCE_S, STUCK_S
+from app.control.role_keeper import PULSE_S, STILL_S, UNHEARD_S
+from app.core.control_events import FailoverRun, RegionPulse, RolePut, RunWorkload
+from app.core.failover_run import ABORTED, DONE, EXECUTING
+from app.core.roles import ACTIVE, MOVING
+from tests.control.regions_by_hand import KEY, Region
+from tests.control.test_role_keeper import JOB, let_go, own, record, settled, the, two
+
+
+def run(region: Region, name: str = "f1", **told: Any) -> FailoverRun:
+    """One that makes the workload active in the region, as it was planned there."""
+    role = region.keeper.highest(KEY)
+    assert role is not None
+    return FailoverRun(
+        at_ms=1, id=name, to=region.own, workloads=[RunWorkload(KEY, role.region, role.epoch)],
+        state=EXECUTING, actor="me", **told,
+    )  # fmt: skip
+
+
+def state(region: Region, name: str = "f1") -> str:
+    found = region.log.view.runs.get(name)
+    assert found is not None
+    return str(found.state)
+
+
+async def test_it_waits_until_the_other_region_has_let_go_then_is_active_and_done() -> None:
+    east, west = two()
+    await settled(east, west)
+    own(east)
+    west.log.apply(run(west))
+    await settled(west, east)
+    assert east.role == west.role == ("west", 1, MOVING)
+    assert (west.keeper.runs_here(the(west)), east.keeper.runs_here(the(east))) == (False, False)
+    (one,) = west.runs.standings(west.log.view.runs.get("f1"))
+    assert one.waits_for == "region east to let go of it"
+    let_go(east)
+    await settled(east, west)
+    await settled(west, east)
+    assert east.role == west.role == ("west", 1, ACTIVE)
+    assert state(west) == DONE
+    assert west.told == east.told == []
+
+
+async def test_one_that_nobody_answers_is_told_with_the_remedy_once_and_goes_on_by_force() -> None:
+    _, west = two()
+    west.log.apply(role("east", 0))
+    west.log.apply(run(west))
+    for _ in range(4):
+        await west.round(STUCK_S / 2)
+    (told,) = west.told
+    assert told.startswith(f"failover-stuck f1: failover f1 of {KEY} to west waits for region east to let go")
+    assert "switchyard failover execute f1 --force" in told
+    assert "switchyard failover abort f1" in told
+    west.log.apply(run(west, forced=True))
+    await west.round()
+    assert west.role == ("west", 1, ACTIVE)
+    await west.round()
+    assert state(west) == DONE
+
+
+async def test_a_fresh_leader_goes_on_and_an_aborted_one_goes_back_to_where_it_was() -> None:
+    east, west = two()
+    await settled(east, west)
+    own(east)
+    west.log.apply(run(west))
+    await settled(west, east)
+    fresh = Region("west")  # another worker leads now, over the same log
+    fresh.log.apply(*_defined(west), *west.log.appended, run_of(west))
+    fresh.log.apply(msgspec.structs.replace(run_of(west), state=ABORTED))
+    await fresh.round()
+    assert fresh.role == ("east", 64, ACTIVE)
+    east.hear(fresh)
+    await east.round()
+    assert east.keeper.runs_here(the(east)) is True
+    assert not [e for e in await fresh.round() if isinstance(e, RolePut | FailoverRun)], "it has come to rest"
+
+
+def _defined(region: Region) -> list[Any]:
+    view = region.log.view
+    return [*view.failovers.values(), *view.workloads.values()]
+
+
+def run_of(region: Region) -> FailoverRun:
+    found = region.log.view.runs.get("f1")
+    assert found is not None
+    return found
+
+
+def role(region: str, epoch: int, at: Any = ACTIVE, **told: Any) -> RolePut:
+    return RolePut(at_ms=1, key=KEY, region=region, epoch=epoch, state=at, **told)
+
+
+@pytest.mark.parametrize("come", [True, False])
+async def test_last_positions_are_waited_for_and_not_for_ever(
+    come: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failover_runs, "LOOK_S", 0.0)
+    east, west = two()
+    await settled(east, west)
+    asked: list[tuple[str, str]] = []
+    here = False
+
+    async def arrived(wanted: list[tuple[Workload, str]]) -> dict[str, str]:
+        asked.extend((workload.key, region) for workload, region in wanted)
+        return {KEY: "" if here else "partition 0 at 5 of 9"}
+
+    west.runs.arrived = arrived
+    west.log.apply(run(west))
+    await settled(west, east)
+    await settled(east, west)
+    assert west.role == ("west", 1, MOVING)
+    await asyncio.sleep(0.01)
+    assert asked[0] == (KEY, "east")
+    (one,) = west.runs.standings(run_of(west))
+    assert one.waits_for == "partition 0 at 5 of 9"
+    here = come
+    for _ in range(3):
+        await west.round(0.25 if come else PATIENCE_S / 2)
+        await asyncio.sleep(0.01)
+    await west.round()
+    assert west.role == ("west", 1, ACTIVE)
+    said = west.log.view.roles.of(KEY).reason
+    assert ("it went on after 10 s without partition 0 at 5 of 9" in said) is not come
+    await west.runs.stop()
+
+
+async def test_a_region_that_comes_back_with_an_old_log_does_not_act_until_it_has_heard_the_others() -> None:
+    east, west = two()
+    await settled(east, west)
+    assert east.keeper.runs_here(the(east)) is True
+    west.log.apply(run(west, forced=True))  # the east is lost, all of it
+    await west.round()
+    back = Region("east")
+    back.log.apply(*_defined(east), *east.log.appended)
+    back.is_new = True
+    assert back.role == ("east", 0, ACTIVE), "that is what it knew"
+    assert back.keeper.runs_here(the(back)) is False
+    told = back.keeper.told(the(back))
+    assert told is not None
+    assert not told.primary
+    await back.round(PULSE_S)
+    back.is_new = False  # the newest pulse is its own
+    assert back.log.view.pulses["east"].returned_ms > 0
+    assert back.keeper.runs_here(the(back)) is False
+    back.hear(west)  # an old word: it has not heard that this one is back
+    await back.round(PULSE_S)
+    assert back.role == ("west", 1, ACTIVE)
+    west.hear(back)
+    await west.round(PULSE_S)
+    back.hear(west)
+    await back.round(PULSE_S)
+    assert back.log.view.pulses["east"].returned_ms == 0, "it has been answered"
+
+    # and takes back what is its own again.
+    back.log.apply(run(back, "f2"))
+    for _ in range(3):
+        await settled(back, west)
+    assert back.role == west.role == ("east", 64, ACTIVE)
+    assert back.keeper.runs_here(the(back)) is True
+    assert state(back, "f2") == DONE
+
+
+async def test_a_region_whose_neighbours_are_away_acts_again_after_a_while() -> None:
+    east, _ = two()
+    east.log.apply(role("east", 0), RegionPulse(at_ms=1, region="east"))
+    await east.round(PULSE_S)  # it said nothing for `STILL_S`, whoever was there
+    assert STILL_S < 100
+    assert east.keeper.runs_here(the(east)) is False
+    await east.round(UNHEARD_S)
+    assert east.keeper.runs_here(the(east)) is True
+
+
+async def test_a_new_leader_of_a_region_that_lives_acts_at_once() -> None:
+    east, west = two()
+    await settled(east, west)
+    other = Region("east")
+    other.log.apply(*_defined(east), *east.log.appended)
+    await other.round(PULSE_S)
+    assert other.keeper.runs_here(the(other)) is True
+    assert other.log.view.pulses["east"].returned_ms == 0
+
+
+async def test_nothing_is_carried_out_by_a_region_that_has_just_come_back() -> None:
+    _, west = two()
+    west.log.apply(role("east", 0), RegionPulse(at_ms=1, region="west", returned_ms=1))
+    west.log.apply(run(west, forced=True))
+    assert not [e for e in await west.round(PULSE_S) if isinstance(e, RolePut)]
+    await west.round(UNHEARD_S)
+    await west.round()
+    assert west.role == ("west", 1, ACTIVE)
+
+
+async def test_a_word_of_a_run_in_another_region_s_log_is_not_this_region_s() -> None:
+    east, west = two()
+    await settled(east, west)
+    west.log.apply(run(west))
+    east.hear(west)
+    await east.round()
+    assert len(east.log.view.runs) == 0
+    east.bridge.take("west", [record(b"failover-run/f1/executing", b"{")])
+    assert east.told == []
+    assert JOB.startswith("dispatch:")

@@ -1,0 +1,1 @@
+"""Three regions, simulated: logs, the routes' lanes, a group that moves from region to region."""

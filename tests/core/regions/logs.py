@@ -1,0 +1,399 @@
+"""Logs of the simulated regions, and the lanes that copy one into another.
+
+A record is a number, for ever; `SourceLog` says where it was written. Lanes are killed and go on, exactly or
+from what was saved; what they had under way may land late. Their barriers are told by `app.replica.marks`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from app.core.fencing import LogId
+from app.core.offset_map import Barrier, BarrierItem, Line, NeedItem, after, asked_for, needs_of
+from app.core.resume import Copying, Place
+from app.core.sequences import SEQUENCES, Stamp
+from app.core.verbatim import Copy
+from app.replica.marks import Marks
+
+STEP = 16  # epochs that a successor leaves
+TOPIC = "orders"
+
+
+@dataclass
+class SourceLog:
+    """A partition of a regional topic. `cuts`: where it lost its end, one a leader epoch."""
+
+    region: str
+    partition: int
+    anew: int = 0
+    start: int = 0
+    records: list[int | None] = field(default_factory=list)  # None: nothing that is kept
+    cuts: list[int] = field(default_factory=list)
+
+    @cached_property
+    def place(self) -> Place:
+        return Place(f"{self.region}-regional", TOPIC, self.partition)
+
+    @property
+    def topic_id(self) -> str:
+        return f"{self.region}-{self.anew}"
+
+    @property
+    def end(self) -> int:
+        return len(self.records)
+
+    def kept(self) -> set[int]:
+        return {record for record in self.records[self.start :] if record is not None}
+
+    def delete_below(self, start: int) -> None:
+        self.start = max(self.start, min(start, self.end))
+
+    def cut(self, at: int) -> None:
+        del self.records[at:]
+        self.cuts.append(at)
+
+    def make_anew(self) -> None:
+        self.anew += 1
+        self.start = 0
+        self.records, self.cuts = [], []
+
+
+@dataclass
+class Batch:
+    """In a log, from offset `start` on; compaction leaves None."""
+
+    start: int
+    records: list[int | None]
+    stamp: Stamp  # of its first record
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.records)
+
+
+def _batch_end(batch: Batch) -> int:
+    return batch.end
+
+
+@dataclass
+class CopyLog:
+    """A partition of an aggregate topic; offsets that no batch has are of nobody."""
+
+    start: int = 0
+    end: int = 0
+    batches: list[Batch] = field(default_factory=list)
+    deleted: set[int] = field(default_factory=set)  # by retention
+    compacted: set[int] = field(default_factory=set)
+
+    def append(self, records: list[int], stamp: Stamp) -> Batch:
+        batch = Batch(self.end, list(records), stamp)
+        self.batches.append(batch)
+        self.end = batch.end
+        return batch
+
+    def from_offset(self, offset: int) -> Iterator[Batch]:
+        """Batches with something at or above it."""
+        yield from self.batches[bisect_right(self.batches, offset, key=_batch_end) :]
+
+    def delete_below(self, start: int) -> None:
+        start = max(self.start, min(start, self.end))
+        self.deleted.update(record for record, offset, _ in self.copies() if offset < start)
+        self.start = start
+        del self.batches[: bisect_right(self.batches, self.start, key=_batch_end)]
+
+    def compact(self, batch: Batch, at: int) -> None:
+        record, batch.records[at] = batch.records[at], None
+        if record is not None:
+            self.compacted.add(record)
+        if not any(batch.records):
+            self.batches.remove(batch)
+
+    def copies(self) -> Iterator[tuple[int, int, Batch]]:
+        """Record, offset and batch of all that is there."""
+        for batch in self.batches:
+            for offset, record in enumerate(batch.records, batch.start):
+                if record is not None and offset >= self.start:
+                    yield record, offset, batch
+
+    def make_anew(self) -> None:
+        self.start = self.end = 0
+        self.batches, self.deleted, self.compacted = [], set(), set()
+
+
+@dataclass
+class CopyTopic:
+    """A region's aggregate topic. `ids`: the cluster's: the last producer id that was given."""
+
+    region: str
+    logs: list[CopyLog]
+    anew: int = 0
+    ids: int = 0
+
+    @property
+    def log_id(self) -> LogId:
+        return LogId(f"{self.region}-aggregate", f"{self.region}-{self.anew}")
+
+    def present(self) -> set[int]:
+        return {record for log in self.logs for record, _, _ in log.copies()}
+
+
+@dataclass
+class Flight:
+    """A batch of a lane: in the log once it has landed. Without records there is nothing to see in it."""
+
+    copy: Copy
+    records: list[int]
+    stamp: Stamp
+    lineage: int
+    landed: Batch | None = None
+
+
+class Lane:
+    """Copies what of a source `takes` into one partition of an aggregate topic.
+
+    Attributes:
+        sent: goes next. base: below it all is acknowledged. saved: as the tracker table knows it.
+        line: the checkpoint table's.
+    """
+
+    def __init__(
+        self,
+        source: SourceLog,
+        target: CopyTopic,
+        partition: int,
+        takes: Callable[[int], bool],
+        pace: tuple[int, int],
+        first_sequence: int,
+    ) -> None:
+        """`pace`: a barrier every so many acts, or records. `first_sequence`: any number will do."""
+        self.source, self.target, self.partition, self.takes = source, target, partition, takes
+        self.line: Line | None = None
+        self.epoch = 1
+        self.lineage = self.source_epoch = self.read_epoch = 0
+        self.topic_id = source.topic_id
+        self.saved = self.base = self.sent = source.start
+        self.quiet_below = -1
+        self.flying: list[Flight] = []
+        self.ghosts: list[Flight] = []  # a former owner's
+        self.producer: Stamp | None = None  # that was written under last
+        self.stamp: Stamp | None = None  # of what goes next; None: the lane is not open
+        self._pace, self._first = pace, first_sequence
+        self._is_first, self._has_landed, self._drops = True, False, False
+        self._marks = self._new_marks()
+
+    @property
+    def log(self) -> CopyLog:
+        return self.target.logs[self.partition]
+
+    @property
+    def told_to(self) -> int:
+        """Nothing below it is copied again for the first time."""
+        return max([self.base, *(barrier.source_end for barrier in self._barriers()[-1:])])
+
+    def _barriers(self) -> list[Barrier]:
+        line = self.line
+        mine = line is not None and (line.lineage, line.target) == (self.lineage, self.target.log_id)
+        return line.barriers if line is not None and mine else []
+
+    @property
+    def copying(self) -> Copying | None:
+        if self.line is None or self.line.source_epoch != self.source_epoch:
+            return None  # see `play`, of a cut
+        region = self.target.region
+        return Copying(region, f"{self.source.region}-to-{region}", self.source.place, self.line)
+
+    def _new_marks(self) -> Marks:
+        every, records = self._pace
+        marks = Marks(every, records, self._told)
+        marks.quiet_below = self.quiet_below
+        return marks
+
+    def _is_unsure(self) -> None:
+        """What may have been sent comes twice."""
+        self.quiet_below = self._marks.quiet_below = max(self.quiet_below, self.source.end)
+
+    def _told(self, source_end: int, target_end: int, stamp: Stamp | None) -> None:
+        if self._drops:
+            return
+        item = BarrierItem(
+            "route", TOPIC, self.source.partition, self.epoch, self.lineage,
+            LogId(self.source.place.cluster_id, self.topic_id), self.target.log_id, TOPIC, self.partition,
+            [Barrier(source_end, target_end, 0, stamp)], source_epoch=self.source_epoch,
+        )  # fmt: skip
+        self.line = after(self.line, item) or self.line
+
+    # -- copying -----------------------------------------------------------------------------------
+
+    def notice(self, now: int) -> None:
+        """What a fetch tells: the source was made anew, or has lost its end."""
+        source = self.source
+        if self.topic_id != source.topic_id:
+            self._begin_lineage(source.start, 0, now)
+            self.topic_id = source.topic_id
+        elif (at := min(source.cuts[self.read_epoch :], default=self.sent)) < self.sent:
+            self._begin_lineage(at, len(source.cuts), now)
+        self.read_epoch = len(source.cuts)
+
+    def _begin_lineage(self, at: int, source_epoch: int, now: int) -> None:
+        self.land(len(self.flying))
+        self.acknowledge(len(self.flying), now)
+        self.quiet_below = -1
+        self._begin_again(at)
+        self.saved, self._is_first = at, True
+        self.lineage, self.source_epoch = self.lineage + 1, source_epoch
+
+    def _begin_again(self, at: int) -> None:
+        self.ghosts = [flight for flight in self.flying if flight.landed is None and flight.records]
+        self.flying = []
+        self.epoch += 1
+        self.saved = min(self.saved, at)
+        self.base = self.sent = at
+        self.stamp, self._has_landed = None, False
+        self._marks = self._new_marks()
+
+    def copy(self, count: int, now: int) -> None:
+        """Sends `count` offsets more."""
+        self.notice(now)
+        source = self.source
+        if source.start > self.sent:  # a gap, which is told
+            self._pass(source.start)
+        start, end = self.sent, min(source.end, self.sent + count)
+        if end <= start:
+            return
+        records = [one for one in source.records[start:end] if one is not None and self.takes(one)]
+        copy = Copy(b"", len(records), start, end)
+        if not records:
+            self._pass(end)
+            return
+        stamp = self._open(copy, now) if self.stamp is None else self.stamp
+        self.flying.append(Flight(copy, records, stamp, self.lineage))
+        self.stamp = _behind(stamp, len(records))
+        self.sent = end
+
+    def _pass(self, end: int) -> None:
+        """There is nothing to see up to `end`."""
+        self.sent = end
+        if self.flying:
+            nothing = Flight(Copy(b"", 0, end, end), [], Stamp(0, 0, 0), self.lineage)
+            self.flying.append(nothing)
+        else:
+            self.base = end
+
+    def _open(self, copy: Copy, now: int) -> Stamp:
+        if self.producer is None:
+            self.target.ids += 1
+            stamp = Stamp(self.target.ids, 0, self._first)
+        else:
+            stamp = Stamp(self.producer.producer_id, self.producer.epoch + STEP, self._first)
+        self.producer = stamp
+        self._marks.opened(stamp)
+        if self._is_first:
+            self._marks.genesis(copy.source_start, self.log.end, now)
+        self._is_first = False
+        self._marks.first = copy
+        return stamp
+
+    def land(self, count: int) -> None:
+        """So many of what is in flight come into the log, in order."""
+        for flight in self.flying[:count]:
+            if flight.landed is None and flight.records:
+                if self.ghosts and flight.stamp.producer_id == self.ghosts[0].stamp.producer_id:
+                    self.ghosts.clear()  # from now on they are refused
+                flight.landed = self.log.append(flight.records, flight.stamp)
+                self._has_landed = True
+
+    def haunt(self) -> None:
+        """A batch of a former owner comes late."""
+        if not self.ghosts:
+            return
+        ghost = self.ghosts.pop(0)
+        self.log.append(ghost.records, ghost.stamp)
+        if self.stamp is None and ghost.lineage == self.lineage and self._looks_for(ghost):
+            self.base = self.sent = max(
+                self.sent, ghost.copy.source_end
+            )  # it is looked for before the first goes
+        else:
+            self._is_unsure()
+
+    def _looks_for(self, ghost: Flight) -> bool:
+        return self.producer is not None and self.producer.producer_id == ghost.stamp.producer_id
+
+    def acknowledge(self, count: int, now: int, *, drops: bool = False) -> None:
+        """So many are acknowledged; `drops`: their barriers never arrive."""
+        self._drops = drops
+        while count and self.flying and (self.flying[0].landed is not None or not self.flying[0].records):
+            flight, count = self.flying.pop(0), count - 1
+            self.base = max(self.base, flight.copy.source_end)
+            if flight.landed is not None:
+                self._marks.stamp = _behind(flight.stamp, len(flight.records))
+                self._marks.acknowledged(flight.copy, flight.landed.start, now)
+        self._drops = False
+
+    def idle(self, now: int) -> None:
+        self.notice(now)
+        rests = not self.flying and self.base == self.sent == self.source.end
+        if rests and not self.ghosts and self._marks.wants_idle(now):
+            self._marks.idle(self.base, self.log.end, now)
+
+    def save(self) -> None:
+        self.saved = self.base
+
+    def need(self, read: Iterable[int], resumed: Iterable[int]) -> None:
+        """Readers lie still there."""
+        needs = needs_of(read, resumed)
+        item = NeedItem("route", TOPIC, self.source.partition, self.target.log_id, needs)
+        self.line = asked_for(self.line, item) or self.line
+
+    # -- owners ------------------------------------------------------------------------------------
+
+    def bump(self) -> None:
+        """It goes on under its next epoch; what has not landed is written under that."""
+        if self.stamp is None:
+            return
+        stamp = self.producer = Stamp(self.stamp.producer_id, self.stamp.epoch + 1, self._first)
+        for flight in self.flying:
+            if flight.landed is None and flight.records:
+                flight.stamp = stamp
+                stamp = _behind(stamp, len(flight.records))
+        self.stamp = stamp
+
+    def take_over(self, *, sure: bool) -> None:
+        """Another owner goes on: behind what is found in the log, or from what was saved."""
+        landed = [flight.copy.source_end for flight in self.flying if flight.landed is not None]
+        if sure:
+            self._begin_again(max([self.base, *landed]))
+        else:
+            self._begin_again(self.saved)
+            self.producer = None
+            self._is_unsure()
+
+    def target_made_anew(self) -> None:
+        """What was copied before is not there any more."""
+        self.quiet_below = -1
+        self._begin_again(self.saved)
+        self.ghosts.clear()
+        self.producer = None
+
+    def settle(self, now: int) -> None:
+        """All that there is is copied, acknowledged, and known to be at rest."""
+        self.notice(now)
+        self.copy(self.source.end, now)
+        self.land(len(self.flying))
+        self.acknowledge(len(self.flying), now)
+        self.ghosts.clear()
+        self.save()
+        self.idle(now)
+
+
+def _behind(stamp: Stamp, count: int) -> Stamp:
+    return stamp._replace(sequence=(stamp.sequence + count) % SEQUENCES)
+
+
+def index_at(log: CopyLog, offset: int) -> Batch | None:
+    """The batch that has the offset."""
+    at = bisect_right(log.batches, offset, key=_batch_end)
+    found = log.batches[at] if at < len(log.batches) else None
+    return found if found is not None and found.start <= offset else None

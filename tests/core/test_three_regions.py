@@ -1,0 +1,117 @@
+"""A group goes from region to region and back, by chance: nothing is lost, and what is read again is what
+nobody could know. `tests.core.regions.world` says what is checked on the way.
+
+`SWITCHYARD_HISTORIES=10000 pytest -s tests/core/test_three_regions.py` plays as many and tells what they read
+again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from unittest.mock import patch
+
+import pytest
+
+from app.core import frontier, offset_map, resume
+from app.core.fencing import LogId
+from app.core.offset_map import Line
+from app.core.sequences import later
+from tests.core.regions.play import history, play
+from tests.core.regions.world import Broken, World
+
+HISTORIES = int(os.environ.get("SWITCHYARD_HISTORIES", "200"))
+
+
+@dataclass
+class Told:
+    """Of all histories, by failover: records that were finished before and delivered again, those of them
+    that no tracker record which had come across knew of, and those that frontiers spared."""
+
+    again: list[int] = field(default_factory=list)
+    unknown: list[int] = field(default_factory=list)
+    spared: list[int] = field(default_factory=list)
+    written: int = 0
+    absent: int = 0
+
+    def add(self, world: World) -> None:
+        self.written += len(world.where)
+        self.absent += len(world.absent - world.delivered.keys())
+        for stint in world.stints:
+            if stint.is_failover:
+                self.again.append(len(stint.again))
+                self.unknown.append(len(stint.unknown))
+                self.spared.append(len(stint.passed - stint.again))
+
+    def __str__(self) -> str:
+        known = [again - unknown for again, unknown in zip(self.again, self.unknown, strict=True)]
+        without = [one + spared for one, spared in zip(self.again, self.spared, strict=True)]
+        return (
+            f"{self.written} records, {len(self.again)} failovers; {self.absent} records were gone where the "
+            f"group read\nread again: {_spread(self.again)}; not known across: {_spread(self.unknown)}; "
+            f"known: {_spread(known)}\nwithout frontiers: {_spread(without)}"
+        )
+
+
+def _spread(counts: Sequence[int]) -> str:
+    ordered = sorted(counts) or [0]
+    p99 = ordered[int(0.99 * (len(ordered) - 1))]
+    return f"mean {sum(ordered) / len(ordered):.2f}, p99 {p99}, most {ordered[-1]}"
+
+
+def played(seed: int) -> World:
+    """One history to its end; every second one has short lines, which are thinned. Raises Broken."""
+    with ExitStack() as patched:
+        if seed % 2:
+            patched.enter_context(patch.object(offset_map, "MAX_BARRIERS", 8))
+            patched.enter_context(patch.object(offset_map, "THINNED_TO", 6))
+        world = World(seed)
+        play(world, history(seed, calm=seed % 3 == 0))
+        left = world.drain()
+        if left:
+            one = min(left)
+            raise Broken(f"{len(left)} records were never delivered, as {one}: {world.where[one]}")
+    return world
+
+
+@pytest.mark.timeout(300 + HISTORIES)
+def test_through_any_chain_of_failovers_nothing_is_lost_and_what_is_known_is_not_read_again() -> None:
+    """Also: a mapped position never goes back, and what is lost of the map only moves it back."""
+    calm, wild = Told(), Told()
+    for seed in range(HISTORIES):
+        try:
+            world = played(seed)
+        except Broken as broken:
+            raise Broken(f"history {seed}: {broken}") from broken
+        (wild if seed % 3 else calm).add(world)
+    print(f"\nlogs keep what they have: {calm}\nand with all that may happen: {wild}")  # noqa: T201
+    assert not calm.absent, "nothing was deleted"
+    assert wild.absent < wild.written / 10, "or nothing much is shown"
+    for told in (calm, wild):
+        assert len(told.again) > HISTORIES, "there are failovers"
+        known = sum(told.again) - sum(told.unknown)
+        assert sum(told.spared) > known / 2, "frontiers spare much of what was known"
+
+
+READ_UP_TO = Line.read_up_to
+WRONG: dict[str, tuple[object, str, Callable[..., object]]] = {
+    "the next record counts as read": (Line, "read_up_to", lambda line, at: READ_UP_TO(line, at + 1)),
+    "the most of the sources": (resume, "min", max),
+    "a number too far": (frontier, "later", lambda one, other: later(one, other) + 1),
+    "of whatever log": (LogId, "is_another", lambda _one, _other: False),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_neighbouring_rules_break_a_promise(wrong: str) -> None:
+    """That is, these histories show it."""
+    of, name, rule = WRONG[wrong]
+    with patch.object(of, name, rule, create=True):
+        for seed in range(150):
+            try:
+                played(seed)
+            except Broken:
+                return
+    pytest.fail("nothing was seen of it")

@@ -1,0 +1,214 @@
+"""The producer SDK with real brokers, one of them killed in the middle: every message is somewhere, or its
+future fails."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from app.core.record import Record
+from app.push.producer import (
+    MESSAGE_ID,
+    Delivered,
+    Hooks,
+    NotDelivered,
+    ProducerClosed,
+    ProducerError,
+    Refused,
+    Region,
+    RegionalProducer,
+)
+from app.yard import Yard
+from tests.kafka.conftest import connected, create, pumping
+
+HOME, AWAY = "east-regional", "east-aggregate"
+ENOUGH_S = 90.0  # ends a test that would hang
+QUICK = {"unhealthy_after_s": 1.5, "return_after_s": 1.0}
+
+
+class Told(Hooks):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.moves: list[tuple[str, str, int]] = []
+        self.at: Counter[str] = Counter()
+        self.failures: list[ProducerError] = []
+
+    def delivered(self, delivered: Delivered, waited_s: float) -> None:
+        assert waited_s >= 0
+        self.at[delivered.region] += 1
+        if self.at[delivered.region] == 1:
+            raise RuntimeError("what a hook raises is nobody's trouble")
+
+    def failed(self, topic: str, error: ProducerError) -> None:
+        self.failures.append(error)
+
+    def moved(self, left: str, to: str, why: str, again: int) -> None:
+        assert why
+        self.moves.append((left, to, again))
+
+
+def regions(yard: Yard, *names: str) -> list[Region]:
+    return [Region(name, yard.bootstrap(name)) for name in names or (HOME, AWAY)]
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(ENOUGH_S):
+        while not condition():  # noqa: ASYNC110 - the supervisor changes it
+            await asyncio.sleep(0.01)
+
+
+async def topics(yard: Yard, topic: str, **config: str) -> None:
+    for name in (HOME, AWAY):
+        async with connected(yard.bootstrap(name)) as client:
+            await create(client, topic, 2, **config)
+
+
+async def records(yard: Yard, name: str, topic: str) -> dict[int, list[Record]]:
+    """All there are, by partition."""
+    async with connected(yard.bootstrap(name)) as client, pumping(client) as pump:
+        ends = await client.end_offsets([(topic, 0), (topic, 1)])
+        for partition in (0, 1):
+            pump.service.add(partition, topic, partition, 0)
+        await pump.until(lambda: all(pump.position.get(p, 0) >= end for (_, p), end in ends.items()))
+        return dict(pump.records)
+
+
+def ids(found: dict[int, list[Record]]) -> Counter[bytes | None]:
+    return Counter(dict(record.headers)[MESSAGE_ID] for many in found.values() for record in many)
+
+
+async def test_a_region_is_killed_and_every_message_is_somewhere_and_home_is_gone_back_to(
+    killable_yard: Yard, topic_name: str
+) -> None:
+    yard, told = killable_yard, Told()
+    await topics(yard, topic_name)
+    waiting: list[asyncio.Future[Delivered]] = []
+    stop = asyncio.Event()
+
+    async def produce(producer: RegionalProducer) -> None:
+        number = 0
+        while not stop.is_set():
+            key = f"{number % 7}".encode()
+            waiting.append(await producer.send(topic_name, f"{number}".encode(), key=key))
+            number += 1
+            if not number % 20:
+                await asyncio.sleep(0.005)
+
+    producer = RegionalProducer(regions(yard), message_ids=True, hooks=told, **QUICK)  # type: ignore[arg-type]
+    async with producer:
+        assert producer.region == HOME
+        producing = asyncio.create_task(produce(producer))
+        await until(lambda: told.at[HOME] > 1_000)
+        await asyncio.to_thread(yard.kill, HOME)
+        await until(lambda: told.at[AWAY] > 1_000)
+        assert producer.region == AWAY
+        await asyncio.to_thread(yard.up)
+        await until(lambda: producer.region == HOME)
+        before = told.at[HOME]
+        await until(lambda: told.at[HOME] > before + 1_000)
+        stop.set()
+        await producing
+    assert producer.pending == 0
+    places = [future.result() for future in waiting]
+    assert told.failures == []
+    assert [move[:2] for move in told.moves] == [(HOME, AWAY), (AWAY, HOME)]
+    assert told.moves[1][2] == 0, "nothing is sent twice by coming back"
+
+    home, away = await records(yard, HOME, topic_name), await records(yard, AWAY, topic_name)
+    at_home, at_away = ids(home), ids(away)
+    assert set(at_home.values()) == set(at_away.values()) == {1}, "in one region nothing is twice"
+    assert len(at_home | at_away) == len(waiting)
+    assert len(at_home & at_away) <= told.moves[0][2], "in both is only what home did not answer for"
+    found = {HOME: home, AWAY: away}
+    for number, place in enumerate(places):
+        record = found[place.region][place.partition][place.offset]
+        assert record.value == f"{number}".encode()
+    for many in (home, away):
+        by_key: dict[bytes | None, list[int]] = defaultdict(list)
+        for partition in many.values():
+            for record in partition:
+                by_key[record.key].append(int(record.value or b""))
+        assert all(numbers == sorted(numbers) for numbers in by_key.values())
+
+
+async def test_a_region_that_hangs_is_left_and_one_that_nobody_answers_for_fails_in_bounded_time(
+    killable_yard: Yard, topic_name: str
+) -> None:
+    yard, told = killable_yard, Told()
+    await topics(yard, topic_name)
+    alone = RegionalProducer(regions(yard, HOME), **QUICK)  # type: ignore[arg-type]
+    await alone.start()
+    async with RegionalProducer(regions(yard), hooks=told, **QUICK) as producer:  # type: ignore[arg-type]
+        assert (await producer.send_and_wait(topic_name, b"1")).region == HOME
+        await asyncio.to_thread(yard.pause, HOME)
+        stuck = await alone.send(topic_name, b"nobody answers")
+        assert (await producer.send_and_wait(topic_name, b"2")).region == AWAY
+        await alone.close(timeout_s=0.5)
+        with pytest.raises(NotDelivered, match="closed"):
+            await stuck
+        with pytest.raises(NotDelivered, match="none of the regions east-regional"):
+            await RegionalProducer(regions(yard, HOME)).start(timeout_s=0.5)
+    with pytest.raises(ProducerClosed):
+        await producer.send(topic_name, b"3")
+    assert [move[:2] for move in told.moves] == [(HOME, AWAY)]
+
+
+async def test_what_a_cluster_refuses_fails_alone_and_what_follows_goes_on_in_the_same_region(
+    yard: Yard, topic_name: str
+) -> None:
+    told = Told()
+    await topics(yard, topic_name, max_message_bytes="2000")
+    async with RegionalProducer(regions(yard), hooks=told) as producer:
+        big = await producer.send(topic_name, b"x" * 5_000, partition=0)
+        small = [await producer.send(topic_name, b"%d" % n, partition=n % 2) for n in range(50)]
+        with pytest.raises(Refused, match=f"east-regional, topic {topic_name}: MessageSizeTooLarge"):
+            await big
+        with pytest.raises(Refused, match="MessageSizeTooLarge"):
+            await producer.send_and_wait(topic_name, b"x" * 2_000_000)
+        assert {(await future).region for future in small} == {HOME}
+        with pytest.raises(ValueError, match="a key or a value"):
+            await producer.send(topic_name)
+    found = await records(yard, HOME, topic_name)
+    for partition in (0, 1):
+        numbers = [int(record.value or b"") for record in found[partition]]
+        assert list(dict.fromkeys(numbers)) == [n for n in range(50) if n % 2 == partition], "in order"
+    assert {type(error) for error in told.failures} == {Refused}
+
+
+async def test_more_than_may_wait_is_not_taken_until_there_is_room(
+    killable_yard: Yard, topic_name: str
+) -> None:
+    await topics(killable_yard, topic_name)
+    options: dict[str, Any] = {**QUICK, "max_pending": 5, "delivery_timeout_s": 2.0}
+    async with RegionalProducer(regions(killable_yard, HOME), **options) as producer:
+        await producer.send_and_wait(topic_name, b"first")
+        await asyncio.to_thread(killable_yard.kill, HOME)
+        waiting = [await producer.send(topic_name, b"%d" % n) for n in range(5)]
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await producer.send(topic_name, b"no room")
+        assert producer.pending == 5
+        for future in waiting:
+            with pytest.raises(NotDelivered, match="nobody acknowledged it for"):
+                await future
+        await asyncio.to_thread(killable_yard.up)
+        assert (await producer.send_and_wait(topic_name, b"and on it goes")).region == HOME
+
+
+def test_definitions_that_cannot_work_are_refused() -> None:
+    one = Region("east", "h:1")
+    wrong: list[tuple[list[Region], dict[str, Any]]] = [
+        ([], {}),
+        ([one, one], {}),
+        ([Region("east", "nowhere")], {}),
+        ([one], {"unhealthy_after_s": 0}),
+        ([one], {"max_pending": 0}),
+    ]
+    for given, options in wrong:
+        with pytest.raises(ValueError, match=r"region|above 0"):
+            RegionalProducer(given, **options)

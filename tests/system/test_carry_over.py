@@ -1,0 +1,196 @@
+"""A workload goes on in another region behind what was finished in the first, message by message: while that
+one lives, and once it is gone as a whole."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+from aiokafka import AIOKafkaProducer
+
+from app import wire
+from app.core.control_events import RolePut, compaction_key
+from app.core.ranges import Snapshot
+from app.demo.regions import ENOUGH_S, Two, failover
+from app.demo.stage import wait_until, workload
+from app.demo.traffic import create_topic, read_all
+from app.push.receiver import Message, Receiver
+from app.topics import ControlTopics
+from app.yard import Yard
+
+pytestmark = pytest.mark.system
+
+GROUP, PARTITIONS, RECORDS = "billing", 2, 300  # records that each region's producers write at once
+
+
+class Served:
+    """A region's receiver: notes what it answered, and leaves some without an answer."""
+
+    def __init__(self, topic: str) -> None:
+        self.seen: Counter[str] = Counter()
+        self.unanswered: set[str] = set()
+        self.receiver = Receiver()
+        self.receiver.on(topic=topic, group=GROUP)(self._handle)
+        self.address = ""
+
+    async def _handle(self, message: Message) -> None:
+        name = str(json.loads(message.value)["id"])
+        if name in self.unanswered:
+            await asyncio.Event().wait()
+        self.seen[name] += 1
+
+
+@asynccontextmanager
+async def served(topic: str) -> AsyncIterator[dict[str, Served]]:
+    async with AsyncExitStack() as stack:
+        both = {home: Served(topic) for home in ("east", "west")}
+        for one in both.values():
+            one.address = f"127.0.0.1:{await one.receiver.start()}"
+            stack.push_async_callback(one.receiver.stop, 0)
+        yield both
+
+
+async def send(two: Two, home: str, topic: str, *names: str) -> None:
+    async with AIOKafkaProducer(bootstrap_servers=two.bootstrap(home, "regional")) as producer:
+        sent = [
+            await producer.send(topic, json.dumps({"id": name}).encode(), partition=at % PARTITIONS)
+            for at, name in enumerate(names)
+        ]
+        await asyncio.gather(*sent)
+
+
+async def table(two: Two, of: str, home: str, name: str, keys: str) -> list[bytes]:
+    """The newest record of each key that has `keys` in it, in a home's copy of a region's table."""
+    topic = ControlTopics(two.names[of]).changelog(name, 0).name
+    records = await read_all(two.bootstrap(home, "regional"), topic)
+    return list({one.key: one.value for one in records if one.value and keys.encode() in one.key}.values())
+
+
+async def told(two: Two, of: str, home: str, topic: str) -> list[int]:
+    """What a home has been told of a region: how many messages are finished there, in the main topic; and up
+    to where all sources are in its offset map, all together."""
+    jobs = [
+        wire.tracker_record(one)
+        for one in await table(two, of, home, "trackers", f"{GROUP}/{topic}:{topic}:")
+    ]
+    done = [Snapshot.from_bytes(job.snapshot) for job in jobs if job.snapshot]
+    lines = [wire.checkpoint_line(one) for one in await table(two, of, home, "checkpoints", f"/{topic}/")]
+    return [
+        sum(one.base + sum(end - start for start, end in one.finished) for one in done),
+        sum(line.barriers[-1].source_end for line in lines),
+    ]
+
+
+async def until(two: Two, of: str, home: str, topic: str, *wanted: int) -> None:
+    """Waits until a home has been told of so much."""
+    found: list[int] = []
+    try:
+        async with asyncio.timeout(ENOUGH_S):
+            while found != list(wanted):
+                await asyncio.sleep(0.3)
+                found = await told(two, of, home, topic)
+    except TimeoutError:
+        raise AssertionError(f"{home} has been told {found} of {of}, not {wanted}") from None
+
+
+async def take_over(two: Two, home: str, topic: str) -> int:
+    """What a failover writes down last, in the region that is to act; the role's epoch."""
+    region = two.names[home]
+    epoch = two.role(home)["epoch"] + 1
+    other = next(name for name in two.names.values() if name != region)
+    event = RolePut(at_ms=1, key=f"{GROUP}/{topic}", region=region, epoch=epoch, state="active",
+                    previous=other, actor="test", reason="tried")  # fmt: skip
+    async with AIOKafkaProducer(bootstrap_servers=two.bootstrap(home, "regional")) as producer:
+        log = ControlTopics(region).control.name
+        await producer.send_and_wait(log, wire.encode(event), key=compaction_key(event).encode(), partition=0)
+    return int(epoch)
+
+
+async def test_what_one_region_has_finished_out_of_order_is_not_delivered_again_in_the_other(
+    killable_yard: Yard, topic_name: str
+) -> None:
+    killable_yard.up(regions=2)
+    topic, two = topic_name, Two(killable_yard, topic_name)
+    for stage in two.stages.values():
+        stage.settings["worker"] = {"grace": "1s"}
+    try:
+        async with served(topic) as receivers:
+            await both_ways(two, topic, receivers)
+    finally:
+        await asyncio.to_thread(two.close)
+
+
+async def both_ways(two: Two, topic: str, receivers: dict[str, Served]) -> None:
+    east, west = receivers["east"], receivers["west"]
+    for home in two.names:
+        await create_topic(two.bootstrap(home, "regional"), topic, PARTITIONS)
+    await asyncio.to_thread(two.start)
+    two.deploy(failover("shared", list(two.names.values()), topic))
+    for home, stage in two.stages.items():
+        definition = workload(
+            GROUP, topic, f"{two.names['east']}-aggregate", receivers[home].address, mode="active-passive",
+            start="latest", target={"timeout": "10m"}, flow={"max_inflight": 256},
+        )  # fmt: skip
+        await asyncio.to_thread(stage.deploy, two.workers[home], definition)
+    for home in two.names:
+        await asyncio.to_thread(two.until_routes, home)
+    await asyncio.to_thread(
+        wait_until, lambda: two.roles("west") and two.role("west")["region"] == two.names["east"], ENOUGH_S,
+        lambda: f"{two.roles('west')}",
+    )  # fmt: skip
+
+    def begun() -> list[str]:
+        items = two.ask("east", "assignments?limit=1000")["items"]
+        return [item["job"] for item in items if item["worker"] and item["job"].startswith("dispatch:")]
+
+    await asyncio.to_thread(wait_until, lambda: len(begun()) == PARTITIONS, ENOUGH_S, lambda: f"{begun()}")
+
+    # The east finishes what both write, but for some; the west hears of it.
+    first = {home: [f"{home}-{at}" for at in range(RECORDS)] for home in two.names}
+    east.unanswered = {f"{home}-{at}" for home in two.names for at in (7, 40, 41, 222)}
+    for home, names in first.items():
+        await send(two, home, topic, *names)
+    left = len(east.unanswered)
+    await settled(east, set(first["east"] + first["west"]) - east.unanswered)
+    await until(two, "east", "west", topic, 2 * RECORDS - left, 2 * RECORDS)
+    await until(two, "west", "west", topic, 0, 2 * RECORDS)
+    assert east.seen == Counter(set(first["east"] + first["west"]) - east.unanswered)
+
+    # The west takes over while the east lives: only those, and what comes, is delivered there.
+    west.unanswered = {"west-new-3", "east-new-4"}
+    epoch = await take_over(two, "west", topic)
+    await asyncio.to_thread(
+        wait_until, lambda: two.role("west")["released"].get(two.names["east"]) == epoch, ENOUGH_S,
+        lambda: f"{two.role('west')}",
+    )  # fmt: skip
+    new = {home: [f"{home}-new-{at}" for at in range(20)] for home in two.names}
+    for home, names in new.items():
+        await send(two, home, topic, *names)
+    expected = (east.unanswered | set(new["east"] + new["west"])) - west.unanswered
+    await settled(west, expected)
+    assert west.seen == Counter(expected)
+    assert sum(east.seen.values()) == 2 * RECORDS - left
+
+    # The west is lost as a whole; the east goes on from what it has, all of it copies.
+    everything = 2 * RECORDS + 40
+    await until(two, "west", "east", topic, everything - 2, everything)
+    await until(two, "east", "east", topic, 2 * RECORDS - left, everything)
+    before = Counter(east.seen)
+    await asyncio.to_thread(two.lose, "west")
+    remaining, east.unanswered = set(west.unanswered), set()
+    await take_over(two, "east", topic)
+    await send(two, "east", topic, "east-last-0", "east-last-1")
+    await settled(east, remaining | {"east-last-0", "east-last-1"} | set(before))
+    assert east.seen - before == Counter(remaining | {"east-last-0", "east-last-1"})
+
+
+async def settled(one: Served, expected: set[str]) -> None:
+    """All of that has come, and for a moment nothing else does."""
+    async with asyncio.timeout(ENOUGH_S):
+        while not expected <= one.seen.keys():  # noqa: ASYNC110 - the receiver changes it
+            await asyncio.sleep(0.1)
+    await asyncio.sleep(2.0)

@@ -1,0 +1,143 @@
+"""A consumer goes on in another cluster: a route copies a topic and keeps a group in step, its worker is
+killed, and the group reads there what it had not read here."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import uuid
+from typing import Any
+
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from click.testing import CliRunner
+
+from app.cli.main import switchyard
+from app.demo.stage import Process, Stage, http, route
+from app.demo.traffic import create_topic
+
+pytestmark = pytest.mark.system
+
+SOURCE, TARGET = "east-regional", "east-aggregate"
+PARTITIONS, COUNT = 2, 4_000  # records, of which each half comes on one side of a kill
+READ, APART = 1_500, 200
+ENOUGH_S = 90.0
+
+
+async def write(bootstrap: str, topic: str, numbers: range) -> None:
+    async with AIOKafkaProducer(bootstrap_servers=bootstrap, acks="all", linger_ms=5) as producer:
+        sent = [await producer.send(topic, b"%d" % n, partition=n % PARTITIONS) for n in numbers]
+        await asyncio.gather(*sent)
+
+
+async def consume(bootstrap: str, topic: str, group: str, count: int) -> list[int]:
+    """What the group reads, once that is `count` records, which it commits; it is an ordinary member."""
+    found: list[int] = []
+    async with AIOKafkaConsumer(
+        topic, bootstrap_servers=bootstrap, group_id=group, enable_auto_commit=False,
+        auto_offset_reset="latest", max_poll_records=100,
+    ) as consumer:  # fmt: skip
+        async with asyncio.timeout(ENOUGH_S):
+            while len(found) < count:
+                for records in (await consumer.getmany(timeout_ms=200)).values():
+                    found += [int(record.value) for record in records]
+                if found:
+                    await consumer.commit()
+    return found
+
+
+async def committed(bootstrap: str, topic: str, group: str) -> list[int | None]:
+    async with AIOKafkaConsumer(
+        bootstrap_servers=bootstrap, group_id=group, enable_auto_commit=False
+    ) as consumer:
+        return [await consumer.committed(TopicPartition(topic, p)) for p in range(PARTITIONS)]
+
+
+def shell(worker: Process, *arguments: str) -> Any:
+    """A command's JSON."""
+    done = CliRunner().invoke(
+        switchyard, ["offsets", *arguments, "-o", "json"], env={**os.environ, "SWITCHYARD_URL": worker.url}
+    )
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+async def until_kept(worker: Process, group: str, state: str, since_ms: int) -> dict[str, Any]:
+    """The group's row, once a later round left it in that state."""
+    async with asyncio.timeout(ENOUGH_S):
+        while True:
+            status, body = await asyncio.to_thread(http, "GET", f"{worker.url}/api/v1/offsets/sync")
+            rows = body["items"] if status == 200 else []
+            for row in rows:
+                if row["group"] == group and row["state"] == state and row["at_ms"] > since_ms:
+                    return dict(row)
+            assert worker.running, worker.tail()
+            await asyncio.sleep(0.2)
+
+
+async def until_near(bootstrap: str, topic: str, group: str, least: int) -> None:
+    """Until the group's positions there add up to that."""
+    async with asyncio.timeout(ENOUGH_S):
+        while sum(at or 0 for at in await committed(bootstrap, topic, group)) < least:  # noqa: ASYNC110
+            await asyncio.sleep(0.2)
+
+
+async def test_a_group_goes_on_in_another_cluster_with_what_it_had_not_read_also_after_a_kill(
+    stage: Stage, topic_name: str
+) -> None:
+    source, target = stage.yard.bootstrap(SOURCE), stage.yard.bootstrap(TARGET)
+    group, worker = f"billing-{uuid.uuid4().hex[:8]}", await asyncio.to_thread(stage.worker)
+    await create_topic(source, topic_name, PARTITIONS)
+    await write(source, topic_name, range(COUNT // 2))
+    async with AIOKafkaConsumer(
+        bootstrap_servers=source, group_id=group, enable_auto_commit=False
+    ) as consumer:
+        start = {TopicPartition(topic_name, p): 0 for p in range(PARTITIONS)}
+        consumer.assign(list(start))
+        await consumer.commit(start)  # it begins at the start
+    definition = route(
+        "copies", SOURCE, TARGET, topic_name, checkpoint={"every": "1s", "records": APART},
+        offsets={"groups": ["billing-.*"], "every": "1s"},
+    )  # fmt: skip
+    await asyncio.to_thread(stage.deploy, worker, definition)
+    read = await consume(source, topic_name, group, READ)
+    await until_kept(worker, group, "unchanged", 0)
+    worker.kill()
+    await write(source, topic_name, range(COUNT // 2, COUNT))
+    read += await consume(source, topic_name, group, READ)
+    worker = await asyncio.to_thread(stage.worker)
+    await until_near(target, topic_name, group, len(read) - 2 * APART * PARTITIONS)
+
+    told = await asyncio.to_thread(shell, worker, "map", "--group", group, "--from", SOURCE, "--to", TARGET)
+    (mapped,) = told["topics"]
+    assert (mapped["road"], mapped["to_topic"]) == ("copy", topic_name)
+    here = await committed(source, topic_name, group)
+    again = 0
+    for partition in mapped["partitions"]:
+        (one,) = partition["sources"]
+        assert one["read_up_to"] == here[partition["partition"]]
+        assert one["barrier"]["target_end"] == one["next_offset"] == partition["next_offset"]
+        assert one["cluster"] == SOURCE
+        again += partition["again"]
+
+    rest = await consume(target, topic_name, group, COUNT - len(set(read)))
+    assert set(read) | set(rest) == set(range(COUNT)), "no record is lost"
+    assert len(set(read) & set(rest)) <= again, "and no more comes again than was said"
+    for partition in range(PARTITIONS):
+        assert [n for n in rest if n % PARTITIONS == partition] == sorted(
+            n for n in rest if n % PARTITIONS == partition
+        )
+
+    # It was consumed there: what it did there is not undone by what it did not do here.
+    after = await committed(target, topic_name, group)
+    refused = await asyncio.to_thread(http, "POST", f"{worker.url}/api/v1/offsets/sync", {
+        "group": group, "from": SOURCE, "to": TARGET, "execute": True,
+    })  # fmt: skip
+    assert refused[0] == 200
+    assert (refused[1]["state"], refused[1]["done"]) == ("refused", False)
+    assert await committed(target, topic_name, group) == after
+    times = await asyncio.to_thread(shell, worker, "at-time", topic_name, "1h")
+    assert {(one["cluster"], one["partitions"][0]["next_offset"]) for one in times["topics"]} == {
+        (SOURCE, 0), (TARGET, 0),
+    }  # fmt: skip

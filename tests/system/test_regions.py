@@ -1,0 +1,181 @@
+"""Two regions: each has what is written in either, a workload runs where its role is, and the role moves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+
+from app import wire
+from app.core.control_events import RolePut, RoleReleased, compaction_key
+from app.demo.regions import ENOUGH_S, Two, failover
+from app.demo.stage import http, wait_until, workload
+from app.demo.traffic import create_topic
+from app.kafka.clusters import ClusterClient, ClusterSpec
+from app.kafka.topic_configs import describe
+from app.topics import ControlTopics
+from app.yard import Yard
+from tests.system.fleet import committed
+
+pytestmark = pytest.mark.system
+
+__all__ = ["Two"]
+
+
+@pytest.fixture
+def two(yard2: Yard, topic_name: str) -> Iterator[Two]:
+    made = Two(yard2, topic_name)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+async def read(bootstrap: str, topic: str, count: int) -> list[str]:
+    """The first records of partition 0."""
+    found: list[str] = []
+    async with AIOKafkaConsumer(
+        bootstrap_servers=bootstrap, auto_offset_reset="earliest", enable_auto_commit=False
+    ) as consumer:
+        consumer.assign([TopicPartition(topic, 0)])
+        async with asyncio.timeout(ENOUGH_S):
+            while len(found) < count:
+                for records in (await consumer.getmany(timeout_ms=200)).values():
+                    found += [record.value.decode() for record in records]
+    return found
+
+
+async def send(bootstrap: str, topic: str, *ids: str) -> None:
+    async with AIOKafkaProducer(bootstrap_servers=bootstrap) as producer:
+        for name in ids:
+            await producer.send_and_wait(topic, f'{{"id": "{name}"}}'.encode(), partition=0)
+
+
+async def decide(two: Two, home: str, event: RolePut) -> None:
+    """Into a region's control log, as a failover does it."""
+    region = two.names[home]
+    async with AIOKafkaProducer(bootstrap_servers=two.clusters[f"{region}-regional"]) as producer:
+        topic, key = ControlTopics(region).control.name, compaction_key(event).encode()
+        await producer.send_and_wait(topic, wire.encode(event), key=key, partition=0)
+
+
+async def test_what_is_written_in_either_region_is_in_both_and_is_delivered_where_the_role_is(
+    two: Two,
+) -> None:
+    east, west = two.names["east"], two.names["west"]
+    topic = two.prefix
+    for region in (east, west):
+        await create_topic(two.clusters[f"{region}-regional"], topic, 1)
+    await asyncio.to_thread(two.start)
+    two.deploy(failover("shared", [east, west], topic))
+
+    # Routes appear in both regions, and everything written in either is in both.
+    for home in two.names:
+        await asyncio.to_thread(two.until_routes, home)
+    status, refused = http("DELETE", f"{two.workers['west'].url}/api/v1/routes/shared-{east}-to-{west}")
+    assert (status, "change shared instead" in refused["detail"]) == (409, True)
+    await send(two.clusters[f"{east}-regional"], topic, "e1", "e2")
+    await send(two.clusters[f"{west}-regional"], topic, "w1", "w2")
+    for region in (east, west):
+        copied = await read(two.clusters[f"{region}-aggregate"], topic, 4)
+        assert Counter(copied) == Counter(f'{{"id": "{name}"}}' for name in ("e1", "e2", "w1", "w2"))
+
+    # The same text runs in one region only, on that region's own cluster; metadata says which.
+    receivers = {home: stage.receiver("billing", topic) for home, stage in two.stages.items()}
+    stages = two.stages
+    for home, stage in stages.items():
+        stage.deploy(
+            two.workers[home],
+            workload("billing", topic, f"{east}-aggregate", receivers[home].address, mode="active-passive"),
+        )
+
+    def delivered(home: str) -> list[str]:
+        return [line["id"] for line in stages[home].deliveries()]
+
+    await asyncio.to_thread(
+        wait_until,
+        lambda: len(delivered("east")) >= 4,
+        ENOUGH_S,
+        lambda: f"{two.role('east')} {two.role('west')}",
+    )
+    await asyncio.to_thread(
+        wait_until, lambda: two.role("west")["epoch"] == two.role("east")["epoch"] is not None, ENOUGH_S,
+        lambda: f"{two.role('east')} {two.role('west')}",
+    )  # fmt: skip
+    assert (two.role("east")["region"], two.role("west")["region"]) == (east, east)
+    assert delivered("west") == []
+    assert {(line["region"], line["primary"]) for line in stages["east"].deliveries()} == {(east, True)}
+
+    # The west consumes nothing of it; the group's position there follows the east's all the same.
+    def follows() -> list[str]:
+        rows = two.ask("west", "offsets/sync")["items"]
+        return [row["state"] for row in rows if row["workload"] == f"billing/{topic}"]
+
+    def there() -> int | None:
+        return committed(two.clusters[f"{west}-aggregate"], "billing", [(topic, 0)])[topic, 0][0]
+
+    await asyncio.to_thread(
+        wait_until, lambda: (follows(), there()) == (["unchanged"], 4), ENOUGH_S,
+        lambda: f"{follows()} {there()}",
+    )  # fmt: skip
+
+    # A decision in the west's control log, as a failover writes it, moves it; the east hears and lets go.
+    role = two.role("west")
+    epoch = role["epoch"] + 1
+    moved = RolePut(at_ms=1, key=f"billing/{topic}", region=west, epoch=epoch, state="active",
+                    previous=east, actor="test", reason="tried")  # fmt: skip
+    await decide(two, "west", moved)
+    await asyncio.to_thread(
+        wait_until, lambda: two.role("west")["released"].get(east) == epoch, ENOUGH_S,
+        lambda: f"{two.role('east')} {two.role('west')} {two.ask('east', 'assignments')}",
+    )  # fmt: skip
+    assert (two.role("east")["region"], two.role("east")["active_here"]) == (west, False)
+    held = {item["job"] for item in two.ask("east", "assignments")["items"] if item["worker"]}
+    assert not [job for job in held if job.startswith("dispatch:")]
+    await send(two.clusters[f"{east}-regional"], topic, "e3")
+    await asyncio.to_thread(
+        wait_until,
+        lambda: "e3" in delivered("west"),
+        ENOUGH_S,
+        lambda: f"{delivered('west')} {two.role('west')}",
+    )
+    assert "e3" not in delivered("east")
+    assert {(line["region"], line["epoch"]) for line in stages["west"].deliveries()} == {(west, epoch)}
+
+    # What a region leaves behind is in the other one, in a compacted topic.
+    client = ClusterClient(ClusterSpec("copy", (two.clusters[f"{west}-regional"],)))
+    await client.start()
+    try:
+        name = ControlTopics(east).control.name
+        settings = (await describe(client, [name]))[name]
+        assert not isinstance(settings, Exception)
+        assert settings.config["cleanup.policy"] == "compact"
+    finally:
+        await client.stop()
+    seen = two.ask("west", "failover")["regions"]
+    assert [(row["region"], row["own"]) for row in seen] == [(west, True), (east, False)]
+    assert seen[1]["copy_age_s"] is not None
+    assert any(
+        isinstance(event, RoleReleased) and event.region == east
+        for event in await control_events(two.clusters[f"{west}-regional"], ControlTopics(east).control.name)
+    )
+
+
+async def control_events(bootstrap: str, topic: str) -> list[Any]:
+    """All there are now."""
+    found: list[Any] = []
+    async with AIOKafkaConsumer(
+        bootstrap_servers=bootstrap, auto_offset_reset="earliest", enable_auto_commit=False
+    ) as consumer:
+        at = TopicPartition(topic, 0)
+        consumer.assign([at])
+        end = (await consumer.end_offsets([at]))[at]
+        async with asyncio.timeout(ENOUGH_S):
+            while await consumer.position(at) < end:
+                for records in (await consumer.getmany(timeout_ms=200)).values():
+                    found += [wire.control_event(record.value) for record in records if record.value]
+    return found

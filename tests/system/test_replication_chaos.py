@@ -1,0 +1,365 @@
+"""Routes whose brokers and workers are killed at random under load: every record of every topic is compared.
+
+SWITCHYARD_REPLICATION_CHAOS_S: seconds of chaos: 30, in CI too; 600 by hand, for millions of records.
+SWITCHYARD_REPLICATION_CHAOS_SEED: what to draw it from; printed. What is drawn is the same for a seed; a step
+waits until what it needs is there, so whom it hits depends on the machine too.
+
+One route copies from the regional cluster, which has the control topics too, to the aggregate one, another
+the other way round, topics of every make (`sources.MAKES`) while producers go on.
+
+What is to hold afterwards
+1. Nothing is missing, changed, out of order or foreign, in any partition (`compare_topics`; of a compacted
+   topic: `compare_compacted`).
+2. Nothing is there twice, but where a worker told that it could not know (`UNSURE`).
+3. No worker ended by itself, or with an error when asked to (while all brokers were there), nor told of what
+   cannot have happened (`UNTRUE`): the brokers lose nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import re
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import pytest
+
+from app.demo.stage import Process, Stage, http, route, wait_until
+from app.replica.runtime import group_of
+from tests.system.compare_compacted import compare_compacted, differences
+from tests.system.compare_topics import Comparison, Row, compare_topics
+from tests.system.fleet import committed
+from tests.system.sources import AWAY, HOME, Sources
+
+pytestmark = pytest.mark.system
+
+FOR_S = float(os.environ.get("SWITCHYARD_REPLICATION_CHAOS_S") or 30)
+SEED = int(os.environ.get("SWITCHYARD_REPLICATION_CHAOS_SEED") or random.SystemRandom().randrange(1_000_000))
+
+FEWEST, MOST = 2, 4  # workers
+STEP_S, TICK_S = 3.5, 0.1
+DEADLY_S = 6.0  # frozen for so long a worker has lost its lease (2 s), and its jobs (4 s)
+ENDS_S = 180.0  # a machine that has much to do starts brokers and workers slowly
+COPIED_S = 300.0
+# Kinds of incidents: what may be there twice; and what nobody may tell of, as it cannot have happened.
+UNSURE = "replica-resumed-unsure"
+UNTRUE = {
+    "copy-differs", "destination-begun-anew", "destination-truncated", "log-begun-anew",
+    "log-truncated", "note-corrupt", "offsets-lost", "replica-stuck",
+}  # fmt: skip
+INCIDENT = re.compile(r"incident=(\S+) .*subject=(?:replicate:[^:]+:([^:]+):(\d+))?")
+ROUTES = {"there": (HOME, AWAY), "back": (AWAY, HOME)}
+
+
+class Kind(StrEnum):
+    """What happens."""
+
+    HOME = f"kill -9 of the broker {HOME}"
+    AWAY = f"kill -9 of the broker {AWAY}"
+    BOTH = "kill -9 of both brokers"
+    ADD = "a worker is added"
+    KILL = "kill -9 of a worker"
+    TERM = "SIGTERM to a worker"
+    FREEZE = "SIGSTOP to a worker"
+
+
+BROKERS = {Kind.HOME: [HOME], Kind.AWAY: [AWAY], Kind.BOTH: [HOME, AWAY]}
+WEIGHTS = {
+    Kind.HOME: 2, Kind.AWAY: 3, Kind.BOTH: 1, Kind.ADD: 2, Kind.KILL: 4, Kind.TERM: 2, Kind.FREEZE: 3,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """At `at_s` of the chaos: `which` (0 to 1) of those it may hit; a broker is down, a worker frozen for
+    `for_s`."""
+
+    kind: Kind
+    at_s: float
+    which: float
+    for_s: float
+
+
+def steps(seed: int, for_s: float) -> Iterator[Step]:
+    """Drawn from the seed; every kind of loss comes before one comes again and again."""
+    chance = random.Random(f"{seed}/replication-chaos")
+    deck = [Kind.HOME, Kind.AWAY, Kind.KILL, Kind.FREEZE, Kind.TERM]
+    chance.shuffle(deck)
+    at_s = 1.0
+    while deck or at_s < for_s:
+        kind = deck.pop() if deck else chance.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+        lasts_s = chance.choice((0.0, 1.0, 3.0, 8.0))
+        yield Step(kind, at_s, chance.random(), lasts_s if kind in BROKERS else DEADLY_S + lasts_s)
+        at_s += STEP_S * chance.uniform(0.3, 1.7)
+
+
+class Outage(threading.Thread):
+    """Brokers are killed, lie for a while, and come back."""
+
+    def __init__(self, stage: Stage, clusters: list[str], for_s: float) -> None:
+        super().__init__()
+        self._stage, self._clusters, self._for_s = stage, clusters, for_s
+        self.failed: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            for cluster in self._clusters:
+                self._stage.yard.kill(cluster)
+            time.sleep(self._for_s)
+            self._stage.yard.up()
+        except BaseException as error:  # noqa: BLE001 - raised by who waits for it
+            self.failed = error
+
+
+@dataclass
+class Chaos:
+    """All but outages in one thread: processes die with the thread that started them."""
+
+    stage: Stage
+    ready: list[Process] = field(default_factory=list)
+    starting: list[Process] = field(default_factory=list)
+    frozen: list[tuple[float, Process]] = field(default_factory=list)  # until when (monotonic)
+    ending: list[Process] = field(default_factory=list)
+    disturbed: set[str] = field(default_factory=set)  # a broker was away while they ended
+    done: Counter[Kind] = field(default_factory=Counter)
+    outage: Outage | None = None
+
+    def begin(self) -> None:
+        """The first workers are there."""
+        for _ in range(FEWEST + 1):
+            self._add()
+        self.settle()
+
+    def play(self, seed: int, for_s: float) -> None:
+        """Everything, each step when it is due and possible."""
+        began_s = time.monotonic()
+        for step in steps(seed, for_s):
+            self._until(lambda step=step: time.monotonic() >= began_s + step.at_s and self._may(step.kind))
+            if step.kind is Kind.ADD and self._workers >= MOST:
+                continue
+            self.done[step.kind] += 1
+            tell(f"{time.monotonic() - began_s:5.1f} s  {step.kind}: {self._do(step)}")
+        self.settle()
+
+    def settle(self) -> None:
+        """All brokers are up, whoever sleeps is awake, whoever ends has ended, whoever comes is ready."""
+        self._until(lambda: not (self.frozen or self.ending or self.starting or self.outage))
+
+    def _until(self, condition: object) -> None:
+        def holds() -> bool:
+            self._tick()
+            return bool(condition())  # type: ignore[operator]
+
+        wait_until(holds, ENDS_S, self._waiting_for, TICK_S)
+
+    def _waiting_for(self) -> str:
+        busy = "\n".join(f"{p.name}\n{p.tail()}" for p in [*self.ending, *self.starting])
+        return f"{len(self.ready)} ready, {len(self.frozen)} frozen, outage {self.outage}\n{busy}"
+
+    def _may(self, kind: Kind) -> bool:
+        if kind in BROKERS:
+            return self.outage is None
+        return kind is Kind.ADD or len(self.ready) > 1
+
+    @property
+    def _workers(self) -> int:
+        return len(self.ready) + len(self.starting) + len(self.frozen)
+
+    def _tick(self) -> None:
+        """Who is ready by now, who wakes, who has ended."""
+        outage = self.outage
+        if outage is not None and not outage.is_alive():
+            self.outage = None
+            if outage.failed is not None:
+                raise outage.failed
+        for worker in list(self.starting):
+            if _is_ready(worker):
+                self.starting.remove(worker)
+                self.ready.append(worker)
+        for until_s, worker in list(self.frozen):
+            if time.monotonic() >= until_s:
+                worker.signal(signal.SIGCONT)
+                self.frozen.remove((until_s, worker))
+                self.ready.append(worker)
+        for worker in list(self.ending):
+            if not worker.running:
+                self.ending.remove(worker)
+                code, calm = worker.popen.returncode, worker.name not in self.disturbed
+                assert code == 0 or not calm, f"{worker.name} ended with {code}\n{worker.tail(40)}"
+                if code:
+                    tell(f"         {worker.name} ended with {code} on SIGTERM, while a broker was away")
+        for worker in [*self.ready, *self.starting]:
+            code = worker.popen.poll()
+            assert code is None, f"{worker.name} ended by itself with {code}:\n{worker.tail(40)}"
+
+    def _do(self, step: Step) -> str:
+        """One step; says whom it hit."""
+        if step.kind in BROKERS:
+            self.outage = Outage(self.stage, BROKERS[step.kind], step.for_s)
+            self.outage.start()
+            self.disturbed.update(worker.name for worker in self.ending)
+            return f"for {step.for_s:.0f} s"
+        if step.kind is Kind.ADD:
+            return self._add()
+        worker = self.ready.pop(int(step.which * len(self.ready)))
+        if step.kind is Kind.KILL:
+            worker.kill()
+        elif step.kind is Kind.TERM:
+            worker.signal(signal.SIGTERM)
+            self.ending.append(worker)
+            if self.outage is not None:
+                self.disturbed.add(worker.name)
+        else:
+            worker.signal(signal.SIGSTOP)
+            self.frozen.append((time.monotonic() + step.for_s, worker))
+        if self._workers < FEWEST + 1:
+            self._add()
+        return f"{worker.name}, for {step.for_s:.0f} s" if step.kind is Kind.FREEZE else worker.name
+
+    def _add(self) -> str:
+        self.starting.append(self.stage.worker(wait=False))
+        return self.starting[-1].name
+
+
+def _is_ready(worker: Process) -> bool:
+    try:
+        return http("GET", f"{worker.url}/health/ready", timeout_s=2.0)[0] == 200
+    except OSError:
+        return False
+
+
+@dataclass
+class Balance:
+    """What came out, of all topics."""
+
+    sources: Sources
+    same: int = 0
+    counts: Counter[str] = field(default_factory=Counter)  # kind of difference -> records
+    wrong: list[str] = field(default_factory=list)
+    doubled: dict[tuple[str, int], str] = field(default_factory=dict)
+
+    async def count(self) -> None:
+        """Compares every topic with its copy."""
+        for topic, make in self.sources.topics.items():
+            target = AWAY if make.home == HOME else HOME
+            here, there = self.sources.bootstraps[make.home], self.sources.bootstraps[target]
+            if make.is_compacted:
+                compacted = await compare_compacted(here, there, topic, number)
+                self.same += compacted.copy_records
+                self.wrong += [f"{topic}: {told}" for told in compacted.differences]
+                tell(
+                    f"{topic}: {compacted.same} keys the same; of {self.sources.written[topic]:,} records "
+                    f"{compacted.source_records:,} are left, of their copies {compacted.copy_records:,}"
+                )
+            else:
+                self._take(topic, await compare_topics(here, topic, there, topic))
+
+    def _take(self, topic: str, found: Comparison) -> None:
+        self.same += found.same
+        for difference in found.differences:
+            self.counts[difference.kind] += difference.records
+            if difference.kind == "twice":
+                self.doubled[topic, difference.partition] = f"{topic}: {difference}"
+            else:
+                self.wrong.append(f"{topic}: {difference}")
+        tell(f"{topic}: {found.same:,} records are the same, {len(found.differences)} differences")
+
+
+def positions(sources: Sources) -> dict[tuple[str, int], tuple[int | None, int]]:
+    """Of every partition: the position that is committed, and the end."""
+    found = {}
+    for name, (source, _) in ROUTES.items():
+        at = sources.partitions(source)
+        found.update(committed(sources.bootstraps[source], group_of(name), at))
+    return found
+
+
+def behind(sources: Sources) -> dict[tuple[str, int], tuple[int | None, int]]:
+    """Partitions that are not copied to their end."""
+    return {part: (done, end) for part, (done, end) in positions(sources).items() if done != end}
+
+
+def still_behind(sources: Sources, workers: list[Process]) -> str:
+    """For whoever has to find out why."""
+    return "\n".join([str(behind(sources)), *(f"{worker.name}\n{worker.tail(40)}" for worker in workers)])
+
+
+def told(stage: Stage) -> list[tuple[str, str, int]]:
+    """Kind, topic and partition of every incident, from the workers' logs: the control cluster was away."""
+    found = [at for process in stage.processes for at in INCIDENT.findall(process.log.read_text())]
+    return [(kind, topic, int(partition or -1)) for kind, topic, partition in found]
+
+
+def number(row: Row) -> int:
+    """Which record of its topic it is."""
+    name = row[3][0][1]
+    assert name is not None
+    return int(name)
+
+
+def test_the_rules_of_the_balance_find_what_is_wrong() -> None:
+    def row(number: int, key: bytes = b"k") -> Row:
+        return 7, key, b"v", (("n", b"%d" % number),)
+
+    rows = [row(1), row(2, b"l"), row(4), row(9)]
+    assert list(differences(rows, rows, number)) == []
+    assert list(differences(rows[1:], rows, number)) == [], "compacted there, not yet here"
+    assert list(differences(rows, [rows[1], rows[3]], number)) == []
+    for copy in (rows[:3], rows[2:], [*rows, rows[3]], [rows[1], rows[0], *rows[2:]], [*rows, row(10)]):
+        assert list(differences(rows, copy, number)) != []
+    assert list(steps(7, 60.0)) == list(steps(7, 60.0)) != list(steps(8, 60.0))
+    assert {step.kind for step in steps(7, 1.0)} == {Kind.HOME, Kind.AWAY, Kind.KILL, Kind.TERM, Kind.FREEZE}
+
+
+@pytest.mark.timeout(4 * FOR_S + 900)
+def test_whatever_is_killed_every_record_is_copied_once_and_in_order(
+    killable_stage: Stage, topic_name: str
+) -> None:
+    tell(f"SWITCHYARD_REPLICATION_CHAOS_SEED={SEED} SWITCHYARD_REPLICATION_CHAOS_S={FOR_S:.0f}")
+    stage, began_s = killable_stage, time.monotonic()
+    bootstraps = {cluster: stage.yard.bootstrap(cluster) for cluster in (HOME, AWAY)}
+    chaos, sources = Chaos(stage), Sources(bootstraps, topic_name)
+    chaos.begin()
+    for name, (source, target) in ROUTES.items():
+        topics = [topic for topic, make in sources.topics.items() if make.home == source]
+        stage.deploy(chaos.ready[0], route(name, source, target, *topics))
+    with sources:
+        # Nobody is killed before there is something that could be copied twice.
+        wait_until(
+            lambda: all(done for done, _ in positions(sources).values()),
+            COPIED_S,
+            lambda: "nothing is copied",
+        )
+        chaos.play(SEED, FOR_S)
+    wait_until(lambda: not behind(sources), COPIED_S, lambda: still_behind(sources, chaos.ready), 1.0)
+    balance = Balance(sources)
+    asyncio.run(balance.count())
+    incidents = told(stage)
+    kinds = Counter(kind for kind, _, _ in incidents)
+    tell(f"incidents: {dict(kinds)}; producers begun anew: {sources.begun_anew.total()}")
+    tell(", ".join(f"{kind}: {count}" for kind, count in chaos.done.items()))
+    lost = balance.counts["missing"]
+    tell(
+        f"{balance.same:,} records are the same, {lost} lost, {balance.counts['twice']} twice, other "
+        f"differences {len(balance.wrong)}, {time.monotonic() - began_s:.0f} s"
+    )
+    assert balance.wrong == []
+    unsure = {(topic, partition) for kind, topic, partition in incidents if kind == UNSURE}
+    assert balance.doubled.keys() <= unsure, "\n".join(balance.doubled.values())
+    assert not kinds.keys() & UNTRUE
+    for topic in sources.topics:
+        assert sources.written[topic], "nothing was written: it shows nothing"
+
+
+def tell(text: str) -> None:
+    """Shown when the test fails, or with -s."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
