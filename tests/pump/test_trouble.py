@@ -94,7 +94,7 @@ async def test_an_acknowledgement_that_leaves_the_tracker_full_has_its_head_look
         pump = stand.pump(capacity=10)
         stand.feed(pump, numbers(30))
         await stand.until(lambda: len(stand.seen) == 10 and pump.tracker.unfinished == 2)
-        await stand.until(lambda: not pump.head_due)  # the last of these acknowledgements has its look yet to come
+        await stand.until(lambda: not pump.head_due)  # the last acknowledgement's look is over
         address, head = stand.runtime.link.address, {"after": "1ms"}
         stand.runtime.change(
             definition(address, target=target, flow={"max_inflight": 20}, headOfLine=head), None
