@@ -192,8 +192,16 @@ class Moving:
         return dict(self.two.ask(to, "failover/plan", "POST", body))
 
     def failback(self, home: str) -> dict[str, Any]:
-        """A plan to take back here what the last failover took away."""
-        return dict(self.two.ask(home, "failover/failback", "POST", {}))
+        """A plan to take back here what the last failover took away, once nothing is in its way: a region
+        that has come back first hears what the others decided."""
+        plan: dict[str, Any] = {}
+
+        def may_go() -> bool:
+            plan.update(self.two.ask(home, "failover/failback", "POST", {}))
+            return not any(check["level"] == "blocked" for check in plan["plan"]["checks"])
+
+        wait_until(may_go, ENOUGH_S, lambda: f"{plan['plan']['checks']}")
+        return plan
 
     def execute(self, to: str, run: str) -> None:
         """Begins to carry out a plan."""

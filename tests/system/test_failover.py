@@ -21,6 +21,7 @@ from app.core.control_events import RolePut
 from app.demo.failover import ACTIVE, PARTITIONS, PASSIVE, Moving, now_ms
 from app.demo.failover_report import Again, Switch, active_active, active_passive
 from app.demo.regions import ENOUGH_S, Two
+from app.demo.stage import wait_until
 from app.demo.traffic import read_all
 from app.topics import ControlTopics
 from app.yard import Yard
@@ -90,7 +91,8 @@ def test_a_region_is_killed_and_comes_back_and_no_message_is_lost_nor_do_two_reg
         moving.until_flows("west", now_ms(), ACTIVE, least=100)
         assert not moving.journals[PASSIVE]["west"].read(), "it is active in the east only"
 
-        # A drill touches nothing.
+        # Its group is kept in step in the west. A drill touches nothing.
+        wait_until(lambda: PASSIVE in asyncio.run(groups(two, "west")), ENOUGH_S, lambda: "no such group")
         before = roles_put(two, "west"), asyncio.run(groups(two, "west"))
         drilled = shell(two, "west", "drill", "--to", west)
         assert len(drilled["partitions"]) == PARTITIONS
@@ -128,7 +130,7 @@ def test_a_region_is_killed_and_comes_back_and_no_message_is_lost_nor_do_two_reg
 
         # And back, in order.
         failback = Switch(BACK, now_ms())
-        plan = shell(two, "east", "failback")
+        plan = moving.failback("east")
         shell(two, "east", "execute", plan["id"], "--yes")
         moving.until_role("east")
         moving.until_flows("east", failback.at_ms, least=50)
