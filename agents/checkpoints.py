@@ -10,7 +10,7 @@ from typing import Any
 import structlog
 
 from app import app, wire
-from app.core.offset_map import BarrierItem, NeedItem, after, asked_for
+from app.core.offset_map import BarrierItem, EndedItem, NeedItem, after, asked_for, at_end
 from tables.checkpoints import checkpoints
 
 log = structlog.get_logger(__name__)
@@ -20,7 +20,7 @@ source = app.raw_topic(app.topics_declared.checkpoints)
 
 @app.agent(source, name="checkpoints")
 async def write_checkpoints(stream: Any) -> None:
-    """Adds barriers to the lines that they are of, and notes what is asked for of them."""
+    """Adds barriers to the lines that they are of, and notes what is asked for of them, or known."""
     async for event in stream.events():
         try:
             items = wire.checkpoint_event(event.value).items
@@ -36,7 +36,7 @@ async def write_checkpoints(stream: Any) -> None:
                 log.exception("a line was not written; later ones go on", line=item.key, error=repr(error))
 
 
-def _write(item: BarrierItem | NeedItem) -> None:
+def _write(item: BarrierItem | NeedItem | EndedItem) -> None:
     key = item.key.encode()
     stored, line = checkpoints.get(key), None
     if stored is not None:
@@ -46,6 +46,12 @@ def _write(item: BarrierItem | NeedItem) -> None:
             log.error(
                 "a line of the offset map cannot be read and begins anew", line=item.key, error=str(error)
             )
-    new = after(line, item) if isinstance(item, BarrierItem) else asked_for(line, item)
+    match item:
+        case BarrierItem():
+            new = after(line, item)
+        case NeedItem():
+            new = asked_for(line, item)
+        case EndedItem():
+            new = at_end(line, item)
     if new is not None:
         checkpoints[key] = wire.encode(new)

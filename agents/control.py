@@ -1,8 +1,9 @@
 """Agent `control`: the single writer of the tables that people and Spark read of the control log.
 
-The same fold as every worker's (`ControlState`), written down: what the log refused does not reach the
-tables. Every update is a function of the event and its offset, so that a replay changes nothing.
-The activity is a ring: see `tables.activity`.
+What stands in a table is what stands in this worker's own fold of the log (`app.control.log`), as soon as it
+has the event: what the log refused does not reach the tables. The fold may be ahead by then; a replay, or
+another worker, writes the same in the end. The activity is a ring: see `tables.activity`.
+Nothing here raises: an exception would skip the event anyway and stall the agent.
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ from typing import Any
 import structlog
 
 from app import app, wire
+from app.core.control import ControlState
 from app.core.control_events import (
+    AnyControlEvent,
     Assignment,
     Begun,
     RegionPulse,
+    Released,
     RouteDeleted,
     RoutePut,
     WorkloadDeleted,
@@ -34,40 +38,36 @@ source = app.raw_topic(app.topics_declared.control)
 
 @app.agent(source, name="control")
 async def write_control_tables(stream: Any) -> None:
-    """Folds control events into the tables."""
+    """Writes down what an event changed."""
     async for event in stream.events():
+        offset = event.message.offset
         try:
-            _write(event.value, event.message.offset)
+            if event.value is not None:
+                runtime = await app.started_runtime()
+                _write(wire.control_event(event.value), offset, await runtime.control.up_to(offset))
+        except wire.BadEvent as error:
+            log.error("a record of the control log is no event", offset=offset, error=str(error))
         except Exception as error:
             log.exception("a control event failed and is passed over", error=repr(error))
 
 
-def _write(value: bytes | None, offset: int) -> None:
-    if value is None:
-        return
-    try:
-        decoded = wire.control_event(value)
-    except wire.BadEvent as error:
-        log.error("a record of the control log is no event", offset=offset, error=str(error))
-        return
-    match decoded:
-        case WorkloadPut():
-            workloads[decoded.key.encode()] = value
-        case WorkloadDeleted():
-            workloads.pop(decoded.key.encode(), None)
-        case RoutePut():
-            routes[decoded.key.encode()] = value
-        case RouteDeleted():
-            routes.pop(decoded.key.encode(), None)
-        case Assignment() if names_a_job(decoded.job):
-            stored = assignments.get(decoded.job.encode())
-            if stored is not None:
-                current = wire.control_event(stored)
-                if isinstance(current, Assignment) and current.epoch > decoded.epoch:
-                    return
-            assignments[decoded.job.encode()] = value
+def _write(event: AnyControlEvent, offset: int, view: ControlState) -> None:
+    match event:
+        case WorkloadPut() | WorkloadDeleted():
+            _show(workloads, event.key, view.standing(event))
+        case RoutePut() | RouteDeleted():
+            _show(routes, event.key, view.standing(event))
+        case Assignment() | Released() if names_a_job(event.job):
+            _show(assignments, event.job, view.assignments.get(event.job))
         case _:
             pass
-    if not isinstance(decoded, Begun | RegionPulse):
-        key, entry = wire.activity_entry(offset, decoded)
+    if not isinstance(event, Begun | RegionPulse):
+        key, entry = wire.activity_entry(offset, event)
         activity[key] = entry
+
+
+def _show(table: Any, key: str, stands: AnyControlEvent | None) -> None:
+    if stands is not None:
+        table[key.encode()] = wire.encode(stands)
+    elif table.get(key.encode()) is not None:
+        del table[key.encode()]

@@ -95,12 +95,18 @@ class ControlTopics:
 
     @property
     def needed_elsewhere(self) -> list[ControlTopic]:
-        """What other regions need when this one is lost: who does what, how far it is, how offsets map."""
+        """What other regions need when this one is lost: who does what, how far it is, how offsets map.
+        Compacted, all of it."""
         return [
             self.control,
             self.changelog("checkpoints", CHECKPOINT_PARTITIONS),
             self.changelog("trackers", TRACKER_PARTITIONS),
         ]
+
+    @property
+    def followed_elsewhere(self) -> list[ControlTopic]:
+        """What other regions read the end of: how far this one is, before its table's writer says so."""
+        return [self.trackers]
 
     def all(self) -> list[ControlTopic]:
         """Everything that must exist before a worker starts."""

@@ -14,9 +14,10 @@ import msgspec
 from app.core.control_events import AnyControlEvent, for_people
 from app.core.fencing import SnapshotItem, Snapshots, TakeoverAnswer, TrackerEvent, TrackerRecord
 from app.core.load import DEFAULT_WORKER, Load
-from app.core.offset_map import BarrierItem, Barriers, Line, Needed, NeedItem
+from app.core.offset_map import BarrierItem, Barriers, EndedItem, EndedLines, Line, Needed, NeedItem
 from app.core.pace import TargetStatus
 
+CheckpointEvent = Barriers | Needed | EndedLines
 MAX_EVENT_BYTES = 900_000  # below what brokers and producers take unless told otherwise: 1 MB
 ACTIVITY_KEEP = 10_000  # events that the activity table remembers
 TRACKER_CAPACITY = 10_000  # of a definition that names none: left out, as it is the same object
@@ -160,7 +161,8 @@ class WorkloadStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     """A worker lives: who, where its web address is, and what it does.
 
-    One that is too large comes in `parts`, of which this is the `part`th.
+    One that is too large comes in `parts`, of which this is the `part`th. `presence` is what the worker is
+    called where it counts since when it is there (`app.core.presence`).
     """
 
     worker: str
@@ -176,6 +178,7 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     used: Load = Load()
     part: int = 0
     parts: int = 1
+    presence: str = ""
 
 
 class Incident(msgspec.Struct, frozen=True, kw_only=True):
@@ -195,7 +198,7 @@ _answer = msgspec.json.Decoder(TakeoverAnswer)
 _heartbeat = msgspec.json.Decoder(Heartbeat)
 _record = msgspec.json.Decoder(TrackerRecord)
 _incident = msgspec.json.Decoder(Incident)
-_checkpoint: msgspec.json.Decoder[Barriers | Needed] = msgspec.json.Decoder(Barriers | Needed)
+_checkpoint: msgspec.json.Decoder[CheckpointEvent] = msgspec.json.Decoder(CheckpointEvent)
 _line = msgspec.json.Decoder(Line)
 
 encode = msgspec.json.encode
@@ -240,9 +243,9 @@ def incident(data: bytes | None) -> Incident:
     return _decode(_incident, "incident", data)
 
 
-def checkpoint_event(data: bytes | None) -> Barriers | Needed:
+def checkpoint_event(data: bytes | None) -> CheckpointEvent:
     """Raises `BadEvent`."""
-    found: Barriers | Needed = _decode(_checkpoint, "event of the checkpoint topic", data)
+    found: CheckpointEvent = _decode(_checkpoint, "event of the checkpoint topic", data)
     return found
 
 
@@ -289,6 +292,11 @@ def barriers_events(worker: str, at_ms: int, items: Sequence[BarrierItem]) -> li
 def needed_events(worker: str, at_ms: int, items: Sequence[NeedItem]) -> list[bytes]:
     """What is asked for of lines, as events below `MAX_EVENT_BYTES`."""
     return [encode(Needed(worker=worker, at_ms=at_ms, items=run)) for run in _runs(items)]
+
+
+def ended_events(worker: str, at_ms: int, items: Sequence[EndedItem]) -> list[bytes]:
+    """What is known of lines without an owner, as events below `MAX_EVENT_BYTES`."""
+    return [encode(EndedLines(worker=worker, at_ms=at_ms, items=run)) for run in _runs(items)]
 
 
 def _runs(items: Iterable[Any]) -> list[list[Any]]:

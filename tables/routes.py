@@ -1,4 +1,4 @@
-"""Table `routes`: name -> the definition's last `RoutePut`, with who deployed it and when.
+"""Table `routes`: name -> the `RoutePut` that stands, with who deployed it and when.
 
 Writer: `agents.control`, alone. Changelog: `{app}-routes-changelog`. Readers: Spark and people; the data
 plane follows the control log itself (app.control), which is seconds ahead during a rebalance.

@@ -1,4 +1,4 @@
-"""Table `workloads`: group/topic -> the definition's last `WorkloadPut`, with who deployed it and when.
+"""Table `workloads`: group/topic -> the `WorkloadPut` that stands, with who deployed it and when.
 
 Writer: `agents.control`, alone. Changelog: `{app}-workloads-changelog`. Readers: Spark and people; the
 data plane follows the control log itself (app.control), which is seconds ahead during a rebalance.

@@ -178,7 +178,9 @@ def drill(to: str, workloads: tuple[str, ...], url: str | None, output: str) -> 
     """Rehearses a failover with shadow groups, which are deleted in the end; touches nothing else.
 
     Per partition: commits the position where it would go on, reads it back, and reads the first record from
-    there. TOOK_MS is from the command to read to that record. Exit code 1: a partition did not do well.
+    there. TOOK_MS is from the command to read to that record. Should the worker be killed meanwhile, a group
+    switchyard-drill-... stays until the next drill, which deletes those older than ten minutes. Exit code 1:
+    a partition did not do well.
 
     \b
     switchyard failover drill --to west
@@ -239,6 +241,8 @@ def show(failover_id: str, url: str | None, output: str) -> None:
         emit(_partitions(told["plan"]), PARTITIONS, output)
         click.echo()
         emit(_checks(told["plan"]), CHECKS, output)
+        if told["plan"]["left_out"]:
+            _say(told["plan"]["left_out"])
     for row in told["rows"]:
         if row["remedy"]:
             _say(f"{row['workload']} waits for {row['waits_for']}: {row['remedy']}")
@@ -300,7 +304,7 @@ def _show_plan(told: dict[str, Any], output: str) -> None:
     _say(
         f"{told['id']}: {told['workloads']} workloads, {total['partitions']} partitions; read again at most "
         f"{_or(total['again'])}, of which {total['passed_over']} are passed over; not here yet "
-        f"{_or(total['not_replicated'])} ({total['unreachable']} unreachable); "
+        f"{_or(total['not_replicated'])} ({_or(total['unreachable'])} unreachable); "
         f"to be delivered {_or(total['lag'])}"
     )
     if any(check["level"] == "blocked" for check in _all_checks(plan)):
@@ -316,7 +320,8 @@ def _partitions(plan: dict[str, Any]) -> list[dict[str, Any]]:
     return [
         {**row, "workload": one["workload"], "from_region": one["region"],
          "next_offset": _or(row["next_offset"]), "again": _or(row["again"]),
-         "not_here": _or(row["not_replicated"]), "lag": _or(row["lag"])}
+         "not_here": _or(row["not_replicated"]), "unreachable": _or(row["unreachable"]),
+         "lag": _or(row["lag"])}
         for one in plan["workloads"]
         for row in one["partitions"]
     ]  # fmt: skip

@@ -94,6 +94,7 @@ def route_definition(derived: DerivedRoute, made_by: FailoverDefinition) -> Rout
     if derived.is_control:
         limits = {"priority": "high"}  # little, and what others go by when a region is lost
         checkpoint = {"every": "1h", "records": MAX_RECORDS}  # nobody maps positions in them
+    start = "latest" if derived.from_end else "earliest"
     return RouteDefinition.model_validate(
         {
             "apiVersion": "switchyard/v1",
@@ -106,6 +107,7 @@ def route_definition(derived: DerivedRoute, made_by: FailoverDefinition) -> Rout
                 "exclude": derived.exclude,
                 "limits": limits,
                 "checkpoint": checkpoint,
+                "start": start,
             },
         }
     )

@@ -133,7 +133,7 @@ class Api:
         members = runtime.members
         return overview.overview(
             self.region, runtime.control.view, members.heard, members.live(now_s), list(runtime.incidents),
-            now_ms(), now_s,
+            now_ms(), now_s, returned=runtime.failover.keeper.has_just_returned(),
         )  # fmt: skip
 
     def _shared_overview(self) -> bytes:

@@ -92,7 +92,8 @@ class FailoverRoutes:
             "region": None if role is None else role.region,
             "epoch": None if role is None else role.epoch,
             "state": "unknown" if role is None else role.state,
-            "active_here": roles.is_active(key, self._api.region),
+            "active_here": roles.is_active(key, self._api.region)
+            and not self._side.keeper.has_just_returned(),
             "previous": "" if role is None else role.previous,
             "since_ms": None if role is None else role.at_ms,
             "by": "" if role is None else role.actor,

@@ -23,7 +23,7 @@ from app.console.operations import STARTED
 from app.control.failover_drill import Drill
 from app.control.failover_plan import Planner, PlanRefused, is_expired
 from app.control.failover_runs import remedy as remedy_of
-from app.control.failover_told import Plan, kept, read
+from app.control.failover_told import Plan, read
 from app.core.control_events import FailoverRun, OperatorAct
 from app.core.failover_run import ABORTED, DONE, EXECUTING, PLANNED
 from app.dlq.query import BadQuery
@@ -144,10 +144,10 @@ class FailoverRunRoutes:
         chosen = planner.choose(to, keys)
         plan = await planner.plan(chosen, forced=force)
         run = planner.made(
-            to, chosen, forced=force, actor=actor_of(request), reason=reason, back_of=back_of,
+            to, chosen, plan, forced=force, actor=actor_of(request), reason=reason, back_of=back_of,
             name=f"failover-{uuid.uuid4().hex[:8]}",
         )  # fmt: skip
-        await self._api.runtime.control.append(msgspec.structs.replace(run, plan=kept(plan)))
+        await self._api.runtime.control.append(run)
         return json_response({**self._detail(self._of(run.id)), "plan": msgspec.to_builtins(plan)})
 
     # -- acting ------------------------------------------------------------------------------------
@@ -188,16 +188,14 @@ class FailoverRunRoutes:
         """Ends a failover: what is under way goes back to where it was, what is active here stays."""
         body = await read_body(request, shapes_runs.AbortBody)
         run, reason = self._of(_id(body)), reason_of(body)
-        if run.state == DONE:
-            what = f"failover {run.id} is done: {run.result}"
-            remedy = "to take its workloads back, ask for a failback in the region that had them"
-            raise ApiError(409, "It has ended", f"{what}; {remedy}")
+        _refuse_done(run)
         if run.state != ABORTED:
             await self._api.runtime.control.append(msgspec.structs.replace(
                 run, at_ms=now_ms(), state=ABORTED, actor=actor_of(request), reason=reason or run.reason,
                 plan=None, result="aborted before it was begun" if run.state == PLANNED else "aborted",
             ))  # fmt: skip
             self._api.runtime.failover.on_news()
+            _refuse_done(self._of(run.id))  # the word that it is came before
         return json_response(self._detail(self._of(run.id)))
 
     @described(answers=STARTED, headers=ACTOR, body=shapes_runs.DrillBody, problems=(409,))
@@ -241,6 +239,13 @@ def _id(body: Mapping[str, Any]) -> str:
     if not isinstance(name, str) or not name:
         raise BadQuery("id: missing; POST /api/v1/failover/plan first, and give the id it tells")
     return name
+
+
+def _refuse_done(run: FailoverRun) -> None:
+    if run.state == DONE:
+        what = f"failover {run.id} is done: {run.result}"
+        remedy = "to take its workloads back, ask for a failback in the region that had them"
+        raise ApiError(409, "It has ended", f"{what}; {remedy}")
 
 
 def _run(run: FailoverRun) -> dict[str, Any]:

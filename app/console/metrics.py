@@ -151,8 +151,8 @@ class _Collector:
 
 def _of_the_region(runtime: Runtime) -> Iterator[Metric]:
     view = runtime.control.view
-    own = runtime.failover.keeper.own
-    jobs = Jobs(view, runtime.members.live(time.monotonic()), now_ms(), own)
+    keeper, live = runtime.failover.keeper, runtime.members.live(time.monotonic())
+    jobs = Jobs(view, live, now_ms(), keeper.own, returned=keeper.has_just_returned())
     sizing = Sizing(jobs, runtime.catalog.workload)
     fleets = _Family("switchyard", ("group",), _FLEET_GAUGES)
     workloads = _Family("switchyard", ("workload",), _SIZE_GAUGES)

@@ -106,18 +106,25 @@ class Jobs:
     """Every job's owner and status, by workload; see rule 2.
 
     Attributes: `live` (worker -> its heartbeat), `state` (the control log's fold), `now_ms`, `region` (this
-        one; "" knows of no others).
+        one; "" knows of no others), `returned` (it has just come back, and acts by no role yet).
     """
 
-    __slots__ = ("_held", "_receivers", "_told", "live", "now_ms", "region", "state")
+    __slots__ = ("_held", "_receivers", "_told", "live", "now_ms", "region", "returned", "state")
 
     def __init__(
-        self, state: ControlState, live: Mapping[str, Heartbeat], now_ms: int, region: str = ""
+        self,
+        state: ControlState,
+        live: Mapping[str, Heartbeat],
+        now_ms: int,
+        region: str = "",
+        *,
+        returned: bool = False,
     ) -> None:
         self.state = state
         self.live = live
         self.now_ms = now_ms
         self.region = region
+        self.returned = returned
         self._told: dict[str, JobStatus] = {}
         self._held: dict[str, list[str]] = {}
         self._receivers: dict[str, list[tuple[str, WorkloadStatus]]] = {}
@@ -200,7 +207,10 @@ class Jobs:
         return None if sleeps is None else sleeps.why
 
     def _passive_why(self, put: WorkloadPut) -> str:
-        return passive_why(role_told(self.state, put, self.region)) if self.region else ""
+        return passive_why(self._role(put), self.region) if self.region else ""
+
+    def _role(self, put: WorkloadPut) -> dict[str, Any] | None:
+        return role_told(self.state, put, self.region, returned=self.returned)
 
     def _rests(self, put: WorkloadPut, jobs: Sequence[JobStatus]) -> Pace | None:
         """Rule 4."""
@@ -241,7 +251,7 @@ class Jobs:
             "bound": str(pace.bound),
             "why": pace.why,
             "hibernated": sleeps.why if sleeps else None,
-            "role": role_told(self.state, put, self.region),
+            "role": self._role(put),
             "lag_messages": _sum(lag_messages(job) for job in jobs),
             "lag_s": _greatest(ages),
             "lag_s_at_least": max((age for age in ages if age is not None), default=None),
@@ -348,9 +358,11 @@ def overview(
     incidents: Sequence[Incident],
     now_ms: int,
     now_s: float,
+    *,
+    returned: bool = False,
 ) -> dict[str, Any]:
     """Everything the first page shows."""
-    jobs = Jobs(state, live, now_ms, region)
+    jobs = Jobs(state, live, now_ms, region, returned=returned)
     listed = [jobs.workload(put) for _, put in sorted(state.workloads.items())]
     routes = [jobs.route(put) for _, put in sorted(state.routes.items())]
     awake = [shown for shown in listed if shown["bound"] not in RESTING]

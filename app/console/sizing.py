@@ -246,7 +246,8 @@ class SizingRoutes:
     def _seen(self) -> Jobs:
         runtime = self._api.runtime
         live = runtime.members.live(time.monotonic())
-        return Jobs(runtime.control.view, live, now_ms(), self._api.region)
+        returned = runtime.failover.keeper.has_just_returned()
+        return Jobs(runtime.control.view, live, now_ms(), self._api.region, returned=returned)
 
 
 def _recommend(

@@ -58,7 +58,9 @@ class WorkloadRoutes:
         """One workload: its definition, its partitions, and what holds it back, with the numbers."""
         put = self._api.put_of(request)
         live = self._api.runtime.members.live(time.monotonic())
-        jobs = overview.Jobs(self._api.runtime.control.view, live, now_ms(), self._api.region)
+        returned = self._api.runtime.failover.keeper.has_just_returned()
+        view = self._api.runtime.control.view
+        jobs = overview.Jobs(view, live, now_ms(), self._api.region, returned=returned)
         body = {
             "definition": put.definition,
             "status": jobs.workload(put),

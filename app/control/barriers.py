@@ -19,12 +19,12 @@ from mode import Service
 from app import wire
 from app.clock import now_ms
 from app.control.tail import STOP_S, bounded
-from app.core.offset_map import BarrierItem, NeedItem
+from app.core.offset_map import BarrierItem, EndedItem, NeedItem
 from app.topics import CHECKPOINT_PARTITIONS, ControlTopics
 
 log = structlog.get_logger(__name__)
 
-Item = TypeVar("Item", BarrierItem, NeedItem)
+Item = TypeVar("Item", BarrierItem, NeedItem, EndedItem)
 
 
 def checkpoint_partition(key: str) -> int:
@@ -66,6 +66,10 @@ class BarrierSender(Service):
     async def ask(self, items: Iterable[NeedItem]) -> list[asyncio.Future[Any]]:
         """The same of what is asked for of lines."""
         return await self._send(items, wire.needed_events)
+
+    async def end(self, items: Iterable[EndedItem]) -> list[asyncio.Future[Any]]:
+        """The same of what is known of lines without an owner."""
+        return await self._send(items, wire.ended_events)
 
     async def _send(
         self, items: Iterable[Item], events: Callable[[str, int, list[Item]], list[bytes]]

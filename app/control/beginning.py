@@ -12,7 +12,8 @@ Rules
    `latest` are the ends that were recorded when it was deployed (`Begun`): what came since is delivered, and
    partitions that were added since begin at their start.
 5. What readers of other regions' copies have finished (`app.control.carrying`) is a fact about this log, too,
-   and joined with the others. Where they have come is not passed over by `latest`.
+   and joined with the others. Where they have come is not passed over by `latest`, nor is what they may have
+   read where that is not known.
 """
 
 from __future__ import annotations

@@ -11,11 +11,16 @@ Rules
 2. A record that is no event, or no event of roles, is passed over and told once. What is kept is bounded.
 3. Nothing here is needed for anything that runs: a copy that is away or behind only makes this region hear
    later.
+4. The last pulse in a copy counts, whatever its time: the next leader's clock may be behind. How long ago it
+   was heard is counted from when it came here, by this worker's clock. One that was in the copy before it was
+   first read to its end was not heard by us: it is as old as it says, and if that is less than `UNHEARD_S`,
+   it is not known whether its region lives.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
@@ -40,6 +45,7 @@ PREFIXES = (b"role/", b"role-released/", b"pulse/")  # of the record keys of wha
 MAX_KEY_CHARS = 500  # group, slash, topic
 MAX_WORKLOADS = 100_000
 MAX_REGION_CHARS = 200
+UNHEARD_S = 15.0  # a region that is not heard for longer is taken for away
 
 
 class Bridge(Service):
@@ -47,11 +53,11 @@ class Bridge(Service):
 
     Args:
         wanted: the other regions whose logs are to be read now; none while this worker does not lead.
+        clock: monotonic seconds.
 
     Attributes:
         roles: the maximum of all that was read.
-        pulses: region -> its newest pulse that came here.
-        began_ms: when this worker began to follow them, by its own clock.
+        pulses: region -> the last pulse in its copy.
     """
 
     def __init__(
@@ -61,26 +67,35 @@ class Bridge(Service):
         wanted: Callable[[], Collection[str]],
         on_news: Callable[[], None],
         on_trouble: Trouble,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__()
         self.roles = Roles()
         self.pulses: dict[str, RegionPulse] = {}
-        self.began_ms = 0
+        self._came_s: dict[str, float] = {}  # when a pulse of a region came here last
         self._client = client
         self._options = kafka_options
         self._wanted = wanted
         self._on_news = on_news
         self._on_trouble = on_trouble
+        self._clock = clock
         self._tails: dict[str, TopicTail] = {}
         self._keys: set[str] = set()
         self._told: set[str] = set()
 
-    def has_answered(self, region: str, own: str, since_ms: int = 0) -> bool:
-        """Whether `region` has said that it heard a pulse of region `own` that was sent since this worker
-        began to follow (and since then): all that it knew by then has come here. No clock but our own is
-        looked at."""
+    def has_answered(self, region: str, own: str, name: str) -> bool:
+        """Whether `region` has said that it heard a pulse of region `own` by the leader of that name: then
+        all that it knew when that one took the name has come here. No clock is looked at."""
         pulse = self.pulses.get(region)
-        return pulse is not None and pulse.heard.get(own, -1) >= max(self.began_ms, since_ms)
+        return pulse is not None and pulse.answers.get(own) == name
+
+    def age_s(self, region: str) -> float | None:
+        """How long ago a pulse of the region was heard; None: none was, or that is not known (rule 4)."""
+        if region in self._came_s:
+            return self._clock() - self._came_s[region]
+        pulse = self.pulses.get(region)
+        told_s = 0.0 if pulse is None else (now_ms() - pulse.at_ms) / 1000
+        return told_s if told_s > UNHEARD_S else None
 
     @Service.task
     async def _look_for_ever(self) -> None:
@@ -100,13 +115,11 @@ class Bridge(Service):
         if not wanted:
             # Who leads next begins anew: what this worker knew may be old by then.
             self.roles, self.pulses, self._keys, self._told = Roles(), {}, set(), set()
-            self.began_ms = 0
-        elif not self.began_ms:
-            self.began_ms = now_ms()
+            self._came_s = {}
         for region in sorted(wanted - self._tails.keys()):
             topic = ControlTopics(region).control.name
             if await self._client.partitions(topic) is not None:
-                tail = TopicTail(topic, self._options, partial(self.take, region), from_start=True)
+                tail = TopicTail(topic, self._options, partial(self._read, region), from_start=True)
                 self._tails[region] = tail
                 await tail.start()
 
@@ -114,8 +127,13 @@ class Bridge(Service):
         tails, self._tails = self._tails, {}
         await asyncio.gather(*(bounded(tail.stop(), STOP_S, "reader of a region") for tail in tails.values()))
 
-    def take(self, region: str, records: list[Any]) -> None:
-        """Records of the copy of `region`'s control log. Never raises."""
+    def _read(self, region: str, records: list[Any]) -> None:
+        tail = self._tails.get(region)
+        self.take(region, records, old=tail is not None and not tail.caught_up.is_set())
+
+    def take(self, region: str, records: list[Any], *, old: bool = False) -> None:
+        """Records of the copy of `region`'s control log; `old`: they were there when it was first read. Never
+        raises."""
         news = False
         for record in records:
             if record.value is None or not (record.key or b"").startswith(PREFIXES):
@@ -126,16 +144,17 @@ class Bridge(Service):
                 self._tell(region, f"offset {record.offset}: {error}")
                 continue
             if isinstance(event, RegionPulse):
-                self._pulse(region, event)  # nobody waits for it: no news
+                self._pulse(region, event, old=old)  # nobody waits for it: no news
             elif isinstance(event, RolePut | RoleReleased):
                 news |= self._role(region, event)
         if news:
             self._on_news()
 
-    def _pulse(self, region: str, event: RegionPulse) -> None:
-        known = self.pulses.get(region)
-        if event.region == region and (known is None or event.at_ms >= known.at_ms):
+    def _pulse(self, region: str, event: RegionPulse, *, old: bool) -> None:
+        if event.region == region:
             self.pulses[region] = event
+            if not old:
+                self._came_s[region] = self._clock()
 
     def _role(self, region: str, event: RoleEvent) -> bool:
         # Half of all epochs are left for those that follow one that nobody can have meant.

@@ -8,7 +8,9 @@ Rules
 2. While this region's copy lags behind what was finished elsewhere, the replicas that lead into the topic
    tell barriers at once, what is undecided is held back (`app.pump.elsewhere`), and what becomes known is
    passed on to the pump: for `LAG_S` at most. Then it is delivered, though it may have been elsewhere.
-3. What cannot be known is told, and holds up nobody for long.
+3. What cannot be known is told, and holds up nobody for long: `READ_S`, and `FAILOVER_S` where the role came
+   here from another region, since what is not known then is all that was finished there. Nor does `latest`
+   count then: what came after it was deployed here need not have been read there.
 """
 
 from __future__ import annotations
@@ -25,17 +27,19 @@ from app.config.definitions import Workload
 from app.control.beginning import Anew, Beginning, Trouble
 from app.control.catalog import Catalog
 from app.control.log import ControlLog
+from app.core.control_events import RolePut
 from app.core.fencing import TakeoverAnswer
 from app.core.job import JobId
 from app.core.trail import CorruptProgress, Progress
 from app.pump.dispatch import DispatchPump
-from app.regions.carry import Carried, Carrier
+from app.regions.carry import READ_S, Carried, Carrier
 from app.replica.pump import ReplicaPump
 
 log = structlog.get_logger(__name__)
 
 LOOK_S = 0.25
 AGAIN_S = 2.0  # while nothing waits for it
+FAILOVER_S = 30.0
 LAG_S = 15.0
 HURRY_S = 15.0  # since a role came here
 BARRIER_S = 1.0
@@ -84,26 +88,32 @@ class Carrying(Service):
 
     # -- beginning -------------------------------------------------------------------------------
 
-    def _role_epoch(self, job: JobId, workload: Workload) -> int:
-        """Under which role the job begins here; -1: it carries nothing over."""
+    def _role(self, job: JobId, workload: Workload) -> RolePut | None:
+        """The role under which the job begins here; None: it carries nothing over."""
         if self.carrier is None or job.topic != workload.metadata.topic or not self.carrier.others(workload):
-            return -1
-        role = self._control.view.roles.of(workload.key)
+            return None
+        return self._control.view.roles.of(workload.key)
+
+    def _role_epoch(self, job: JobId, workload: Workload) -> int:
+        """Its epoch; -1: there is none."""
+        role = self._role(job, workload)
         return -1 if role is None else role.epoch
 
     async def carried(
         self, job: JobId, workload: Workload, answer: TakeoverAnswer, anew: Anew | None
     ) -> Carried | None:
         """What a job that begins here has not to deliver; None: nothing is to be looked up (rule 1)."""
-        epoch = self._role_epoch(job, workload)
+        role = self._role(job, workload)
         is_reset = anew is not None and not anew.reason
-        if epoch < 0 or self.carrier is None or is_reset or (anew is None and _carried(answer) == epoch):
+        if role is None or is_reset or (anew is None and _carried(answer) == role.epoch):
             return None
         try:
-            found = await self.carrier.carried(job, workload)
+            found = await self._looked_up(job, workload, role)
         except Exception as error:  # what was elsewhere must not keep anything from flowing here
             log.exception("what was finished in other regions could not be looked up", job=str(job))
             found = Carried(why=f"{error!r}; expect that it is delivered again")
+        if found.why and self._has_moved(role):
+            found = found._replace(was_read=True)  # somebody has, wherever that was
         if found.why and (workload.key, found.why) not in self._told:
             self._told.add((workload.key, found.why))
             message, _, remedy = found.why.rpartition("; ")
@@ -112,6 +122,34 @@ class Carrying(Service):
                 f"{message or found.why}", remedy if message else "expect that it is delivered again",
             )  # fmt: skip
         return found
+
+    def _has_moved(self, role: RolePut) -> bool:
+        """Whether it came here from another region."""
+        assert self.carrier is not None, "there are other regions"
+        return role.previous not in {"", self.carrier.region}
+
+    async def _looked_up(self, job: JobId, workload: Workload, role: RolePut) -> Carried:
+        """Rule 3."""
+        assert self.carrier is not None, "there are other regions"
+        if not self._has_moved(role):
+            return await self.carrier.carried(job, workload)
+        looking = asyncio.ensure_future(self.carrier.carried(job, workload, FAILOVER_S))
+        try:
+            if not (await asyncio.wait([looking], timeout=READ_S))[0]:
+                self._tell_late(job, workload, role)
+            return await looking
+        finally:
+            looking.cancel()
+
+    def _tell_late(self, job: JobId, workload: Workload, role: RolePut) -> None:
+        late = f"where region {role.previous} stood cannot be read yet under epoch {role.epoch}"
+        if (workload.key, late) not in self._told:
+            self._told.add((workload.key, late))
+            self._on_trouble(
+                "carried-late", str(job),
+                f"{late}; its jobs here begin when it can be, or after {FAILOVER_S:.0f} s without it",
+                "see that the control cluster answers, and that this machine is not overloaded",
+            )  # fmt: skip
 
     def begin(
         self, pump: DispatchPump, workload: Workload, answer: TakeoverAnswer, beginning: Beginning,

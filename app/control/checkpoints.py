@@ -5,7 +5,8 @@ Rules
    an older epoch, and a worker that waits for its lease and dies has saved what it had finished.
 2. A snapshot is sent at most every `SNAPSHOT_S` a job, when something changed; none is larger than
    `MAX_SNAPSHOT_BYTES`: the newest of what was finished is left out, and may come twice after a crash.
-   They stand in the topic in the order in which they were taken: the last one of a job says it all.
+   They stand in the topic in the order in which they were taken: the last one of a job says it all. A
+   partition of the topic that takes nothing holds up those of its own jobs only.
 3. A commit is made when the base moved, and every `RECOMMIT_S` anyway: it heals what a zombie set back,
    and tells other regions that the group is alive (`app.core.group_sync`).
 4. Copies of other regions' bookkeeping are saved every `BOOKKEEPING_S` while they flow: a position saved here
@@ -28,10 +29,10 @@ from app.clock import now_ms
 from app.control.beginning import Trouble
 from app.control.data_clusters import DataClusters
 from app.control.pumps import Pump
-from app.control.takeover import TrackerClient
+from app.control.takeover import TrackerClient, tracker_partition
 from app.core.fencing import LogId, SnapshotItem
 from app.core.group_sync import stamped
-from app.core.lease import Lease
+from app.core.lease import MAX_LATE_S, Lease
 from app.core.topology import RESERVED as BOOKKEEPING
 from app.core.tracker import Snapshot
 from app.replica.pump import ReplicaPump
@@ -78,7 +79,9 @@ class Checkpoints(Service):
         self._committed: dict[str, tuple[int, float]] = {}
         self._cut: set[str] = set()
         self._kept: dict[str, float] = {}  # when those of rule 4 were saved
-        self._in_order = asyncio.Lock()
+        # By partition of the tracker topic; the rounds are those of `_snapshots`.
+        self._in_order = defaultdict[int, asyncio.Lock](asyncio.Lock)
+        self._rounds: dict[int, asyncio.Task[bool]] = {}
 
     def begin(self, pump: Pump, log_id: LogId, *, known: bool) -> None:
         """A pump starts, on the log with this id; unless `known`, the table learns of it at once."""
@@ -119,16 +122,45 @@ class Checkpoints(Service):
             await self.sleep(interval_s)
             began_s = time.monotonic()
             try:
-                await self._snapshot([p for p in self._pumps.values() if self._is_due(p, began_s)])
-                self._lease.saved(began_s, interval_s)
+                if not self.should_stop and await self._round(began_s):
+                    self._lease.saved(began_s, interval_s)
             except Exception as error:  # noqa: BLE001 - the next round sends the same facts and more
-                log.warning("snapshots were not taken and are sent again", error=repr(error))
+                log.warning("a round of snapshots failed and is made again", error=repr(error))
+
+    async def _round(self, now_s: float) -> bool:
+        """Sends what is due; whether all that was finished by now is saved. Who is late is not waited for."""
+        is_late = bool(self._rounds)
+        due: dict[int, list[Pump]] = defaultdict(list)
+        for pump in list(self._pumps.values()):
+            if pump.version != pump.snapshot_version:
+                partition = tracker_partition(str(pump.job))
+                if partition not in self._rounds and self._is_due(pump, now_s):
+                    due[partition].append(pump)
+        for partition, pumps in due.items():
+            self._rounds[partition] = asyncio.get_running_loop().create_task(self._taken(partition, pumps))
+        if self._rounds:
+            await asyncio.wait(self._rounds.values(), timeout=MAX_LATE_S)
+        ended = [partition for partition, task in self._rounds.items() if task.done()]
+        taken = [self._rounds.pop(partition).result() for partition in ended]
+        return all(taken) and not is_late and not self._rounds
+
+    async def _taken(self, partition: int, pumps: list[Pump]) -> bool:
+        try:
+            await self._send(partition, pumps)
+        except Exception as error:  # noqa: BLE001 - the next round sends the same facts and more
+            log.warning("snapshots were not taken and are sent again", error=repr(error))
+            return False
+        return True
+
+    async def on_stop(self) -> None:
+        for task in self._rounds.values():
+            task.cancel()
 
     def _is_due(self, pump: Pump, now_s: float) -> bool:
-        """Rule 4. What a replica waits for before it may copy is saved at once."""
+        """Rule 4, of one that has something to save. What a replica waits for is saved at once."""
         job = str(pump.job)
-        flows = isinstance(pump, ReplicaPump) and pump.way.is_ready and pump.snapshot_version >= 0
-        if not flows or not pump.job.topic.startswith(BOOKKEEPING) or pump.version == pump.snapshot_version:
+        flows = isinstance(pump, ReplicaPump) and pump.snapshot_version >= 0 and not pump.awaits_snapshot
+        if not flows or not pump.job.topic.startswith(BOOKKEEPING):
             return True
         if now_s - self._kept.get(job, float("-inf")) < BOOKKEEPING_S:
             return False
@@ -136,9 +168,20 @@ class Checkpoints(Service):
         return True
 
     async def _snapshot(self, pumps: Iterable[Pump]) -> None:
+        """Raises what stood in the way of any, once all others are taken."""
+        found: dict[int, list[Pump]] = defaultdict(list)
+        for pump in pumps:
+            found[tracker_partition(str(pump.job))].append(pump)
+        ended = await asyncio.gather(*(self._send(*one) for one in found.items()), return_exceptions=True)
+        for error in ended:
+            if error is not None:
+                raise error
+
+    async def _send(self, partition: int, pumps: Iterable[Pump]) -> None:
+        """Snapshots of jobs that live in one partition of the tracker topic."""
         items: list[SnapshotItem] = []
         sent: list[tuple[Pump, int]] = []
-        async with self._in_order:
+        async with self._in_order[partition]:
             for pump in pumps:
                 version, job = pump.version, str(pump.job)
                 if version != pump.snapshot_version and not pump.closed:

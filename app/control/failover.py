@@ -7,11 +7,12 @@ are told; `runs` move roles as somebody has planned it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from mode import Service
 
+from app.clock import now_ms
 from app.config.definitions import Workload
 from app.control.beginning import Trouble
 from app.control.bridge import Bridge
@@ -20,13 +21,14 @@ from app.control.failovers import Failovers
 from app.control.log import ControlLog
 from app.control.role_keeper import RoleKeeper
 from app.core.control_events import RolePut
+from app.core.presence import Presence
 from app.core.topology import Layout
 from app.kafka.clusters import ClusterClient
 
 
 class FailoverSide(Service):
     """See the module. `leads`: whether this worker does; `on_news`: makes a round of the leader's soon;
-    `is_new(at_ms)`: no worker that lives in this region was there at that time."""
+    `presence`, `live`: see `RoleKeeper`."""
 
     def __init__(
         self,
@@ -39,7 +41,8 @@ class FailoverSide(Service):
         leads: Callable[[], bool],
         on_news: Callable[[], None],
         on_trouble: Trouble,
-        is_new: Callable[[int], bool] = lambda _: False,
+        presence: Presence,
+        live: Callable[[], Collection[str]] = tuple,
     ) -> None:
         super().__init__()
         self._control = control
@@ -48,7 +51,9 @@ class FailoverSide(Service):
         self.bridge = Bridge(
             client, kafka_options, lambda: self.failovers.others() if leads() else set(), on_news, on_trouble
         )
-        self.keeper = RoleKeeper(control, self.failovers, self.bridge, workload, on_trouble, is_new)
+        self.keeper = RoleKeeper(
+            control, self.failovers, self.bridge, workload, on_trouble, presence=presence, live=live
+        )
         self.runs = FailoverRuns(control, self.failovers, self.keeper, workload, on_trouble)
 
     async def on_start(self) -> None:
@@ -67,8 +72,12 @@ class FailoverSide(Service):
             self.on_news()  # jobs come or go with the next round, and that is at once
 
     def heard_ms(self) -> dict[str, int]:
-        """Region -> when, by its own clock, the newest pulse was sent that has come here. What the leader
-        reads itself is newer by a moment than what it writes down for the others."""
-        own = self._control.view.pulses.get(self.keeper.own)
-        read = {region: pulse.at_ms for region, pulse in self.bridge.pulses.items()}
-        return {**({} if own is None else own.heard), **read}
+        """Region -> when a pulse of it came here last, by this worker's clock. The leader knows it by itself,
+        the others by what it wrote: if its clock is ahead of theirs, it is at least what it was then."""
+        at_ms, own = now_ms(), self._control.view.pulses.get(self.keeper.own)
+        told = {} if own is None else own.heard
+        heard = {region: min(ms, at_ms - (own.at_ms - ms)) for region, ms in told.items() if own is not None}
+        for region in self.bridge.pulses:
+            if (age_s := self.bridge.age_s(region)) is not None:
+                heard[region] = at_ms - round(age_s * 1000)
+        return heard

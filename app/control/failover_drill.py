@@ -1,10 +1,11 @@
 """Rehearses a failover with shadow groups, and touches nothing else.
 
-    the plan's positions --commit--> switchyard-drill-<id>-<group> --read back--> the first record there
+    the plan's positions --commit--> switchyard-drill-<ms>-<id>-<group> --read back--> the first record there
 
 Rules
 1. A shadow group has the workload's group's name in its own, and nobody's: it is deleted in the end, whatever
-   became of the drill.
+   became of the drill. What a worker leaves that is killed meanwhile the next drill deletes, by the time in
+   the name: a shadow group is of use for seconds.
 2. What is read is thrown away: no receiver gets it.
 """
 
@@ -12,13 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
+from app.clock import now_ms
 from app.control.failover_told import Plan, PlannedPartition, PlannedWorkload
 from app.core.roles import ACTIVE_PASSIVE
 from app.kafka.clusters import ClusterUnreachable
@@ -26,6 +28,7 @@ from app.kafka.groups import delete_group
 
 if TYPE_CHECKING:
     from app.config.definitions import Workload
+    from app.control.data_clusters import DataCluster
     from app.control.runtime import Runtime
 
 log = structlog.get_logger(__name__)
@@ -34,6 +37,7 @@ RECORD_S = 10.0  # a partition's time to give its first record
 STOP_S = 5.0
 TRIES = 3
 PREFIX = "switchyard-drill-"
+LEFTOVER_MS = 600_000  # far above a shadow group's time, and what clocks differ by
 
 Tell = Callable[[dict[str, Any]], None]
 
@@ -67,6 +71,7 @@ class Drill:
         self._name = name
         self._plan = plan
         self._found: list[Drilled] = []
+        self._swept: set[str] = set()
 
     async def run(self, tell: Tell) -> dict[str, Any]:
         """What became of all partitions, one workload after the other."""
@@ -96,7 +101,8 @@ class Drill:
         rows = {row.partition: row for row in planned.partitions}
         topic, name = workload.metadata.topic, workload.metadata.cluster
         cluster = await self._runtime.clusters.get(name)
-        group = f"{PREFIX}{self._name}-{workload.metadata.group}"[:255]
+        await self._sweep(cluster)
+        group = f"{PREFIX}{now_ms()}-{self._name}-{workload.metadata.group}"[:255]
         wanted = {
             (topic, partition): row.next_offset
             for partition, row in rows.items()
@@ -116,6 +122,20 @@ class Drill:
             for row in planned.partitions
         ]
 
+    async def _sweep(self, cluster: DataCluster) -> None:
+        """Deletes what drills have left in a cluster, once."""
+        if cluster.name in self._swept:
+            return
+        self._swept.add(cluster.name)
+        try:
+            listed = await cluster.committer.groups()
+        except ClusterUnreachable as error:
+            log.warning("what drills may have left is not known", cluster=cluster.name, error=str(error))
+            return
+        for group in leftovers(listed, now_ms()):
+            log.info("a shadow group that a drill has left is deleted", cluster=cluster.name, group=group)
+            await self._delete(cluster.client, group)
+
     async def _delete(self, client: Any, group: str) -> None:
         for left in reversed(range(TRIES)):
             try:
@@ -127,6 +147,16 @@ class Drill:
                 await asyncio.sleep(0.5)
             else:
                 return
+
+
+def leftovers(groups: Iterable[str], at_ms: int) -> list[str]:
+    """Shadow groups of drills that ended long ago, whatever became of them."""
+    found = []
+    for group in groups:
+        made_ms = group.removeprefix(PREFIX).partition("-")[0]
+        if group.startswith(PREFIX) and made_ms.isdecimal() and int(made_ms) < at_ms - LEFTOVER_MS:
+            found.append(group)
+    return found
 
 
 async def _first_records(
@@ -145,8 +175,8 @@ async def _first_records(
         return found
     consumer = AIOKafkaConsumer(enable_auto_commit=False, auto_offset_reset="earliest", **options)
     began_s = time.monotonic()
-    await consumer.start()
     try:
+        await consumer.start()
         consumer.assign(list(at))
         for partition, offset in at.items():
             consumer.seek(partition, offset)

@@ -5,36 +5,38 @@ here yet. See `app.control.failover_plan`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
 
 from app import wire
 from app.config.definitions import Workload
-from app.control.backlog import read_backlog
-from app.control.failover_rows import away, row
+from app.control.failover_asked import CLUSTER_S, Asked, FoundTopic
+from app.control.failover_regions import Definitions
+from app.control.failover_rows import away, passed_by, row
 from app.control.failover_told import Check, PlannedPartition, Unreplicated
 from app.core.control_events import WorkloadPut
 from app.core.fencing import TrackerRecord
+from app.core.group_sync import is_own
 from app.core.job import JobId, Kind
 from app.core.roles import ACTIVE_PASSIVE
 from app.core.route import Route
-from app.kafka.clusters import EARLIEST, LATEST, ClusterUnreachable
-from app.regions.carry import Reader, reader_of, seen, worked_out
-from app.regions.mapping import Joined, NoRoad
+from app.kafka.commit import Position
+from app.regions.carry import Reader, reader_of, worked_out
+from app.regions.mapping import Destination, Joined, NoRoad
 from app.regions.store import ROUTES
 from app.wire import JobStatus
 
 if TYPE_CHECKING:
-    from app.control.data_clusters import DataCluster
     from app.control.runtime import Runtime
 
 log = structlog.get_logger(__name__)
 
-CLUSTER_S = 5.5  # a cluster's time to answer: above `tables.REACH_S`, which remembers who is away
 MAX_MISSING = 3  # partitions that are named
+NO_TIME = "there was no time left to look; plan fewer workloads at once to see it"
 
 
 class Stood(NamedTuple):
@@ -46,47 +48,26 @@ class Stood(NamedTuple):
 
 
 class Looker:
-    """Of one plan: clusters are asked once. `until_s`: what is not known by then, by the monotonic clock, is
-    not known."""
+    """Of one plan: what it needs is asked once. `until_s`: what is not known by then, by the monotonic clock,
+    is not known."""
 
     def __init__(self, runtime: Runtime, until_s: float) -> None:
         self._runtime = runtime
-        self._until_s = until_s
-        self._reached: dict[str, asyncio.Task[DataCluster]] = {}
-        self._copies: dict[tuple[str, str, int], list[tuple[Route, JobStatus]]] | None = None
+        self._asked = Asked(runtime, until_s)
+        self._definitions = Definitions(runtime)
+        self._copies: dict[tuple[str, str, int], list[tuple[Route, JobStatus | None]]] | None = None
         self._names: Mapping[str, str] | None = None
-        self._owned: dict[str, dict[int, int]] = {}
 
-    def _left_s(self, most_s: float = CLUSTER_S) -> float:
-        return max(0.01, min(most_s, self._until_s - time.monotonic()))
-
-    async def _cluster(self, name: str) -> DataCluster:
-        """Raises whatever says that it does not answer in time."""
-        self.begin(name)
-        return await asyncio.shield(self._reached[name])
-
-    def begin(self, name: str) -> None:
-        """Begins to ask a cluster, if it was not asked yet."""
-        if name not in self._reached:
-            self._reached[name] = asyncio.create_task(self._reach(name))
-            self._reached[name].add_done_callback(seen)
-
-    async def _reach(self, name: str) -> DataCluster:
-        try:
-            async with asyncio.timeout(self._left_s()):
-                regions = self._runtime.regions
-                if regions is not None:
-                    await regions.tables.reach(name)
-                return await self._runtime.clusters.get(name)
-        except TimeoutError as error:
-            raise ClusterUnreachable(f"cluster {name} does not answer") from error
-
-    async def _answers(self, name: str) -> bool:
-        try:
-            await self._cluster(name)
-        except Exception:  # noqa: BLE001 - that is what is asked
-            return False
-        return True
+    def begin(self, moving: Iterable[tuple[Workload, str]]) -> None:
+        """Begins to ask the clusters of workloads that are going to be looked at, each with its region."""
+        for workload, region in moving:
+            metadata = workload.metadata
+            self._asked.expect(metadata.cluster, [metadata.topic], [metadata.group])
+            with contextlib.suppress(LookupError):
+                there = self.there(workload, region)
+                is_left = workload.spec.mode == ACTIVE_PASSIVE
+                self._asked.expect(there, _topics_left(workload), [metadata.group] * is_left)
+        self._asked.begin()
 
     def there(self, workload: Workload, region: str) -> str:
         """The cluster that the workload consumes in another region. Raises LookupError."""
@@ -103,86 +84,80 @@ class Looker:
 
         `failed`: why the offset map is not known, or only as it was.
         """
+        regions = await self._definitions.same_regions(workload, region)
         try:
             there = self.there(workload, region)
         except LookupError as error:
-            return (
-                [],
-                [Check(name="clusters", level="warn", detail=str(error), remedy="configure it")],
-                str(error),
-            )
-        counts, (rows, checks, why), more = await asyncio.gather(
-            self._ends(workload), self._rows(workload, region, there, failed),
+            check = Check(name="clusters", level="warn", detail=str(error), remedy="configure it")
+            return [], [regions, check], str(error)
+        topic, (rows, checks, why), more = await asyncio.gather(
+            self._topic(workload), self._rows(workload, region, there, failed),
             asyncio.gather(self._definition(workload, region), self._left_behind(workload, there)),
         )  # fmt: skip
-        checks += more
-        topic, here = workload.metadata.topic, workload.metadata.cluster
-        if isinstance(counts, str):
-            level = "blocked" if "does not exist" in counts else "warn"
+        checks += [*more, regions]
+        name, here = workload.metadata.topic, workload.metadata.cluster
+        if isinstance(topic, str):
+            level = "blocked" if "does not exist" in topic else "warn"
             remedy = (
                 "see that its route has made it (route list)" if level == "blocked" else "see its brokers"
             )
-            checks.append(Check(name="topic", level=level, detail=counts, remedy=remedy))  # type: ignore[arg-type]
-            return [], checks, why or counts
+            checks.append(Check(name="topic", level=level, detail=topic, remedy=remedy))  # type: ignore[arg-type]
+            return [], checks, why or topic
         checks.append(
-            Check(name="topic", level="ok", detail=f"{topic} has {len(counts)} partitions in {here}")
+            Check(name="topic", level="ok", detail=f"{name} has {topic.count} partitions in {here}")
         )
         known = {row.partition: row for row in rows}
-        found = [known.get(partition, PlannedPartition(partition=partition)) for partition in sorted(counts)]
+        ends = {partition: log.end for partition, log in topic.logs.items()}
         own = await self._own(workload)
-        made = [await self._joined(workload, row, own, counts) for row in found]
+        made = [
+            await self._joined(workload, known.get(at, PlannedPartition(partition=at)), own, ends)
+            for at in sorted(ends)
+        ]
+        if workload.spec.mode == ACTIVE_PASSIVE:
+            checks += passed_by(made, workload.metadata.group, name)
         return made, checks + away(made), why
 
     async def _joined(
-        self, workload: Workload, row: PlannedPartition, own: Mapping[int, int], ends: Mapping[int, int]
+        self, workload: Workload, row: PlannedPartition, own: Mapping[int, Position], ends: Mapping[int, int]
     ) -> PlannedPartition:
-        mine, end = own.get(row.partition), ends[row.partition]
+        position, end = own.get(row.partition), ends[row.partition]
+        mine = None if position is None else position.next_offset
         begins = max((at for at in (row.mapped, mine) if at is not None), default=None)
         routes = await self._unreplicated(workload, row.partition)
-        counts = [one.records for one in routes]
-        known = bool(counts) and None not in counts
         again = row.again if workload.spec.mode == ACTIVE_PASSIVE else 0
         return PlannedPartition(
             partition=row.partition, mapped=row.mapped, own=mine, next_offset=begins, log_end=end,
+            own_is_foreign=position is not None and not is_own(position.metadata),
             lag=None if begins is None else max(0, end - begins), again=again,
             passed_over=row.passed_over, least=row.least, why=row.why, sources=row.sources, routes=routes,
-            not_replicated=sum(count or 0 for count in counts) if known else None,
-            unreachable=sum(one.records or 0 for one in routes if not one.reachable),
+            not_replicated=_sum(one.records for one in routes) if routes else None,
+            unreachable=_sum(one.records for one in routes if not one.reachable) if routes else None,
         )  # fmt: skip
 
-    async def _ends(self, workload: Workload) -> dict[int, int] | str:
-        """Of the log here, by partition; or why not."""
+    async def _topic(self, workload: Workload) -> FoundTopic | str:
+        """Here, with all its logs; or why that is not known."""
         topic, name = workload.metadata.topic, workload.metadata.cluster
         try:
-            client = (await self._cluster(name)).client
-            async with asyncio.timeout(self._left_s()):
-                count = await client.partitions(topic)
-                if count is None:
-                    return f"topic {topic} does not exist in {name}"
-                ends = await client.offsets([(topic, p) for p in range(count)], LATEST)
+            found = await self._asked.topic(name, topic)
+            if found is None:
+                return f"topic {topic} does not exist in {name}"
+            found.all_logs()
         except Exception as error:  # noqa: BLE001 - a plan says what it does not know
             return f"{name} does not say where topic {topic} ends: {_words(error)}"
-        if len(ends) < count:
-            return f"{name} does not say where {count - len(ends)} partitions of {topic} end"
-        return {partition: end for (_, partition), end in ends.items()}
+        return found
 
-    async def _own(self, workload: Workload) -> dict[int, int]:
-        """What the group has committed here; asked once."""
-        key = workload.key
+    async def _own(self, workload: Workload) -> dict[int, Position]:
+        """What the group has committed here."""
         try:
-            if key not in self._owned:
-                self._owned[key] = await self._committed(workload, workload.metadata.cluster)
-            return self._owned[key]
+            return await self._committed(workload, workload.metadata.cluster)
         except Exception as error:  # noqa: BLE001
             log.info("where the group is here is not known", workload=workload.key, error=repr(error))
             return {}
 
-    async def _committed(self, workload: Workload, name: str) -> dict[int, int]:
-        committer = (await self._cluster(name)).committer
-        async with asyncio.timeout(self._left_s()):
-            positions = await committer.positions(workload.metadata.group)
+    async def _committed(self, workload: Workload, name: str) -> dict[int, Position]:
+        positions = await self._asked.positions(name, workload.metadata.group)
         topic = workload.metadata.topic
-        return {at[1]: position.next_offset for at, position in positions.items() if at[0] == topic}
+        return {at[1]: position for at, position in positions.items() if at[0] == topic}
 
     # -- positions -----------------------------------------------------------------------------------
 
@@ -195,6 +170,8 @@ class Looker:
         if regions is None:
             return [], [_map_check("warn", failed)], failed
         try:
+            if self._asked.is_over:
+                raise TimeoutError(NO_TIME)
             stood = await self._stood(workload, region, there)
             joined = await self._join(workload, there, stood)
             names = await self._cluster_names()
@@ -204,7 +181,7 @@ class Looker:
             why = failed or _words(error)
             return [], [_map_check("warn", why)], why
         resumed, done = await asyncio.to_thread(worked_out, joined, stood.next_offsets, stood.reader)
-        own = await self._own(workload)
+        own = {at: position.next_offset for at, position in (await self._own(workload)).items()}
         rows = [row(answer, joined, done, names, own.get(at)) for at, answer in resumed.answers.items()]
         unknown = [one for one in rows if one.why]
         if unknown or failed:
@@ -227,13 +204,14 @@ class Looker:
         found = dict(reader.next_offsets) if reader is not None else {}
         committed: dict[int, int] | None = None
         try:
-            committed = await self._committed(workload, there)
+            at = await self._committed(workload, there)
+            committed = {partition: position.next_offset for partition, position in at.items()}
         except Exception as error:  # noqa: BLE001 - of a region that is lost the copies are enough
             log.info(
                 "a group's positions elsewhere are those that were copied", cluster=there, error=repr(error)
             )
-        for partition, at in (committed or {}).items():
-            found[partition] = max(at, found.get(partition, 0))
+        for partition, next_offset in (committed or {}).items():
+            found[partition] = max(next_offset, found.get(partition, 0))
         return Stood(found, committed, reader)
 
     async def _records(self, workload: Workload, region: str) -> dict[str, TrackerRecord]:
@@ -245,10 +223,14 @@ class Looker:
         regions = self._runtime.regions
         assert regions is not None
         topic, here = workload.metadata.topic, workload.metadata.cluster
-        async with asyncio.timeout(self._left_s(2 * CLUSTER_S)):
-            if stood.reader is not None:
-                return (await regions.mapper.joined(stood.reader.topic(topic), here, topic, there))[0]
-            return (await regions.mapper.join(there, topic, here, topic))[0]
+        async with asyncio.timeout(self._asked.left_s(2 * CLUSTER_S)):
+            if stood.reader is None:
+                return (await regions.mapper.join(there, topic, here, topic))[0]
+            found = await self._asked.topic(here, topic)
+            if found is None:
+                raise NoRoad(f"topic {topic} does not exist in {here}")
+            to = Destination(found.cluster_id, found.topic_id, found.all_logs())
+            return (await regions.mapper.joined(stood.reader.topic(topic), here, topic, there, to))[0]
 
     async def _cluster_names(self) -> Mapping[str, str]:
         regions = self._runtime.regions
@@ -265,9 +247,9 @@ class Looker:
             return f"its last positions to come here ({failed or _words(error)})"
         bases = {JobId.parse(job).partition: record.base for job, record in records.items()}
         late = [
-            f"partition {partition} at {bases.get(partition, 'none')} of {at}"
+            f"partition {partition} at {bases.get(partition, 'none')} of {at.next_offset}"
             for partition, at in sorted(committed.items())
-            if bases.get(partition, -1) < at
+            if bases.get(partition, -1) < at.next_offset
         ]
         more = f" and {len(late) - MAX_MISSING} more" if len(late) > MAX_MISSING else ""
         return f"its last positions to come here ({', '.join(late[:MAX_MISSING])}{more})" if late else ""
@@ -281,22 +263,27 @@ class Looker:
         found = []
         for route, status in self._copying().get((here, topic, partition), ()):
             site = None if layout is None else layout.sites.get(route.source)
-            known = status.high_watermark >= 0 and status.committed >= 0
+            records = None
+            if status is not None and status.high_watermark >= 0 and status.committed >= 0:
+                records = max(0, status.high_watermark - status.committed)
             found.append(Unreplicated(
                 route=route.name, cluster=route.source, region="" if site is None else site.region,
-                records=max(0, status.high_watermark - status.committed) if known else None,
-                reachable=await self._answers(route.source),
+                records=records, reachable=await self._asked.answers(route.source),
             ))  # fmt: skip
         return found
 
-    def _copying(self) -> Mapping[tuple[str, str, int], list[tuple[Route, JobStatus]]]:
-        """What is copied into each partition of a cluster."""
+    def _copying(self) -> Mapping[tuple[str, str, int], list[tuple[Route, JobStatus | None]]]:
+        """What is copied into each partition of a cluster; None is told of a job that nobody tells of, as it
+        has no owner, or one who has just begun."""
         if self._copies is None:
             self._copies = {}
             prefix, names = f"{Kind.REPLICATE.value}:", {}
-            live = self._runtime.members.live(time.monotonic())
-            for status in (one for beat in live.values() for one in beat.jobs if one.job.startswith(prefix)):
-                job = JobId.parse(status.job)
+            assigned = self._runtime.control.view.assignments
+            jobs: dict[str, JobStatus | None] = {job: None for job in assigned if job.startswith(prefix)}
+            for beat in self._runtime.members.live(time.monotonic()).values():
+                jobs |= {status.job: status for status in beat.jobs if status.job.startswith(prefix)}
+            for name, status in jobs.items():
+                job = JobId.parse(name)
                 route = self._runtime.catalog.routes.route(job.name)
                 if route is None:
                     continue
@@ -336,13 +323,18 @@ class Looker:
         """Retry topics and dead letters are the region's own."""
         if workload.spec.mode != ACTIVE_PASSIVE:
             return Check(name="left-behind", level="ok", detail="each region has retry topics of its own")
-        retry = list(workload.retry_topics())
         letters = workload.dlq_topic() if workload.spec.dlq.enabled else ""
+        waiting = dead = 0
         try:
-            cluster = await self._cluster(there)
-            async with asyncio.timeout(self._left_s()):
-                waiting = await _waiting(cluster, workload.metadata.group, retry)
-                dead = await _size(cluster, letters) if letters else 0
+            committed = await self._asked.positions(there, workload.metadata.group)
+            for topic in _topics_left(workload):
+                found = await self._asked.topic(there, topic)
+                for partition, logged in (found.all_logs() if found is not None else {}).items():
+                    at = committed.get((topic, partition))
+                    if topic == letters:
+                        dead += max(0, logged.end - logged.start)
+                    else:
+                        waiting += max(0, logged.end - max(logged.start, 0 if at is None else at.next_offset))
         except Exception as error:  # noqa: BLE001
             detail = f"what waits for retry in {there} cannot be counted: {_words(error)}"
             remedy = "it stays there, and is delivered once that region is active again"
@@ -354,23 +346,16 @@ class Looker:
                      remedy="they stay there until that region is active again")  # fmt: skip
 
 
-async def _partitions(cluster: DataCluster, *topics: str) -> list[tuple[str, int]]:
-    return [(topic, at) for topic in topics for at in range(await cluster.client.partitions(topic) or 0)]
+def _topics_left(workload: Workload) -> list[str]:
+    """Retry topics and dead letters."""
+    letters = [workload.dlq_topic()] if workload.spec.dlq.enabled else []
+    return [*workload.retry_topics(), *letters]
 
 
-async def _waiting(cluster: DataCluster, group: str, topics: Sequence[str]) -> int:
-    wanted = await _partitions(cluster, *topics)
-    backlog = await read_backlog(cluster, group, wanted)
-    return sum(max(0, backlog.waiting(at) or 0) for at in wanted)
-
-
-async def _size(cluster: DataCluster, topic: str) -> int:
-    wanted = await _partitions(cluster, topic)
-    starts, ends = (
-        await cluster.client.offsets(wanted, EARLIEST),
-        await cluster.client.offsets(wanted, LATEST),
-    )
-    return sum(max(0, ends.get(at, 0) - starts.get(at, 0)) for at in wanted)
+def _sum(counts: Iterable[int | None]) -> int | None:
+    """None when one is not known."""
+    found = list(counts)
+    return None if None in found else sum(count or 0 for count in found)
 
 
 def _map_check(level: Any, why: str) -> Check:

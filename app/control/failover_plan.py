@@ -10,17 +10,29 @@ Rules
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
 import structlog
 
+from app import wire
 from app.clock import now_ms
 from app.config.definitions import Workload
 from app.control.failover_look import Looker
-from app.control.failover_told import Check, Plan, PlannedWorkload, blocked, read, totals
+from app.control.failover_told import (
+    MAX_KEPT_BYTES,
+    MAX_RECORD_BYTES,
+    Check,
+    Plan,
+    PlannedWorkload,
+    blocked,
+    kept,
+    lasting,
+    read,
+    totals,
+)
 from app.control.membership import DRAINING
 from app.core.control_events import ALL, FailoverRun, RunWorkload
 from app.core.failover_run import PLANNED
@@ -183,10 +195,8 @@ class Planner:
                     if c.level == "blocked"]  # fmt: skip
         checks = blocked(self.region_checks(run.workloads, forced=forced), forced=forced)
         why += [f"{check.detail}; {check.remedy}" for check in checks]
-        plan = read(run.plan)
-        for workload in () if plan is None else plan.workloads:
-            lasting = [check for check in workload.checks if check.name == "topic"]
-            why += [f"{workload.workload}: {c.detail}; {c.remedy}" for c in blocked(lasting, forced=forced)]
+        for of, check in lasting(read(run.plan), forced=forced):
+            why.append(f"{of}{': ' * bool(of)}{check.detail}; {check.remedy or 'plan again, and read it'}")
         return why
 
     # -- what --------------------------------------------------------------------------------------
@@ -208,12 +218,11 @@ class Planner:
         return Plan(at_ms=now_ms(), checks=checks, workloads=found, totals=totals(found))
 
     def _begin(self, looker: Looker, chosen: Sequence[RunWorkload]) -> None:
-        """Asks the other regions' clusters meanwhile: of one that is lost it takes a while to know."""
-        for planned in chosen:
-            workload = self._runtime.catalog.workload(planned.key)
-            if workload is not None and self._side.failovers.layout is not None:
-                with contextlib.suppress(LookupError):
-                    looker.begin(looker.there(workload, planned.region))
+        """Asks the clusters meanwhile: of one that is lost it takes a while to know."""
+        if self._side.failovers.layout is None:
+            return
+        found = ((self._runtime.catalog.workload(planned.key), planned.region) for planned in chosen)
+        looker.begin((workload, region) for workload, region in found if workload is not None)
 
     async def _workload(self, planned: RunWorkload, looker: Looker, failed: str) -> PlannedWorkload:
         workload = self._runtime.catalog.workload(planned.key)
@@ -236,24 +245,33 @@ class Planner:
         regions = self._runtime.regions
         if regions is None:
             return "this worker has no offset map"
+        until_s = time.monotonic() + timeout_s
         try:
             await regions.carrier.read(timeout_s)
             if definitions:
-                await regions.tables.read(timeout_s, (ROUTES,))
+                await regions.tables.read(max(0.0, until_s - time.monotonic()), (ROUTES,))
         except Exception as error:  # noqa: BLE001 - a plan says what it does not know
             return str(error) or repr(error)
         return ""
 
     def made(
-        self, to: str, chosen: list[RunWorkload], *, forced: bool, actor: str, reason: str, name: str,
-        back_of: str = "",
+        self, to: str, chosen: list[RunWorkload], plan: Plan, *, forced: bool, actor: str, reason: str,
+        name: str, back_of: str = "",
     ) -> FailoverRun:  # fmt: skip
-        """The run, as it is planned."""
+        """The run, as it is planned, with what is kept of the plan.
+
+        Raises:
+            PlanRefused: it is more than the control log takes at once.
+        """
         at_ms = now_ms()
-        return FailoverRun(
+        run = FailoverRun(
             at_ms=at_ms, id=name, to=to, workloads=chosen, state=PLANNED, forced=forced, actor=actor,
             reason=reason, made_ms=at_ms, expires_ms=at_ms + EXPIRES_MS, back_of=back_of,
         )  # fmt: skip
+        told = kept(plan, min(MAX_KEPT_BYTES, MAX_RECORD_BYTES - len(wire.encode(run))))
+        if told is None:
+            raise PlanRefused(f"{len(chosen)} workloads are too many for one plan; name some of them")
+        return msgspec.structs.replace(run, plan=told)
 
     # -- last positions ----------------------------------------------------------------------------
 

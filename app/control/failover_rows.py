@@ -77,10 +77,41 @@ def away(rows: Sequence[PlannedPartition]) -> list[Check]:
     gone = [one for row in rows for one in row.routes if not one.reachable]
     found = []
     for cluster, region in sorted({(one.cluster, one.region) for one in gone}):
-        count = sum(one.records or 0 for one in gone if one.cluster == cluster)
+        counts = [one.records for one in gone if one.cluster == cluster]
+        count = sum(count or 0 for count in counts)
+        words = (
+            f"at least {count} records of it are not here, how many more is not known"
+            if None in counts
+            else f"{count} records or more of it are not here"
+        )
         found.append(Check(
-            name="sources", level="warn",
-            detail=f"{cluster} does not answer: {count} records or more of it are not here",
+            name="sources", level="warn", detail=f"{cluster} does not answer: {words}",
             remedy=f"they come once region {region} returns; nothing else waits for them",
         ))  # fmt: skip
     return found
+
+
+def passed_by(rows: Sequence[PlannedPartition], group: str, topic: str) -> list[Check]:
+    """Positions here that nothing of Switchyard committed, beyond where the other region is: what lies
+    between is passed over, and nobody knows whether it was read."""
+    found = [
+        row for row in rows if row.own_is_foreign and (row.mapped is None or row.mapped < (row.own or 0))
+    ]
+    if not found:
+        return []
+    first = found[0]
+    of = f"partition {first.partition}: group {group} is at {first.own} here, which Switchyard did not commit"
+    counts = [None if row.mapped is None or row.own is None else row.own - row.mapped for row in found]
+    if first.mapped is None:
+        of += ", and where it is elsewhere is not known"
+    else:
+        of += f", {counts[0]} records beyond {first.mapped}, where it is elsewhere"
+    if len(found) > 1:
+        known = "" if None in counts else f", {sum(count or 0 for count in counts)} records in all"
+        of += f"; likewise {len(found) - 1} more partitions{known}"
+    to = "where they shall begin" if first.mapped is None else first.mapped
+    return [Check(
+        name="own-positions", level="warn", detail=f"{of}; they are passed over",
+        remedy="if they were not read, set it back first: kafka-consumer-groups.sh --reset-offsets --group "
+        f"{group} --topic {topic}:{first.partition} --to-offset {to} --execute",
+    )]  # fmt: skip

@@ -5,6 +5,7 @@ Rules
 2. The last positions of an active-passive workload are waited for `PATIENCE_S`; then it goes on, and says so:
    what was delivered meanwhile is delivered again.
 3. A region that lay still itself and has not heard the others yet carries nothing out.
+4. Plans that expired and runs that ended long ago leave the control log.
 """
 
 from __future__ import annotations
@@ -103,6 +104,7 @@ class FailoverRuns:
         if not len(view.runs) or self._keeper.has_just_returned():
             return []
         left = {role.plan for role in view.roles if role.state == MOVING}
+        view.drop_soon(view.runs.outlived(now_ms(), left))
         mine = [run for run in view.runs if run.to == self._keeper.own]
         under_way = [run for run in mine if run.state == EXECUTING or run.id in left]
         events: list[AnyControlEvent] = []

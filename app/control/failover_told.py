@@ -7,9 +7,10 @@ from typing import Any, Literal
 
 import msgspec
 
-MAX_KEPT_BYTES = (
-    300_000  # of a plan in the control log; of a larger one what is told of partitions is left out
-)
+MAX_KEPT_BYTES = 300_000  # of a plan in the control log; of a larger one some is left out (`kept`)
+MAX_RECORD_BYTES = 1_000_000  # of a run with its plan: a producer takes no more than 1,048,576
+MAX_DETAIL_CHARS = 200
+LASTING = frozenset({"topic", "regions"})  # checks that nobody makes again before the plan is carried out
 
 Level = Literal["ok", "warn", "blocked"]
 
@@ -55,21 +56,22 @@ class PlannedSource(Told, frozen=True, kw_only=True):
 
 
 class PlannedPartition(Told, frozen=True, kw_only=True):
-    """A partition here. `mapped` is where the region that is left is, in offsets of this one; `own` what this
-    region has finished itself, `next_offset` the higher of the two. `least` is the source that held it back.
-    `lag` is what is here to be delivered, `not_replicated` what is not here yet; `unreachable` is the part of
-    it whose cluster does not answer."""
+    """A partition here. `mapped` is where the region that is left is, in offsets of this one; `own` what the
+    group has committed here, `next_offset` the higher of the two. `own_is_foreign`: nothing of Switchyard
+    committed it. `least` is the source that held it back. `lag` is what is here to be delivered,
+    `not_replicated` what is not here yet; `unreachable` is the part of it whose cluster does not answer."""
 
     partition: int
     mapped: int | None = None
     own: int | None = None
+    own_is_foreign: bool = False
     next_offset: int | None = None
     log_end: int | None = None
     lag: int | None = None
     again: int | None = None
     passed_over: int = 0
     not_replicated: int | None = None
-    unreachable: int = 0
+    unreachable: int | None = None
     least: str = ""
     why: str = ""
     sources: list[PlannedSource] = []
@@ -95,17 +97,18 @@ class Totals(Told, frozen=True, kw_only=True):
     again: int | None
     passed_over: int
     not_replicated: int | None
-    unreachable: int
+    unreachable: int | None
     lag: int | None
 
 
 class Plan(Told, frozen=True, kw_only=True):
-    """All of it; `checks` are of the regions."""
+    """All of it; `checks` are of the regions. `left_out`: what was too much to be kept."""
 
     at_ms: int
     checks: list[Check]
     workloads: list[PlannedWorkload]
     totals: Totals
+    left_out: str = ""
 
 
 def totals(workloads: Iterable[PlannedWorkload]) -> Totals:
@@ -122,7 +125,7 @@ def totals(workloads: Iterable[PlannedWorkload]) -> Totals:
         again=add([row.again for row in rows]),
         passed_over=sum(row.passed_over for row in rows),
         not_replicated=add([row.not_replicated for row in rows]),
-        unreachable=sum(row.unreachable for row in rows),
+        unreachable=add([row.unreachable for row in rows]),
         lag=add([row.lag for row in rows]),
     )
 
@@ -132,22 +135,83 @@ def blocked(checks: Iterable[Check], *, forced: bool) -> list[Check]:
     return [one for one in checks if one.level == "blocked" and not (forced and one.may_force)]
 
 
-def kept(plan: Plan) -> dict[str, Any]:
-    """What the control log keeps of it: without sources; of a very large one without partitions."""
+def kept(plan: Plan, most_bytes: int = MAX_KEPT_BYTES) -> dict[str, Any] | None:
+    """What the control log keeps of it: without sources; of one that has more than `most_bytes` then also
+    without partitions, checks that are ok, details, and in the end without workloads. What is in the way of
+    carrying it out stays, at least as a word that something is. None: not even that fits."""
+    for reduce in (_without_sources, _without_partitions, _without_ok, _without_details, _without_workloads):
+        plan = reduce(plan)
+        if len(msgspec.json.encode(plan)) <= most_bytes:
+            found: dict[str, Any] = msgspec.to_builtins(plan)
+            return found
+    return None
+
+
+def _left_out(plan: Plan, what: str, workloads: list[PlannedWorkload]) -> Plan:
+    told = f"too large to be kept with {what}: failover plan showed them"
+    return msgspec.structs.replace(plan, workloads=workloads, left_out=told)
+
+
+def _without_sources(plan: Plan) -> Plan:
+    bare = msgspec.structs.replace
     rows = [
-        msgspec.structs.replace(
-            one,
-            partitions=[msgspec.structs.replace(row, sources=[], routes=[]) for row in one.partitions],
-        )
+        bare(one, partitions=[bare(row, sources=[], routes=[]) for row in one.partitions])
         for one in plan.workloads
     ]
-    small = msgspec.structs.replace(plan, workloads=rows)
-    if len(msgspec.json.encode(small)) > MAX_KEPT_BYTES:
-        why = "too many partitions to be kept; failover plan showed them"
-        rows = [msgspec.structs.replace(one, partitions=[], why=one.why or why) for one in rows]
-        small = msgspec.structs.replace(plan, workloads=rows)
-    found: dict[str, Any] = msgspec.to_builtins(small)
-    return found
+    return bare(plan, workloads=rows)
+
+
+def _without_partitions(plan: Plan) -> Plan:
+    rows = [msgspec.structs.replace(one, partitions=[]) for one in plan.workloads]
+    return _left_out(plan, "its partitions", rows)
+
+
+def _without_ok(plan: Plan) -> Plan:
+    rows = [
+        msgspec.structs.replace(one, checks=[check for check in one.checks if check.level != "ok"])
+        for one in plan.workloads
+    ]
+    what = "its partitions, and what was checked and is well"
+    return _left_out(plan, what, [one for one in rows if one.checks or one.why])
+
+
+def _without_details(plan: Plan) -> Plan:
+    rows = [
+        msgspec.structs.replace(
+            one, why=one.why[:MAX_DETAIL_CHARS],
+            checks=[
+                msgspec.structs.replace(check, detail=check.detail[:MAX_DETAIL_CHARS], remedy="")
+                for check in one.checks
+                if check.level == "blocked"
+            ],
+        )
+        for one in plan.workloads
+    ]  # fmt: skip
+    what = "its partitions, and what is not in the way"
+    return _left_out(plan, what, [one for one in rows if one.checks])
+
+
+def _without_workloads(plan: Plan) -> Plan:
+    found = [(one.workload, check) for one in plan.workloads for check in one.checks]
+    lasts = [(key, one) for key, one in found if one.level == "blocked" and one.name in LASTING]
+    checks = list(plan.checks)
+    if lasts:
+        (key, first), count = lasts[0], len({key for key, _ in lasts})
+        checks.append(Check(
+            name="topic", level="blocked", may_force=all(check.may_force for _, check in lasts),
+            detail=f"something is in the way of {count} workloads, the first of them {key}: {first.detail}",
+            remedy="mend that, and plan again; failover plan shows each",
+        ))  # fmt: skip
+    return _left_out(msgspec.structs.replace(plan, checks=checks), "its workloads", [])
+
+
+def lasting(plan: Plan | None, *, forced: bool) -> list[tuple[str, Check]]:
+    """What stood in the way of all of it ("") or of a workload, and nobody looks at again."""
+    if plan is None:
+        return []
+    found = [("", check) for check in plan.checks]
+    found += [(one.workload, check) for one in plan.workloads for check in one.checks]
+    return [(of, check) for of, check in found if check.name in LASTING and blocked([check], forced=forced)]
 
 
 def read(kept: dict[str, Any] | None) -> Plan | None:

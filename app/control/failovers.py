@@ -11,7 +11,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from uuid import uuid4
 
@@ -24,7 +24,7 @@ from app.control.definitions import Parsed
 from app.control.log import ControlLog
 from app.core.control_events import ALL, AnyControlEvent, Paused, RouteDeleted, RoutePut
 from app.core.route import Route
-from app.core.topology import Failover, Layout, derive, governing
+from app.core.topology import Derivation, Failover, Layout, derive, governing
 from app.topics import ControlTopics
 
 KIND = "failover-trouble"
@@ -94,7 +94,7 @@ class Failovers:
         if self.layout is None:
             return
         known = {found.failover.name: found for found in self.all().values()}
-        derived = derive((found.failover for found in known.values()), self.layout, _needed_elsewhere)
+        derived = _derived((found.failover for found in known.values()), self.layout)
         routes = {
             name: (route_definition(route, known[route.made_by].definition), route.made_by)
             for name, route in derived.routes.items()
@@ -108,7 +108,7 @@ class Failovers:
             return []
         others = [known.failover for key, known in self.all().items() if key != wanted.key]
         before = {name for name, (_, maker) in self.following().routes.items() if maker != wanted.name}
-        derived = derive([*others, wanted.failover()], self.layout, _needed_elsewhere).routes
+        derived = _derived([*others, wanted.failover()], self.layout).routes
         mine = {name for name, route in derived.items() if route.made_by == wanted.name} - before
         taken = sorted(mine & {route.name for route in by_hand})
         if taken:
@@ -166,8 +166,16 @@ def actor(maker: str) -> str:
     return f"made by failover definition {maker}"
 
 
-def _needed_elsewhere(region: str) -> list[str]:
-    return [topic.name for topic in ControlTopics(region).needed_elsewhere]
+def _derived(failovers: Iterable[Failover], layout: Layout) -> Derivation:
+    """The routes that this region has to run."""
+
+    def needed(region: str) -> list[str]:
+        return [topic.name for topic in ControlTopics(region).needed_elsewhere]
+
+    def followed(region: str) -> list[str]:
+        return [topic.name for topic in ControlTopics(region).followed_elsewhere]
+
+    return derive(failovers, layout, needed, followed)
 
 
 def _parsed(key: str, definition: Mapping[str, Any]) -> Known:

@@ -2,11 +2,20 @@
 
 `view` is what has been read so far. Changes are told to listeners after each batch. `append` returns
 when the event is in the log *and* has been read back here, so that a caller sees its own write.
+
+Compaction may overtake a reader: it has read a definition, lies still, and the next one that it finds
+replaces one that is gone by then, so that the fold would refuse it (`app.core.control`, rules 6 and 13). Who
+begins after a compaction does not have that trouble (rule 10). So
+1. who has caught up and then finds offsets missing reads the log again from its start, beside the view, which
+   becomes the new one once that is as far;
+2. who still reads what there was, and refuses a definition behind missing offsets, begins once more. Then it
+   counts as refused: to be overtaken twice takes two compactions, and half of the log is new before each.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -48,6 +57,9 @@ class ControlLog(Service):
         self.topic = topic
         self.view = ControlState()
         self._refused: dict[str, Repairable] = {}
+        self._anew: ControlState | None = None  # the log read again, which is to become the view
+        self._anew_to = -1  # once it has this offset
+        self._misses = self._began_again = False  # both: while what there was is read
         self.recent: deque[dict[str, Any]] = deque(maxlen=KEEP_RECENT)  # what the activity page shows
         self._options = kafka_options
         self._tail = TopicTail(topic, kafka_options, self._on_records, from_start=True)
@@ -89,28 +101,66 @@ class ControlLog(Service):
         """`listener` is called after every batch of events that were read."""
         self._listeners.append(listener)
 
+    async def up_to(self, offset: int) -> ControlState:
+        """The view, once the record at `offset` has been read here, however long that takes."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await self._tail.wait_for(offset, READ_BACK_S)
+                return self.view
+
     def _on_records(self, records: list[Any]) -> None:
         for record in records:
-            if record.value is None:  # a tombstone: compaction's business
-                self.view.stale.discard((record.key or b"").decode("utf-8", "replace"))
-                continue
-            try:
-                event = wire.control_event(record.value)
-            except wire.BadEvent as error:
-                log.error("a record of the control log is no event", offset=record.offset, error=str(error))
-                continue
-            counted = self.view.apply(event)
-            if isinstance(event, Begun | RegionPulse):
-                continue  # bookkeeping, with an offset for every partition or again and again
-            if counted:
-                self._refused.pop(compaction_key(event), None)  # compaction keeps this one
-            elif self._tail.caught_up.is_set():
+            state = self.view if self._anew is None else self._anew
+            if 0 < state.next_offset < record.offset and self._is_overtaken(record.offset):
+                return
+            state.next_offset = record.offset + 1
+            if not self._fold(state, record):
+                return
+            if self._anew is not None and record.offset >= self._anew_to:
+                self.view, self._anew = self._anew, None
+        if self._anew is None:
+            for listener in self._listeners:
+                listener()
+
+    def _is_overtaken(self, offset: int) -> bool:
+        """Offsets before this one are missing: rule 1."""
+        if not self.caught_up:
+            self._misses = True
+        elif self._anew is None:
+            log.warning("compaction has overtaken the reader of the control log; it is read again", to=offset)
+            self._anew, self._anew_to = ControlState(), offset
+            self._refused.clear()
+            self._tail.read_again()
+            return True
+        return False
+
+    def _fold(self, state: ControlState, record: Any) -> bool:
+        """Takes a record in. False: the log is read from its start again, by rule 2."""
+        if record.value is None:  # a tombstone: compaction's business
+            state.dropped((record.key or b"").decode("utf-8", "replace"))
+            return True
+        try:
+            event = wire.control_event(record.value)
+        except wire.BadEvent as error:
+            log.error("a record of the control log is no event", offset=record.offset, error=str(error))
+            return True
+        counted = state.apply(event)
+        if isinstance(event, Begun | RegionPulse):
+            return True  # bookkeeping, with an offset for every partition or again and again
+        if counted:
+            self._refused.pop(compaction_key(event), None)  # compaction keeps this one
+        elif self.caught_up:
+            if self._anew is None or record.offset >= self._anew_to:
                 self._refuse(event)
+        elif self._misses and not self._began_again and isinstance(event, DefinitionPut | DefinitionDeleted):
+            self._began_again = True
+            self.view = ControlState()
+            self._tail.read_again()
+            return False
+        if not self.recent or record.offset > self.recent[-1]["offset"]:
             told = msgspec.to_builtins(for_people(event))
             self.recent.append({"offset": record.offset, "counted": counted, **told})
-        self.view.next_offset = records[-1].offset + 1
-        for listener in self._listeners:
-            listener()
+        return True
 
     def _refuse(self, event: AnyControlEvent) -> None:
         match event:
@@ -140,14 +190,15 @@ class ControlLog(Service):
         return True
 
     async def drop_stale(self) -> None:
-        """Has compaction drop what nobody needs any more (rule 8 of the fold). Raises KafkaError."""
+        """Has compaction drop what nobody needs any more (rules 8 and 12 of the fold). Raises KafkaError."""
         assert self._producer is not None, "the control log has not been started"
         dropped = list(self.view.stale)[:DROPPED_AT_ONCE]
         futures = [
             await self._producer.send(self.topic, None, key=key.encode(), partition=0) for key in dropped
         ]
         await asyncio.gather(*futures)
-        self.view.stale.difference_update(dropped)
+        for key in dropped:
+            self.view.stale.pop(key, None)
 
     async def append(self, *events: AnyControlEvent, read_back: bool = True) -> int:
         """Appends `events` in order and waits until they have been read here; returns the last offset.

@@ -33,11 +33,12 @@ from app.core.lease import Lease
 from app.core.offset_map import Barrier, BarrierItem
 from app.core.priority import Priorities
 from app.core.sequences import Stamp
-from app.kafka.fetched import Gap
+from app.kafka.fetched import ALL_BYTES, Gap
 from app.replica.intake import to_skip
 from app.replica.pump import ReplicaPump
 from app.replica.runtime import RouteRuntime
-from app.replica.verify import new_budget
+from app.replica.unsaved import Together
+from app.replica.verify import Budget
 
 log = structlog.get_logger(__name__)
 
@@ -70,8 +71,9 @@ class Replicas(Service):
         self._lease = lease
         self._on_trouble = on_trouble
         self._sender = sender
-        self._verify_budget = new_budget()
+        self._verify_budget = Budget()
         self._priorities = Priorities()
+        self._unsaved = Together()
         self._misled: set[ReplicaPump] = (
             set()
         )  # those that a changed definition gives another destination, or none
@@ -132,7 +134,7 @@ class Replicas(Service):
         if runtime is None:
             runtime = RouteRuntime(
                 definition, source.client, target.client, target.appender, self._lease, self._on_trouble,
-                self._verify_budget, self._priorities, ids,
+                self._verify_budget, self._priorities, self._unsaved, ids,
             )  # fmt: skip
         try:
             pump = ReplicaPump(
@@ -148,8 +150,7 @@ class Replicas(Service):
         self.routes[identity.name] = runtime
         if beginning.gap is not None:
             self.skip(pump, beginning.gap)
-        leaves_bytes = runtime.leaves(self._clusters.budget.capacity_bytes)
-        return Started(pump, beginning, source, leaves_bytes, pump.ledger.read_epoch)
+        return Started(pump, beginning, source, self._leaves(runtime), pump.ledger.read_epoch)
 
     def drop(self, name: str) -> None:
         """A pump of the route is gone; its runtime goes with the last one."""
@@ -165,6 +166,17 @@ class Replicas(Service):
 
     def _pause(self, pump: ReplicaPump) -> None:
         pump.pause(self._control.view.is_paused(pump.job.name, None))
+        leaves_bytes = self._leaves(pump.runtime)
+        for cluster in self._clusters.started():
+            if cluster.client is pump.runtime.source:
+                cluster.fetch.leave((str(pump.job), pump.epoch), leaves_bytes)
+
+    def _leaves(self, runtime: RouteRuntime) -> int:
+        """What fetching for the route leaves of the memory to others; while paused it is not fetched, so that
+        what waits for nothing takes none of it."""
+        if self._control.view.is_paused(runtime.definition.key, None):
+            return ALL_BYTES
+        return runtime.leaves(self._clusters.budget.capacity_bytes)
 
     def skip(self, pump: ReplicaPump, gap: Gap) -> None:
         """The source's log lost something, or is another one now: it is told; the route goes on or not."""
@@ -226,18 +238,10 @@ class Replicas(Service):
 
     def _change(self, runtime: RouteRuntime, definition: RouteDefinition) -> None:
         runtime.change(definition)
-        self._leave(runtime)
         for pump in runtime.pumps:
             if runtime.route.destination(pump.job.topic) != pump.target[0]:
                 self._misled.add(pump)
         log.info("a changed definition is in force", route=definition.key)
-
-    def _leave(self, runtime: RouteRuntime) -> None:
-        """What its priority leaves of the memory is in force for what is fetched already."""
-        leaves_bytes = runtime.leaves(self._clusters.budget.capacity_bytes)
-        for cluster in self._clusters.started():
-            for pump in runtime.pumps:
-                cluster.fetch.leave((str(pump.job), pump.epoch), leaves_bytes)
 
     def share(self, shares: dict[str, float]) -> None:
         """This worker's shares of the routes' jobs, by name."""
@@ -274,6 +278,7 @@ def _items(waiting: Iterable[tuple[tuple[ReplicaPump, int], list[Barrier]]]) -> 
             lineage=pump.lineage, source=pump.source_log, target=pump.target_log,
             target_topic=pump.target[0], target_partition=pump.target[1], barriers=barriers,
             source_epoch=pump.way.source_epoch, losses=losses,
+            epochs=pump.ledger.epochs,
         )
         for (pump, losses), barriers in waiting
         if not pump.closed

@@ -9,9 +9,10 @@ Rules
 3. A region that another one's epoch has replaced lets go: of an active-passive workload once nobody here has
    a job of it, of an active-active one once every worker has read so (those that have not do not act:
    `app.control.membership`).
-4. A region that shares topics with others says every `PULSE_S` that it lives. One that lay still as a whole
-   (all its workers are new, or it has said nothing for `STILL_S`) says so, and acts by no role of its own
-   until the others have answered it, or for as long as rule 2 waits: they may have taken it over meanwhile.
+4. A region that shares topics with others says every `PULSE_S` that it lives, and at once when somebody is
+   new. One whose leader does not know that it went on without a break (`app.core.presence`) says so, and acts
+   by no role of its own until the others have answered it, or for as long as rule 2 waits: they may have
+   taken it over meanwhile.
 """
 
 from __future__ import annotations
@@ -19,37 +20,31 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
-import msgspec
-
 from app.clock import now_ms
 from app.config.definitions import Workload
 from app.control.beginning import Trouble
-from app.control.bridge import Bridge
+from app.control.bridge import UNHEARD_S, Bridge
 from app.control.failovers import Failovers
 from app.control.log import ControlLog
 from app.core.control_events import AnyControlEvent, RegionPulse, RolePut, RoleReleased
 from app.core.plan import name_of
-from app.core.roles import ACTIVE, ACTIVE_PASSIVE, MOVING, Roles, State, initial, next_epoch, says_more
+from app.core.presence import Presence
+from app.core.roles import ACTIVE, ACTIVE_PASSIVE, MOVING, Roles, initial, says_more
 from app.push.metadata import RegionRole
 from app.regions.keeping import Passive
 
-UNHEARD_S = 15.0
 SLOW_S = 120.0
 PULSE_S = 2.0
-STILL_S = 15.0  # rounds of a very large region's leader are up to ten seconds apart
 READ_BY_ALL_S = 5.0  # above the lease and a heartbeat: by then whoever acts has read what was written before
 
 
-class RoleRefused(Exception):
-    """Somebody else's word came before; what stands is in `role`."""
-
-    def __init__(self, message: str, role: RolePut | None) -> None:
-        super().__init__(message)
-        self.role = role
-
-
 class RoleKeeper:
-    """See the module. `move_role` is of use on every worker, `steps` on the leader."""
+    """See the module. `steps` is of use on the leader.
+
+    Args:
+        presence: this worker's. live: the names of those that live in this region.
+        clock_ms: the wall clock; nothing is decided by it.
+    """
 
     def __init__(
         self,
@@ -58,19 +53,24 @@ class RoleKeeper:
         bridge: Bridge,
         workload: Callable[[str], Workload | None],
         on_trouble: Trouble,
-        is_new: Callable[[int], bool] = lambda _: False,
+        *,
+        presence: Presence,
+        live: Callable[[], Collection[str]] = tuple,
+        clock_ms: Callable[[], int] = now_ms,
     ) -> None:
-        """`is_new(at_ms)`: no worker that lives here was there at that time."""
         self._control = control
         self._failovers = failovers
-        self._is_new = is_new
-        self._returned_s: float | None = None  # when that was first seen
+        self._presence = presence
+        self._live = live
+        self._clock_ms = clock_ms
+        self._asks = "", 0.0  # the name under which it asks the others as one that has returned, since when
+        self._named: set[str] = set()
         self._bridge = bridge
         self._workload = workload
         self._on_trouble = on_trouble
         self._since_s: dict[str, float] = {}  # when a workload was first seen without a role
         self._replaced_s: dict[str, tuple[int, float]] = {}  # epoch, and when it was first seen
-        self._came: dict[str, tuple[int, float]] = {}  # the newest pulse of a region, and when it came
+        self._came: dict[str, tuple[RegionPulse, float]] = {}  # the last of a region, and when it was seen
         self._pulse_s = float("-inf")
         self._told: set[tuple[str, str]] = set()
 
@@ -93,6 +93,7 @@ class RoleKeeper:
         if not self.own:
             return []
         events: list[AnyControlEvent] = []
+        self._presence.look(now_s)
         moded, view = list(self.moded()), self._control.view
         keys = {workload.key for workload in moded}
         self._since_s = {key: at for key, at in self._since_s.items() if key in keys}
@@ -113,24 +114,27 @@ class RoleKeeper:
                     busy = {name_of(job) for job, held in view.assignments.items() if held.worker}
                 events += self._let_go(workload, role, key in busy, now_s)
         others = self._failovers.others()
-        if others and now_s - self._pulse_s >= PULSE_S:
-            self._pulse_s = now_s
+        live = {self._presence.name, *self._live()}
+        if others and (now_s - self._pulse_s >= PULSE_S or not live <= self._named):
+            self._pulse_s, self._named = now_s, live
             events.append(self._pulse(others, now_s))  # behind the roles that were heard
         return events
 
     def _pulse(self, others: Collection[str], now_s: float) -> RegionPulse:
         """Rule 4."""
-        at_ms, pulses = now_ms(), self._bridge.pulses
-        heard = {region: pulses[region].at_ms for region in others & pulses.keys()}
-        last = self._control.view.pulses.get(self.own)
-        returned_ms = 0 if last is None else last.returned_ms
-        if last is not None and (at_ms - last.at_ms > STILL_S * 1000 or self._is_new(last.at_ms)):
-            returned_ms, self._returned_s = at_ms, now_s
-        if returned_ms:
-            self._returned_s = now_s if self._returned_s is None else self._returned_s
-            if not self._waits_for_word(others, self._returned_s, now_s, returned_ms):
-                returned_ms, self._returned_s = 0, None
-        return RegionPulse(at_ms=at_ms, region=self.own, heard=heard, returned_ms=returned_ms)
+        at_ms, name, pulses = self._clock_ms(), self._presence.name, self._bridge.pulses
+        last, returned_ms = self._control.view.pulses.get(self.own), 0
+        if last is not None and not self._presence.knows(last):
+            if self._asks[0] != name:
+                self._asks = name, now_s
+            if self._waits_for_word(others, self._asks[1], now_s):
+                returned_ms = last.returned_ms or at_ms
+        ages = {region: self._bridge.age_s(region) for region in others}
+        return RegionPulse(
+            at_ms=at_ms, region=self.own, returned_ms=returned_ms, leader=name, workers=sorted(self._named),
+            heard={region: at_ms - round(age * 1000) for region, age in ages.items() if age is not None},
+            answers={region: pulses[region].leader for region in others & pulses.keys()},
+        )  # fmt: skip
 
     def _released_elsewhere(self, key: str) -> Iterator[RoleReleased]:
         known = self._control.view.roles.released(key)
@@ -164,18 +168,16 @@ class RoleKeeper:
         others = set(self._failovers.regions_of(workload)) - {self.own}
         return self._waits_for_word(others, since_s, now_s)
 
-    def _waits_for_word(
-        self, others: Collection[str], since_s: float, now_s: float, since_ms: int = 0
-    ) -> bool:
+    def _waits_for_word(self, others: Collection[str], since_s: float, now_s: float) -> bool:
         """Whether another region has not answered yet, and is going to be heard."""
+        name = self._presence.name
         for region in others:
-            if self._bridge.has_answered(region, self.own, since_ms) or now_s - since_s >= SLOW_S:
+            if self._bridge.has_answered(region, self.own, name) or now_s - since_s >= SLOW_S:
                 continue
             pulse = self._bridge.pulses.get(region)
-            at_ms = -1 if pulse is None else pulse.at_ms
-            if self._came.get(region, (-1, 0.0))[0] != at_ms:
-                self._came[region] = at_ms, now_s
-            _, came_s = self._came.get(region, (-1, since_s))
+            last, came_s = self._came.get(region, (None, since_s))
+            if pulse is not None and pulse is not last:
+                self._came[region], came_s = (pulse, now_s), now_s
             if now_s - max(since_s, came_s) < UNHEARD_S:
                 return True
         return False
@@ -207,7 +209,7 @@ class RoleKeeper:
         last = self._control.view.pulses.get(self.own)
         if last is None or not self._failovers.others():
             return False
-        return last.returned_ms > 0 or self._is_new(last.at_ms)
+        return not self._presence.knows(last) or last.returned_ms > 0
 
     def passive(self) -> list[Passive]:
         """Workloads that this region has let go of, or never had: their positions follow those of the region
@@ -251,50 +253,6 @@ class RoleKeeper:
         is_primary = is_primary and not self.has_just_returned()
         return RegionRole(self.own, is_primary, 0 if role is None else role.epoch)
 
-    async def move_role(
-        self,
-        key: str,
-        region: str,
-        *,
-        state: State = ACTIVE,
-        epoch: int | None = None,
-        plan: str = "",
-        actor: str,
-        reason: str,
-    ) -> RolePut:
-        """Gives the workload's role to a region, under a new epoch, or takes the next step under `epoch`.
-
-        Returns what stands then, which every worker here acts by within a moment, and the other regions once
-        they hear of it.
-
-        Raises:
-            LookupError: there is no such workload with a mode, or the region is none of its regions.
-            RoleRefused: another word came before.
-            aiokafka.errors.KafkaError, TimeoutError: the control log did not take it.
-        """
-        workload = self._workload(key)
-        if workload is None or workload.spec.mode is None:
-            raise LookupError(
-                f"{key} is no workload with a mode; add spec.mode to its definition, or name another"
-            )
-        before = self.highest(key)
-        regions = self._failovers.regions_of(workload) or (workload.spec.primary or "",)
-        if epoch is None:
-            epoch = next_epoch(-1 if before is None else before.epoch, region, regions)
-        previous = "" if before is None else before.region
-        if before is not None and before.epoch == epoch:
-            previous = before.previous
-        event = RolePut(
-            at_ms=now_ms(), key=key, region=region, epoch=epoch, state=state, previous=previous, plan=plan,
-            actor=actor, reason=reason,
-        )  # fmt: skip
-        await self._control.append(event)
-        stands = self._control.view.roles.of(key)
-        if stands is None or not same_step(stands, event):
-            now = "nobody" if stands is None else f"{stands.region} ({stands.state}, epoch {stands.epoch})"
-            raise RoleRefused(f"the role of {key} was decided otherwise at the same moment: {now}", stands)
-        return stands
-
     def highest(self, key: str) -> RolePut | None:
         """Also what has come here, and is not written yet."""
         known = Roles()
@@ -302,10 +260,3 @@ class RoleKeeper:
             if (role := roles.of(key)) is not None:
                 known.put(role)
         return known.of(key)
-
-
-def same_step(one: RolePut, other: RolePut) -> bool:
-    """Whether they say the same but for words."""
-    return msgspec.structs.replace(one, at_ms=0, reason="") == msgspec.structs.replace(
-        other, at_ms=0, reason=""
-    )

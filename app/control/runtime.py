@@ -42,6 +42,7 @@ from app.control.takeover import TrackerClient
 from app.control.tracker_follower import TrackerFollower
 from app.control.watchdog import Watchdog, answers
 from app.core.lease import Lease
+from app.core.presence import Presence
 from app.core.topology import Layout
 from app.kafka.clusters import ClusterClient, ClusterSpec
 from app.kafka.commit import OffsetCommitter
@@ -95,6 +96,7 @@ class Runtime(Service):
         self.started_ms = now_ms()
         self.url = url
         self.lease = Lease(LEASE_S)
+        self.presence = Presence(self.worker, lambda: self.lease.expires_at_s - LEASE_S)
         self.members = Members(DEAD_AFTER_S)
         self.incidents: deque[Incident] = deque(maxlen=KEEP_INCIDENTS)
         self.draining = False
@@ -115,7 +117,8 @@ class Runtime(Service):
             leads=lambda: self.leader.leads,
             on_news=lambda: self.leader.look(),  # noqa: PLW0108 - the leader comes later
             on_trouble=self.tell,
-            is_new=self._is_new,
+            presence=self.presence,
+            live=self._present,
         )  # fmt: skip
         self.failover.runs.arrived = lambda asked: Planner(self).arrived(asked)
         self.catalog.runs_here = self.failover.keeper.runs_here
@@ -209,7 +212,9 @@ class Runtime(Service):
             await bounded(self._incident_producer.stop(), STOP_S, "producer of incidents")
 
     def _compose(self) -> Heartbeat:
-        self.meter.sample(self.jobs.flowing, time.monotonic())
+        now_s = time.monotonic()
+        self.meter.sample(self.jobs.flowing, now_s)
+        self.presence.look(now_s)
         return Heartbeat(
             worker=self.worker,
             at_ms=now_ms(),
@@ -222,6 +227,7 @@ class Runtime(Service):
             group=self.group,
             capacity=self.meter.capacity,
             used=self.meter.used,
+            presence=self.presence.name,
         )
 
     # -- incidents -------------------------------------------------------------------------------
@@ -258,10 +264,9 @@ class Runtime(Service):
     def _may_not_commit(self) -> bool:
         return not self.jobs.flowing or not self._may_act()
 
-    def _is_new(self, at_ms: int) -> bool:
-        """Whether no worker that lives was there at that time, by their clocks."""
-        live = self.members.live(time.monotonic())
-        return bool(live) and all(beat.started_ms > at_ms for beat in live.values())
+    def _present(self) -> set[str]:
+        """The workers that live, by the names that count for whether the region goes on."""
+        return {beat.presence for beat in self.members.live(time.monotonic()).values() if beat.presence}
 
     def _may_act(self) -> bool:
         return self.lease.holds(time.monotonic())

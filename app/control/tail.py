@@ -74,13 +74,14 @@ class TopicTail(Service):
                 self.next_offset = beginning if self._from_start else end
                 self._positioned = True
             consumer.seek(partition, self.next_offset)
-            while not self.should_stop:
+            while not self.should_stop and self._positioned:
                 if self.next_offset >= end and not self.caught_up.is_set():
                     self.caught_up.set()
                 records = (await consumer.getmany(partition, timeout_ms=POLL_MS)).get(partition, [])
                 if records:
                     self._on_records(records)
-                    self.next_offset = records[-1].offset + 1
+                    if self._positioned:
+                        self.next_offset = records[-1].offset + 1
                 else:
                     # Compaction may have taken the last records: the position tells.
                     self.next_offset = max(self.next_offset, await consumer.position(partition))
@@ -88,6 +89,10 @@ class TopicTail(Service):
                     self._progress.notify_all()
         finally:
             await bounded(consumer.stop(), STOP_S, f"reader of {self.topic}")
+
+    def read_again(self) -> None:
+        """From `on_records`: what there is is handed on anew, from the start (`from_start`)."""
+        self._positioned = False
 
     async def wait_for(self, offset: int, timeout_s: float) -> None:
         """Returns once the record at `offset` has been handed on.

@@ -28,11 +28,12 @@ Rules
    definition with a move's name counts only while that move is the last and under way: this one record ends
    the pause, names the new cluster and says where the workload begins there (`begun`), as all that follow do.
 10. The first definition that a reader finds of a workload counts in spite of 6 and 9: compaction dropped what
-   it replaced. What was deleted is known as such until then.
+   it replaced. What was deleted is known as such until then. Whom compaction overtakes begins anew
+   (`app.control.log`).
 11. What is said of workloads' definitions holds for routes' and failovers' too. Their keys cannot be the
    same.
 12. Regions' roles and failover runs count by the rules of `app.core.roles` and `app.core.failover_run`, which
-    ask for no order.
+    ask for no order. Runs of long ago are `stale`, too.
 13. A change keeps its definition's `deployment`, and counts only while that one stands.
 
 Invariants: `term` and every job's epoch never decrease; a job has at most one owner.
@@ -40,6 +41,7 @@ Invariants: `term` and every job's epoch never decrease; a job has at most one o
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TypeVar
 
 import msgspec
@@ -99,7 +101,8 @@ class ControlState:
         roles: which region is active for a workload (`app.core.roles`); they outlive its deletion.
         runs: failover runs to this region (`app.core.failover_run`).
         pulses: region -> its last `RegionPulse`; its own only, unless another's stands in the log.
-        stale: compaction keys of what says where deployments began that are over (rule 8).
+        stale: compaction keys of what nobody needs any more, in the order in which they may be dropped:
+            where deployments began that are over (rule 8), failover runs of long ago.
         refused: events that did not count (rule 5).
     """
 
@@ -128,7 +131,7 @@ class ControlState:
         self.roles = Roles()
         self.runs = Runs()
         self.pulses: dict[str, RegionPulse] = {}
-        self.stale: set[str] = set()
+        self.stale: dict[str, None] = {}
         self.refused = 0
         self.next_offset = 0
 
@@ -138,6 +141,15 @@ class ControlState:
         if not counted:
             self.refused += 1
         return counted
+
+    def drop_soon(self, keys: Iterable[str]) -> None:
+        """The leader is to have compaction drop what stands under these."""
+        self.stale |= dict.fromkeys(keys)
+
+    def dropped(self, key: str) -> None:
+        """Nothing stands under this key any more: a record without a value says so."""
+        self.stale.pop(key, None)
+        self.runs.drop(key)
 
     def _apply(self, event: AnyControlEvent) -> bool:
         match event:
@@ -203,7 +215,9 @@ class ControlState:
             case RoleReleased():
                 return self.roles.release(event)
             case FailoverRun():
-                return self.runs.put(event)
+                counted = self.runs.put(event)
+                self.drop_soon(self.runs.forget())
+                return counted
             case RegionPulse():
                 self.pulses[event.region] = event
                 return True
@@ -277,7 +291,7 @@ class ControlState:
         tries = self._tries.get(key, {})
         for name, parts in list(tries.items()):
             if name[0] != but:
-                self.stale.update(map(compaction_key, parts.values()))
+                self.drop_soon(map(compaction_key, parts.values()))
                 self._first.pop((key, name[0]), None)
                 del tries[name]
 

@@ -226,15 +226,23 @@ class RoleReleased(ControlEvent, frozen=True, tag="role-released"):
 
 
 class RegionPulse(ControlEvent, frozen=True, tag="region-pulse"):
-    """Region `region` lives, by its leader's clock. `heard` has the newest pulse of each other region that
-    had come here by then (milliseconds, by the other's clock). `returned_ms`: since then it lives again,
-    after it lay still as a whole, and others may have taken its roles: it has not heard from them yet. 0: it
-    has.
+    """Region `region` lives, says its leader, and what it hears. Names are those of `app.core.presence`.
+
+    Attributes:
+        heard: when a pulse of each other region came here last, by the clock of who wrote this.
+        returned_ms: since then the region lives again, after it lay still as a whole, and others may have
+            taken its roles: it has not heard from them yet. 0: it goes on.
+        leader: the name of who wrote this.
+        workers: the names of those that live here.
+        answers: of each other region the `leader` of its newest pulse that had come here by then.
     """
 
     region: str
     heard: dict[str, int] = {}
     returned_ms: int = 0
+    leader: str = ""
+    workers: list[str] = []
+    answers: dict[str, str] = {}
 
 
 class RunWorkload(msgspec.Struct, frozen=True, array_like=True):

@@ -1,7 +1,7 @@
 """A failover run: a plan that is carried out step by step. Pure.
 
     planned --execute--> executing --> done         of each workload, while the run is executing:
-       |                     |
+       |                     |          ^
        +------- abort -------+--> aborted           to begin --> moving --> released --> positions --> active
                                                        +------------------- forced ---------------------^
 
@@ -10,7 +10,8 @@ Rules
    any leader of the region goes on where another one stopped, and what a deposed one writes late is a step
    that was due once, under an epoch that is this region's.
 2. A run's state only goes forward, and `forced` is never taken back: what is known is a maximum, as of roles.
-   Each state has a key of its own in the log, so that compaction takes none of them.
+   Each state has a key of its own in the log, so that compaction takes none of them. `done` is the last one:
+   it says that there was nothing left to be given back, and an abort that comes late changes nothing.
 3. A workload goes under a new epoch: `moving`, which stops it where it was; then `active`, once that region
    has let go and its last positions have come here. Forced, `active` at once, also later, under the epoch
    that it has.
@@ -18,49 +19,88 @@ Rules
 5. What has ended leaves no role `moving`: an aborted run gives it back to the region that had it, under a new
    epoch of that one's; a run that was done goes on (a deposed leader had begun it once more).
 6. Every run ends, or says what it waits for.
+7. The log does not keep them for ever: a leader has compaction drop what nobody asks for any more
+   (`Runs.outlived`), and with that record of no value every reader forgets it. States are dropped in their
+   order: what is left never says that an ended run goes on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 import msgspec
 
-from app.core.control_events import FailoverRun, RolePut, RunWorkload
+from app.core.control_events import FailoverRun, RolePut, RunWorkload, compaction_key
 from app.core.roles import ACTIVE, MOVING, next_epoch
 
 PLANNED: Final = "planned"
 EXECUTING: Final = "executing"
 DONE: Final = "done"
 ABORTED: Final = "aborted"
-_ORDER = (PLANNED, EXECUTING, DONE, ABORTED)
-MAX_RUNS = 1_000  # that are remembered; those that ended go first, the oldest before others
+_ORDER = (PLANNED, EXECUTING, ABORTED, DONE)
+MAX_RUNS = 200  # that are remembered, beside those under way: the newest
+EXPIRED_KEPT_MS = 3_600_000  # a plan that was never begun, once it has expired: some have 300 kB
+ENDED_KEPT_MS = 30 * 86_400_000  # a run that has ended
 
 
 class Runs:
     """What `put` was told of runs, by id; the maximum of each (rule 2)."""
 
-    __slots__ = ("_held",)
+    __slots__ = ("_held", "_keys")
 
     def __init__(self) -> None:
         self._held: dict[str, FailoverRun] = {}
+        self._keys: dict[str, dict[str, FailoverRun]] = {}  # id -> keys in the log -> without workloads, plan
 
     def put(self, event: FailoverRun) -> bool:
         """Whether it says more than is known; if so, it is known now. The plan stays with it."""
         known = self._held.get(event.id)
+        bare = msgspec.structs.replace(event, workloads=[], plan=None)
+        self._keys.setdefault(event.id, {})[compaction_key(event)] = bare
         if known is not None and _place(event) <= _place(known):
             if known.plan is None and event.plan is not None:
                 self._held[event.id] = msgspec.structs.replace(known, plan=event.plan)
             return False
         plan = event.plan or (None if known is None else known.plan)
         self._held[event.id] = msgspec.structs.replace(event, plan=plan)
-        if len(self._held) > MAX_RUNS:
-            ended = [one for one in self._held.values() if one.state != EXECUTING and one.id != event.id]
-            del self._held[min(ended, key=lambda one: (one.made_ms, one.id), default=event).id]
         return True
+
+    def forget(self) -> list[str]:
+        """Forgets the oldest above `MAX_RUNS`; the keys under which they stand in the log, in the order in
+        which they may be dropped there."""
+        keys: list[str] = []
+        ended = [one for one in self._held.values() if one.state != EXECUTING]
+        ended.sort(key=lambda one: (one.made_ms, one.id), reverse=True)
+        while len(self._held) > MAX_RUNS and ended:
+            oldest = ended.pop().id
+            keys += self._keys_of(oldest)
+            del self._held[oldest], self._keys[oldest]
+        return keys
+
+    def outlived(self, at_ms: int, under_way: Collection[str]) -> list[str]:
+        """Keys in the log of runs that nobody asks for any more, in the order in which they may be dropped
+        there. `under_way`: those by which a role is still `moving`."""
+        return [
+            key
+            for run in self._held.values()
+            if run.id not in under_way and _is_outlived(run, at_ms)
+            for key in self._keys_of(run.id)
+        ]
+
+    def _keys_of(self, name: str) -> list[str]:
+        keys = self._keys[name]
+        return sorted(keys, key=lambda key: (*_place(keys[key]), key))
+
+    def drop(self, key: str) -> None:
+        """The log has no record of this key any more (rule 7)."""
+        for name, keys in self._keys.items():
+            if keys.pop(key, None) is not None:
+                if not keys:
+                    del self._held[name], self._keys[name]
+                return
 
     def get(self, name: str) -> FailoverRun | None:
         """The run, as it stands."""
@@ -80,6 +120,12 @@ class Runs:
 
 def _place(event: FailoverRun) -> tuple[int, bool]:
     return _ORDER.index(event.state), event.forced
+
+
+def _is_outlived(run: FailoverRun, at_ms: int) -> bool:
+    if run.state == PLANNED:
+        return at_ms > run.expires_ms + EXPIRED_KEPT_MS
+    return run.state in {DONE, ABORTED} and at_ms > run.at_ms + ENDED_KEPT_MS
 
 
 class Stage(StrEnum):

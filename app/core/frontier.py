@@ -31,6 +31,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from app.core.fencing import LogId
+from app.core.leader_epochs import NOWHERE
 from app.core.offset_map import Barrier, Line, Source
 from app.core.ranges import Range, Snapshot, outside
 from app.core.sequences import NEAR, Producer, Stamp, later
@@ -42,16 +43,24 @@ _source_end = attrgetter("source_end")
 
 
 class Done(NamedTuple):
-    """What is finished of a source partition, in offsets of the source that `line` speaks of."""
+    """What is finished of a source partition, in offsets of the source that all of `lines` speak of."""
 
     offsets: Snapshot
-    line: Line
+    lines: tuple[Line, ...]
 
     @property
     def end(self) -> int:
         """Nothing at or above it is finished."""
         finished = self.offsets.finished
         return finished[-1][1] if finished else self.offsets.base
+
+    def of(self, lines: Iterable[Line]) -> Done | None:
+        """In offsets of the source that those lines speak of; None: of another log."""
+        lines = tuple(lines)
+        below = min(mine.agrees_below(line) for mine in self.lines for line in lines)
+        if below == NOWHERE:
+            return None
+        return Done(self.offsets if below >= self.end else _common(self.offsets, Snapshot(below)), lines)
 
 
 def finished(
@@ -69,15 +78,19 @@ def finished(
     for name, line in read:
         at = progress.get(line.target_partition)
         before = known.get(name)
-        if at is None or line.target.is_another(log) or (before and before.line.is_of_another(line)):
+        if at is None or line.target.is_another(log):
             unknown.add(name)
             continue
         offsets = _finished(line, at)
-        if before is not None:
-            offsets = _common(before.offsets, offsets)
-            line = before.line if before.line.source.topic_id else line  # noqa: PLW2901 - who knows more
-        known[name] = Done(offsets, line)
-    return {name: done for name, done in known.items() if name not in unknown}
+        if before is None:
+            known[name] = Done(offsets, (line,))
+        else:
+            known[name] = Done(_common(before.offsets, offsets), (*before.lines, line))
+    return {
+        name: agreed
+        for name, done in known.items()
+        if name not in unknown and (agreed := done.of(done.lines)) is not None
+    }
 
 
 def _finished(line: Line, progress: Progress) -> Snapshot:
@@ -140,9 +153,10 @@ def together(readers: Iterable[Mapping[Hashable, Done]], resumed: Iterable[Sourc
     readers = list(readers)
     found: dict[Hashable, Done] = {}
     for name, line in resumed:
-        same = [done[name] for done in readers if name in done and not done[name].line.is_of_another(line)]
+        known = [done[name].of([line]) for done in readers if name in done]
+        same = [done.offsets for done in known if done is not None]
         if same:
-            found[name] = Done(reduce(Snapshot.merge, (done.offsets for done in same)), line)
+            found[name] = Done(reduce(Snapshot.merge, same), (line,))
     return found
 
 
@@ -170,10 +184,10 @@ class PassOver:
         self._newest: dict[Producer, int] = {}
         self._ends: list[int] = []
         for name, line in resumed:
-            known = done.get(name)
-            if known is None or line.target_partition != partition or line.target.is_another(log):
+            if name not in done or line.target_partition != partition or line.target.is_another(log):
                 continue
-            if known.line.is_of_another(line) or not known.end:
+            known = done[name].of([line])
+            if known is None or not known.end:
                 continue
             stamped = _by_producer(line.barriers)
             for producer, barriers in stamped.items():

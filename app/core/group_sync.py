@@ -119,6 +119,17 @@ class Watch:
         )
 
 
+def is_own(metadata: str) -> bool:
+    """Whether Switchyard wrote the position that this stands beside: a worker, or who keeps it in step."""
+    if _read_mark(metadata) is not None:
+        return True
+    try:
+        _stamp.decode(metadata)
+    except (msgspec.DecodeError, UnicodeEncodeError):
+        return False
+    return True
+
+
 def _who(have: Have) -> str:
     try:
         return f"Switchyard worker {_stamp.decode(have.metadata).worker[:100]}"

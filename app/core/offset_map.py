@@ -13,6 +13,9 @@ What makes a barrier true, told by those who record one
 3. An idle barrier (S stays, T is the destination's end) is recorded when all that was sent is acknowledged,
    and nothing was sent until that end was known. Without it an idle source would hold others' readers back.
 4. Another log (a topic made anew, or truncated, on either side) is another lineage, and begins a line.
+5. Who had not read so far notices no truncation, and lines of who did come late. So each line says in which
+   leader epochs it was read (`app.core.leader_epochs`), and what two say of one source holds together only
+   below the offset up to which they agree (`Line.agrees_below`).
 
 Once true a barrier stays true in its lineage: logs only grow. So a line may get its barriers twice, late, or
 not at all: what is missing moves a translated position back, never forth.
@@ -24,6 +27,9 @@ Thinning drops barriers, of a line with more than `MAX_BARRIERS`: the further be
 apart they may be, up to a share of that distance which is as small as their number allows (a few percent), so
 that what is read again is a few percent of what the reader was behind. Of a reader that lies still (`Needs`)
 the barrier that it asks for stays, however long it does: nothing more of its position is lost.
+
+A route that is deleted leaves its lines behind: what it copied lies there, and who has not read it must. It
+tells no idle barriers any more; what is known of where nothing of it lies says as much (`Ended`).
 
 Source: seeds/003, "offset management service"; its own pairing of the latest checkpoints loses records when
 a source is idle.
@@ -40,6 +46,7 @@ from typing import NamedTuple
 import msgspec
 
 from app.core.fencing import LogId
+from app.core.leader_epochs import ENDLESS, NOWHERE, Epochs, agree_below, gone_on
 from app.core.sequences import Stamp
 
 MAX_BARRIERS = 512  # of a line: its record is written anew at every barrier, and stays below 40 kB
@@ -74,6 +81,7 @@ class BarrierItem(msgspec.Struct, frozen=True, array_like=True):
         target_topic, target_partition: the copy.
         source_epoch: the leader epoch in which the source's log was found truncated; 0: it never was.
         losses: how often the copy was found to have lost its end, with what had been acknowledged there.
+        epochs: in which the source was read, by who recorded them; (): not known.
     """
 
     route: str
@@ -88,6 +96,7 @@ class BarrierItem(msgspec.Struct, frozen=True, array_like=True):
     barriers: list[Barrier]
     source_epoch: int = 0
     losses: int = 0
+    epochs: Epochs = ()
 
     @property
     def key(self) -> str:
@@ -136,6 +145,46 @@ class Needed(msgspec.Struct, frozen=True, tag="needed", tag_field="event", kw_on
     items: list[NeedItem]
 
 
+class Ended(msgspec.Struct, frozen=True, array_like=True):
+    """What is known of a line whose job has no owner, as nothing is copied meanwhile: of the log `target`
+    nothing of it lies in [since, until), and no record of its source from `source_end` on (`ENDLESS`: not
+    known) has a copy below `until`. That stays true when there is an owner again: he copies behind it.
+
+    `epoch`: the highest that the job had. While it stays the same there was no owner in between.
+    """
+
+    epoch: int
+    target: LogId
+    source_end: int
+    since: int
+    until: int
+
+
+class EndedItem(msgspec.Struct, frozen=True, array_like=True):
+    """That of one line; `lineage` and `source`: those of the line that this was seen of."""
+
+    route: str
+    topic: str
+    partition: int
+    lineage: int
+    source: LogId
+    ended: Ended
+
+    @property
+    def key(self) -> str:
+        """The line's."""
+        return line_key(self.route, self.topic, self.partition)
+
+
+class EndedLines(msgspec.Struct, frozen=True, tag="ended", tag_field="event", kw_only=True):
+    """What is known of many lines without an owner, by the leader; all of one partition of the checkpoint
+    topic."""
+
+    worker: str
+    at_ms: int
+    items: list[EndedItem]
+
+
 class Line(msgspec.Struct, frozen=True, kw_only=True):
     """What the checkpoint table holds for a source partition.
 
@@ -146,6 +195,8 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
         source, source_epoch, target, losses: the logs that the offsets are of.
         barriers: neither their source nor their target ends decrease.
         needs: what thinning leaves, beside the genesis and the newest.
+        epochs: in which the source was read, up to the newest barrier at least; (): not known.
+        ended: what is known since its job has no owner; None: it has one, or nothing is.
     """
 
     target_topic: str
@@ -158,10 +209,28 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     source_epoch: int = 0
     losses: int = 0
     needs: Needs = NOBODY
+    epochs: Epochs = ()
+    ended: Ended | None = None
 
     def is_of_another(self, other: Line | BarrierItem) -> bool:
         """Whether the source's offsets certainly mean something else there."""
         return self.source_epoch != other.source_epoch or self.source.is_another(other.source)
+
+    def agrees_below(self, other: Line) -> int:
+        """Below it offsets of the source are of the same records there; `NOWHERE`: none certainly is."""
+        if self.source.is_another(other.source):
+            return NOWHERE
+        # Copies of what the source has lost lie below a line that was begun anew, and above older ones.
+        if self.source_epoch != other.source_epoch and not (self._knows_of(other) and other._knows_of(self)):
+            return NOWHERE
+        if self.epochs and other.epochs:
+            return agree_below(self.epochs, other.epochs)
+        unknown = [line for line in (self, other) if not line.epochs]
+        return ENDLESS if len(unknown) == 2 else _ends(unknown[0].barriers)[0]
+
+    def _knows_of(self, other: Line) -> bool:
+        """Whether it has read what the source has had since the other was begun anew."""
+        return bool(self.epochs) and self.epochs[-1].epoch >= other.source_epoch
 
     def read_up_to(self, next_offset: int) -> int | None:
         """k: all of the source below it was read by who came to `next_offset` of the copy; None: unknown."""
@@ -194,17 +263,24 @@ def after(line: Line | None, item: BarrierItem) -> Line | None:
         and not line.is_of_another(item)
         and not line.target.is_another(item.target)
     )
-    before, source, target, needs = [], item.source, item.target, NOBODY
+    before, source, target, needs, epochs = [], item.source, item.target, NOBODY, item.epochs
     if line is not None and continues:
         before, source, target = line.barriers, line.source.filled_in(source), line.target.filled_in(target)
-        needs = line.needs
+        needs, epochs = line.needs, line.epochs
+        if _ends(item.barriers) > _ends(before):  # else it may come once more, late
+            epochs, holds_below = gone_on(line.epochs, item.epochs)
+            if holds_below < ENDLESS:
+                before = _holding(before, holds_below, item.barriers)
     barriers = thinned(_extended(before, item.barriers), needs)
     if not barriers:
         return None
+    ended = None if line is None or not continues else line.ended
+    if ended is not None and ended.epoch < item.epoch:
+        ended = None  # it has an owner again
     new = Line(
         target_topic=item.target_topic, target_partition=item.target_partition, epoch=item.epoch,
         lineage=item.lineage, source=source, target=target, barriers=barriers,
-        source_epoch=item.source_epoch, losses=item.losses, needs=needs,
+        source_epoch=item.source_epoch, losses=item.losses, needs=needs, epochs=epochs, ended=ended,
     )  # fmt: skip
     return None if new == line else new
 
@@ -216,9 +292,44 @@ def asked_for(line: Line | None, item: NeedItem) -> Line | None:
     return msgspec.structs.replace(line, needs=item.needs)
 
 
+def at_end(line: Line | None, item: EndedItem) -> Line | None:
+    """The line with what is known since it has no owner; None when it has had one since, is of another
+    source, or that says nothing new."""
+    new = item.ended
+    if line is None or line.epoch > new.epoch or line.lineage != item.lineage:
+        return None
+    if line.source.is_another(item.source):
+        return None
+    known = line.ended
+    if known is not None and known.epoch > new.epoch:
+        return None
+    if known is not None and (known.epoch, known.target) == (new.epoch, new.target):
+        new = Ended(
+            new.epoch, new.target, min(known.source_end, new.source_end), min(known.since, new.since),
+            max(known.until, new.until),
+        )  # fmt: skip
+    return None if new == known else msgspec.structs.replace(line, ended=new)
+
+
 def needs_of(read: Iterable[int], resumed: Iterable[int]) -> Needs:
     """Of readers that lie still there: those furthest behind."""
     return Needs(*(sorted({at for at in found if at >= 0})[:MAX_NEEDS] for found in (read, resumed)))
+
+
+def _holding(barriers: Sequence[Barrier], below: int, more: Sequence[Barrier]) -> list[Barrier]:
+    """Those that hold where the source is known only below that offset to be what it was. What former owners'
+    producers wrote behind their last barriers may have come from beyond: of their stamps nothing is known."""
+    mine = {barrier.stamp.producer for barrier in more if barrier.stamp is not None}
+    return [
+        one if one.stamp is None or one.stamp.producer in mine else msgspec.structs.replace(one, stamp=None)
+        for one in barriers
+        if one.source_end <= below
+    ]
+
+
+def _ends(barriers: Sequence[Barrier]) -> tuple[int, int]:
+    """Of the newest."""
+    return (barriers[-1].source_end, barriers[-1].target_end) if barriers else (-1, -1)
 
 
 def _extended(barriers: Sequence[Barrier], more: Iterable[Barrier]) -> list[Barrier]:

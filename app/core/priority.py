@@ -63,6 +63,7 @@ class Priorities:
         self, priority: Priority, who: Hashable, now_s: float, size_bytes: int, *, presses: bool
     ) -> None:
         """A batch of a replica goes. `presses`: see rule 1."""
+        self._forget(now_s)
         pressing = self._pressing[priority]
         pressing.pop(who, None)
         if presses:
@@ -72,6 +73,12 @@ class Priorities:
         elif presses:
             for lower in LOWER[priority]:
                 self._earn(lower, size_bytes * WEIGHTS[lower] / WEIGHTS[priority])
+
+    def _forget(self, now_s: float) -> None:
+        """Those that press no more, as they copy nothing: they may never come back."""
+        for pressing in self._pressing.values():
+            while pressing and pressing[first := next(iter(pressing))] <= now_s:
+                del pressing[first]
 
     def _earn(self, priority: Priority, count: float) -> None:
         self._credit_bytes[priority] = min(SAVED_BYTES, self._credit_bytes[priority] + count)

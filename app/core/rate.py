@@ -70,14 +70,6 @@ class TokenBucket:
         wait_s = missing_s - spare / self.rate_per_s
         return wait_s if wait_s >= MIN_WAIT_S else 0.0
 
-    def take_up_to(self, now_s: float, wanted: int) -> int:
-        """Takes as many whole tokens as there are, at most `wanted`. Returns how many: the bulk form."""
-        granted = min(wanted, int(self.available(now_s + MIN_WAIT_S)))
-        if granted <= 0:
-            return 0
-        self.take(now_s, granted)
-        return granted
-
     def change(self, rate_per_s: float, now_s: float) -> None:
         """Takes another rate into force; tokens and debt stay as they are, the burst is cut to size."""
         available = self.available(now_s)

@@ -9,9 +9,13 @@ Rules
 2. Of a COPY and on the way BACK only the lines between the two topics count: all that the reader read or
    would have read went through those. Of COMMON ones every source counts that the other topic has, and one of
    which it is not known how far it was read leads to the log's start.
-3. Offsets are of a log. What is known of another one (a topic made anew, a truncated source) is not known.
+3. Offsets are of a log. What is known of another one (a topic made anew, a truncated source) is not known;
+   lines of one source count as far as they agree on it (`Line.agrees_below`).
 4. An answer lies within the log that there is: not before its start, and not behind its end.
 5. What is not known only moves an answer back, to the log's start at the most. Never to its end.
+6. A line without an owner (`offset_map.Ended`) holds nobody back where nothing unread of it lies: its copies
+   are not there any more, or all that it copied was read. In the topic that was read another line of the same
+   source partition takes its place once all of its own copies were read.
 
 How much is read again, at most, of each source: all from the offset up to which nothing of it lies from the
 answer on, to where the reader was. That is (of a COPY it is known) at the barrier behind which it stood, and
@@ -27,10 +31,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import combinations
 from operator import attrgetter
 from typing import NamedTuple
 
 from app.core.fencing import LogId
+from app.core.leader_epochs import ENDLESS, NOWHERE
 from app.core.offset_map import Barrier, Line
 
 NOT_COMMITTED = "the group has no position in that partition"
@@ -91,7 +97,7 @@ class Log(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Reading:
     """How far one line tells that its source was read: `k`, or `why` not. At most `more` records of it were
-    read beyond."""
+    read beyond. Without a `line` it is what the reader itself read."""
 
     region: str
     route: str
@@ -101,6 +107,7 @@ class Reading:
     k: int | None
     more: int = 0
     why: str = ""
+    line: Line | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,11 +214,11 @@ def resume(
     if road is Road.BACK:
         for place, found in readings.items():
             if (place.cluster_id, place.topic) == (to.cluster_id, to.topic):
-                sources = [c.line for c in into_read if c.source == place]
-                told[place.partition].append(_back(place, found, sources, to))
+                told[place.partition].append(_back(place, found, read, to))
     else:
         for copying in into_to:
-            told[copying.line.target_partition].append(_forth(copying, readings, into_read, read, to, road))
+            log = logs.get(copying.line.target_partition, Log(0, 0))
+            told[copying.line.target_partition].append(_forth(copying, readings, read, to, road, log.start))
         for (place, partition), why in (unknown or {}).items():
             told[partition].append(Told(place, (), "", "", None, None, None, why))
     shown = incomplete if road is Road.COMMON else ""
@@ -245,37 +252,71 @@ def _by_lines(
 ) -> dict[Place, list[Reading]]:
     found: dict[Place, list[Reading]] = defaultdict(list)
     for region, route, source, line in into_read:
-        partition, barriers = line.target_partition, line.barriers
-        at = next_offsets.get(partition)
-        barrier, k, more = None, None, 0
-        if line.target.is_another(read.log):
-            why = ANEW_READ
-        elif at is None:
-            why = NOT_COMMITTED
-        else:
-            k = line.read_up_to(at)
-            why = BEFORE_GENESIS if k is None else ""
-            index = bisect_right(barriers, at, key=_target_end)
-            if k is not None:
-                barrier, more = barriers[index - 1], at - barriers[index - 1].target_end
-                if index < len(barriers):
-                    more = min(more, barriers[index].source_end - k)
-        found[source].append(Reading(region, route, partition, at, barrier, k, more, why))
+        at = next_offsets.get(line.target_partition)
+        found[source].append(_reading(region, route, line, at, read))
     return found
 
 
-def _least(readings: Iterable[Reading], lines: Iterable[Line]) -> tuple[int | None, str]:
-    """k of a source, and why it is not known; `lines` are those of the readings and all others of it that
-    count: they must be of one log."""
-    seen = list(lines)
-    if any(line.is_of_another(other) for line in seen for other in seen):
+def _reading(region: str, route: str, line: Line, at: int | None, read: Topic) -> Reading:
+    barriers, partition = line.barriers, line.target_partition
+    barrier, k, more = None, None, 0
+    if line.target.is_another(read.log):
+        why = ANEW_READ
+    elif at is None:
+        why = NOT_COMMITTED
+    else:
+        k = line.read_up_to(at)
+        why = BEFORE_GENESIS if k is None else ""
+        index = bisect_right(barriers, at, key=_target_end)
+        if k is not None:
+            barrier, more = barriers[index - 1], at - barriers[index - 1].target_end
+            if index < len(barriers):
+                more = min(more, barriers[index].source_end - k)
+    return Reading(region, route, partition, at, barrier, k, more, why, line)
+
+
+def _read_to(readings: list[Reading], to: Line | None, read: Topic) -> tuple[int | None, str]:
+    """k of a source that goes on by the line `to`, and why it is not known: by all of the readings, or by
+    those that rule 6 leaves, if that is further."""
+    k, why = _least(readings, to)
+    by_partition: dict[int, list[Reading]] = defaultdict(list)
+    for reading in readings:
+        by_partition[reading.partition].append(reading)
+    left = [one for many in by_partition.values() for one in _left(many, read)]
+    less = None if left == readings else _least(left, to)[0]
+    return (less, "") if less is not None and (k is None or less > k) else (k, why)
+
+
+def _left(many: list[Reading], read: Topic) -> list[Reading]:
+    """Of readings in one partition those that rule 6 leaves, as of where nothing of the others lies."""
+    at = many[0].next_offset
+    over = [
+        one
+        for one in many
+        if one.line is not None and (ended := one.line.ended) is not None
+        if at is not None and ended.since <= at and not ended.target.is_another(read.log)
+    ]
+    if at is None or not over:
+        return many
+    below = min([at, *(one.line.ended.until for one in over if one.line and one.line.ended)])
+    rest = [one for one in many if one not in over]
+    # One line alone tells of all of the source, but for what lies before its genesis.
+    rest = rest or [max(over, key=lambda one: -1 if one.k is None else one.k)]
+    return [_reading(one.region, one.route, one.line, below, read) for one in rest if one.line is not None]
+
+
+def _least(readings: Iterable[Reading], to: Line | None) -> tuple[int | None, str]:
+    """k by these readings, and why it is not known: it lies where their lines, and `to`, are of one log."""
+    lines = [one.line for one in readings if one.line is not None] + ([] if to is None else [to])
+    agreed = min((line.agrees_below(other) for line, other in combinations(lines, 2)), default=ENDLESS)
+    if agreed == NOWHERE:
         return None, ANEW_SOURCE
     k: int | None = None
     for reading in readings:
         if reading.k is None:
             return None, reading.why
         k = reading.k if k is None else min(k, reading.k)
-    return (k, "") if k is not None else (None, NO_LINE_READ)
+    return (min(k, agreed), "") if k is not None else (None, NO_LINE_READ)
 
 
 def _read_beyond(readings: Iterable[Reading], begins: int) -> int:
@@ -289,33 +330,33 @@ def _read_beyond(readings: Iterable[Reading], begins: int) -> int:
 
 
 def _forth(
-    copying: Copying,
-    readings: Mapping[Place, list[Reading]],
-    into_read: Iterable[Copying],
-    read: Topic,
-    to: Topic,
-    road: Road,
+    copying: Copying, readings: Mapping[Place, list[Reading]], read: Topic, to: Topic, road: Road, start: int
 ) -> Told:
+    """`start`: of the log there."""
     region, route, source, line = copying
     mine = readings.get(source, [])
-    others = [c.line for c in into_read if c.source == source] if road is Road.COMMON else []
-    k, why = _least(mine, [line, *others])
+    k, why = _read_to(mine, line, read)
     barrier = None
+    if road is Road.COPY and line.source.is_another(read.log):
+        k, why = None, ANEW_READ
     if line.target.is_another(to.log):
         why = ANEW_HERE
-    elif road is Road.COPY and line.source.is_another(read.log):
-        k, why = None, ANEW_READ
     elif k is not None:
         index = bisect_right(line.barriers, k, key=_source_end)
         barrier = line.barriers[index - 1] if index else None
         why = "" if barrier else BEGUN_LATER
     x = None if barrier is None else barrier.target_end
+    over = line.ended
+    if over is not None and not over.target.is_another(to.log):  # rule 6
+        is_read = k is not None and k >= over.source_end
+        if (is_read or max(start, -1 if x is None else x) >= over.since) and (x is None or x < over.until):
+            x, why = over.until, ""
     return Told(source, tuple(mine), region, route, k, barrier, x, why)
 
 
-def _back(place: Place, readings: list[Reading], lines: list[Line], to: Topic) -> Told:
-    k, why = _least(readings, lines)
-    if any(line.source.is_another(to.log) for line in lines):
+def _back(place: Place, readings: list[Reading], read: Topic, to: Topic) -> Told:
+    k, why = _read_to(readings, None, read)
+    if any(one.line is not None and one.line.source.is_another(to.log) for one in readings):
         k, why = None, ANEW_HERE
     return Told(place, tuple(readings), "", "", k, None, k, why)
 
@@ -335,6 +376,9 @@ def _answer(
 
 
 def _with_again(told: Told, line: Line | None, at: int) -> Told:
+    over = None if line is None else line.ended
+    if told.x is not None and over is not None and over.since <= at <= over.until:
+        return replace(told, again=0)
     if told.x is None or told.k is None:
         return told
     # On the way back offsets of the log are the source's own.

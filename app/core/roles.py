@@ -17,6 +17,12 @@ Rules
    first of the regions that share the topic, under the epoch that is its rank (`initial`). A role that was
    recorded is changed by nothing but a higher epoch: editing `primary` later moves nothing.
 5. A `RoleReleased` says that a region has heard of an epoch that is not its own, and does nothing any more.
+6. Rule 1 holds among regions that count the same ones: while the definitions differ, one number may be two
+   regions'. So a failover is not carried out while the definition of the region that is left, as it came
+   here, has other regions (`app.control.failover_regions`). What remains: a definition that was changed
+   there and has not come here, first roles that are recorded while it differs, and a third region's. Then,
+   for as long as the two have not heard each other, both may act under one epoch, which receivers cannot
+   tell apart; once they have, rule 2 decides.
 
 The state is a maximum (of epoch, region, state, plan), so any two regions that have heard the same events
 agree.

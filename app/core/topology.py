@@ -12,7 +12,9 @@ Rules
    record has the same topic everywhere.
 3. What a region needs of another one once that is lost (its control log, positions, offset map) is copied
    into its own control cluster, under the same names, once however many definitions name the two.
-4. What cannot be derived, because this region's configuration lacks a cluster, is told by its name: what runs
+4. Events of which only the end is of use there (`app.core.tracker_fold`, rule 6) are copied by a route of
+   their own, from the end that they have when it is made: a region that was there for long has gigabytes.
+5. What cannot be derived, because this region's configuration lacks a cluster, is told by its name: what runs
    under that name goes on.
 """
 
@@ -103,7 +105,7 @@ class DerivedRoute:
         name, source, target, topics, exclude: the route's.
         made_by: the definition that it is derived from, the first one of several.
         region: where its records come from.
-        is_control: it copies control topics.
+        is_control: it copies control topics. from_end: only what is written once it was made.
     """
 
     name: str
@@ -114,6 +116,7 @@ class DerivedRoute:
     made_by: str
     region: str
     is_control: bool = False
+    from_end: bool = False
 
     def route(self) -> Route:
         """For the proofs about routes. Raises what `Route` raises."""
@@ -134,37 +137,42 @@ class Derivation:
 
 
 def derive(
-    failovers: Iterable[Failover], layout: Layout, control_topics: Callable[[str], Sequence[str]]
+    failovers: Iterable[Failover],
+    layout: Layout,
+    control_topics: Callable[[str], Sequence[str]],
+    control_events: Callable[[str], Sequence[str]],
 ) -> Derivation:
-    """The routes that region `layout.own` has to run. `control_topics` names those of a region that the
-    others need."""
+    """The routes that region `layout.own` has to run. Of a region, `control_topics` names those that the
+    others need, `control_events` those of which they need the end (rule 4)."""
     routes: dict[str, DerivedRoute] = {}
     unknown: dict[str, tuple[str, str]] = {}
     own = layout.own
 
-    def add(failover: Failover, region: str, *, is_control: bool) -> None:
-        name = control_route(region, own) if is_control else data_route(failover.name, region, own)
+    def add(
+        failover: Failover, region: str, name: str, control: Sequence[str] = (), *, from_end: bool = False
+    ) -> None:
         if name in routes or name in unknown:
             return
         try:
             source = layout.cluster(region, REGIONAL)
-            target = layout.control if is_control else layout.cluster(own, AGGREGATE)
+            target = layout.control if control else layout.cluster(own, AGGREGATE)
         except LookupError as error:
             unknown[name] = failover.name, str(error)
             return
-        topics = tuple(control_topics(region)) if is_control else failover.topics
-        exclude = () if is_control else failover.exclude
+        exclude = () if control else failover.exclude
         routes[name] = DerivedRoute(
-            name, source, target, topics, exclude, failover.name, region, is_control
+            name, source, target, tuple(control or failover.topics), exclude, failover.name, region,
+            is_control=bool(control), from_end=from_end,
         )  # fmt: skip
 
     for failover in sorted(failovers, key=lambda failover: failover.name):
         if own not in failover.regions:
             continue
         for region in failover.regions:
-            add(failover, region, is_control=False)
+            add(failover, region, data_route(failover.name, region, own))
             if region != own:
-                add(failover, region, is_control=True)
+                add(failover, region, control_route(region, own), control_topics(region))
+                add(failover, region, events_route(region, own), control_events(region), from_end=True)
     return Derivation(routes, unknown)
 
 
@@ -176,6 +184,12 @@ def data_route(failover: str, source: str, target: str) -> str:
 def control_route(source: str, target: str) -> str:
     """The name of the route that copies control topics from one region to another."""
     return f"{RESERVED}{source}-to-{target}"
+
+
+def events_route(source: str, target: str) -> str:
+    """The name of the route that copies control events (rule 4); no `control_route` into the same region has
+    it, whatever regions are called."""
+    return f"{control_route(source, target)}.events"
 
 
 def governing(failovers: Iterable[Failover], topic: str) -> Failover | None:

@@ -16,6 +16,11 @@ Rules
    it and however late, and what a former writer sent in vain is written again.
 5. What an owner has finished under an epoch only grows, so the last of its snapshots says it all, and only
    that one is joined with the record, once somebody asks.
+6. Another region reads copies: of the changelog, which is late when its writer is, and of the topic's end,
+   whose offsets are others (`CopyFold`). Of both it knows the further (`together`). Where the changelog's
+   copy has come past the beginning of that end, every takeover is in one or the other, and whom this region
+   refuses is refused there. Until then only owners count who asked within the end: a snapshot of an epoch
+   whose question is above it may be of one who was deposed in between.
 
 Why the order of the topic is the fence, whoever answers: let the question of an epoch stand at offset T. A
 snapshot of an older epoch below T is in every reader's record when it comes to T, so it is in every answer.
@@ -33,7 +38,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -101,6 +106,91 @@ class TrackerFold:
         if record is not None and last is not None:
             record = self._records[job] = _joined(record, *last)
         return record
+
+
+class CopyFold:
+    """Events of a copied partition's end, folded on top of what was known of their jobs (rule 6).
+
+    Args:
+        prefix: of the jobs that are meant.
+        known: a job -> its record of the changelog's copy, and what former folds made of it.
+        joined: whether the changelog's copy has come past the beginning of that end.
+    """
+
+    __slots__ = ("_asked", "_fold", "_joined", "_known", "_prefix", "_seen")
+
+    def __init__(
+        self,
+        prefix: str,
+        known: Callable[[str], tuple[TrackerRecord | None, TrackerRecord | None]],
+        *,
+        joined: bool,
+    ) -> None:
+        self._prefix = prefix
+        self._known = known
+        self._joined = joined
+        self._fold = TrackerFold()
+        self._seen: set[str] = set()
+        self._asked: set[str] = set()  # jobs whose owner has asked within the end
+
+    def apply(self, event: TrackerEvent, offset: int) -> None:
+        """Folds the event at `offset` of the copy in."""
+        if isinstance(event, Takeover):
+            if event.job.startswith(self._prefix):
+                self._look(event.job)
+                changed = event.job in self._fold.changed
+                answer = self._fold.apply(event, offset)
+                if answer is not None and answer.granted:
+                    self._asked.add(event.job)
+                elif not changed:
+                    self._fold.changed.discard(event.job)
+            return
+        items = [item for item in event.items if item.job.startswith(self._prefix) and self._counts(item.job)]
+        self._fold.apply(msgspec.structs.replace(event, items=items), offset)
+
+    def _look(self, job: str) -> None:
+        if job not in self._seen:
+            self._seen.add(job)
+            table, end = self._known(job)
+            if (known := together(table, end)) is not None:
+                self._fold.restore(job, known)
+            if end is not None and not _is_past(table, end):
+                self._asked.add(job)
+
+    def _counts(self, job: str) -> bool:
+        self._look(job)
+        return self._joined or job in self._asked
+
+    def records(self) -> dict[str, TrackerRecord]:
+        """What has changed, by job: to be `known` to the next."""
+        found = {job: self._fold.record(job) for job in self._fold.changed}
+        return {job: _of_no_offset(record) for job, record in found.items() if record is not None}
+
+
+def together(table: TrackerRecord | None, end: TrackerRecord | None) -> TrackerRecord | None:
+    """What the copies of the changelog and of the topic's end say of a job. Either may be behind the other;
+    what the changelog says is right."""
+    if end is None or table is None or _is_past(table, end):
+        known = end if table is None else table
+        return None if known is None else _of_no_offset(known)
+    known = msgspec.structs.replace(table, epoch=end.epoch, worker=end.worker, offset=-1)
+    newest = max(end, table, key=lambda record: (record.lineage, record.base, record.at_ms))
+    item = SnapshotItem("", end.epoch, end.snapshot, end.lineage, end.log, newest.note)
+    with contextlib.suppress(CorruptSnapshot):  # or none: then the changelog's is all there is
+        known = on_snapshot(known, item, worker=end.worker, at_ms=end.at_ms) or known
+    return known
+
+
+def _is_past(table: TrackerRecord | None, end: TrackerRecord) -> bool:
+    """Whether the changelog knows a later owner."""
+    if table is None:
+        return False
+    return table.epoch > end.epoch or (table.epoch == end.epoch and table.worker != end.worker)
+
+
+def _of_no_offset(record: TrackerRecord) -> TrackerRecord:
+    """The record as one of no event: those of a copy have other offsets."""
+    return msgspec.structs.replace(record, offset=-1)
 
 
 def _furthest(record: TrackerRecord) -> tuple[int, int, int, int]:

@@ -176,7 +176,7 @@ def report(balances: Mapping[str, Balance], unknown: int) -> bool:
 def _hush() -> None:
     """What the producers' Kafka client has to say of brokers that are away drowns the story."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
-    for name in ("aiokafka", "asyncio"):
+    for name in ("aiokafka", "asyncio", "switchyard.producer"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
 

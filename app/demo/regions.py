@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from app.core.topology import control_route, events_route
 from app.demo.stage import Process, Stage, StageError, free_port, http, wait_until
 from app.yard import Yard
 
@@ -145,7 +146,8 @@ class Two:
         """Waits until the region has the routes that follow from a failover definition, and no others."""
         own, regions = self.names[home], self.names.values()
         wanted = {f"{name}-{region}-to-{own}" for region in regions}
-        wanted |= {f"switchyard-{region}-to-{own}" for region in regions if region != own}
+        for region in set(regions) - {own}:
+            wanted |= {control_route(region, own), events_route(region, own)}
 
         def routes() -> set[str]:
             return {item["name"] for item in self.ask(home, "routes")["items"]}

@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -27,6 +26,7 @@ from typing import Any
 import orjson
 
 from app.yard import Yard
+from app.yard.broker import choose_ports
 
 PR_SET_PDEATHSIG = 1
 READY_S = 90.0
@@ -38,10 +38,8 @@ class StageError(RuntimeError):
 
 
 def free_port() -> int:
-    """A port that is free now, below the ephemeral range."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that is free now, below the ephemeral range: no outgoing connection takes it meanwhile."""
+    return choose_ports(1)[0]
 
 
 # Run before a process of the stage is executed. Not as a `preexec_fn`: after a fork with one, handlers of

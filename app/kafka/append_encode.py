@@ -55,7 +55,7 @@ def copies(fetched: Fetched, max_batch_bytes: int, edit: Edit | None = None) -> 
         edit: gives records other headers; every batch is then re-encoded.
 
     Raises:
-        UndecodableBatch: the batch can neither go as it is nor be decoded. What is behind it: call again
+        UndecodableBatch: the batch can neither go as it is nor be encoded anew. What is behind it: call again
             with a `Fetched` that begins there, or skip it.
     """
     position = fetched.start_offset
@@ -93,17 +93,18 @@ def _is_small(batch: Batch) -> bool:
 
 
 def _joined(batches: list[Batch], start: int, max_batch_bytes: int) -> Iterator[Copy]:
-    """All their records in one batch; a single one as it is, and all of them when one cannot be decoded."""
-    records: Records = []
+    """All their records in one batch; a single one as it is, and all of them when that cannot be made."""
+    joined: list[Copy] = []
     if len(batches) > 1:
-        with contextlib.suppress(
-            Exception
-        ):  # whatever the decoder raises; readers are to see what was written
+        # Whatever decoder and encoder raise: readers are to see what was written.
+        with contextlib.suppress(Exception):
             records = [(record, record.headers) for batch in batches for record in records_of(batch)]
-    if records:
-        header = batches[-1].header
-        again = partial(_read_again, batches, None)
-        yield from _copies_of(records, start, header.next_offset, header.compression, max_batch_bytes, again)
+            header, again = batches[-1].header, partial(_read_again, batches, None)
+            joined = _copies_of(
+                records, start, header.next_offset, header.compression, max_batch_bytes, again
+            )
+    if joined:
+        yield from joined
         return
     for batch in batches:
         yield Copy(batch.data, batch.header.record_count, start, batch.header.next_offset)
@@ -116,9 +117,9 @@ def reencoded(batch: Batch, position: int, max_batch_bytes: int, edit: Edit | No
     A record that is too large by itself has a batch of its own. [] when compaction or `edit` took them all.
 
     Raises:
-        UndecodableBatch: the batch cannot be decoded.
+        UndecodableBatch: the batch cannot be decoded, or what it holds cannot be encoded.
     """
-    header = batch.header
+    header, again = batch.header, partial(_read_again, [batch], edit)
     try:
         records: Records = [
             (record, headers)
@@ -126,15 +127,14 @@ def reencoded(batch: Batch, position: int, max_batch_bytes: int, edit: Edit | No
             if record.offset >= position
             and (headers := edit(record.offset, record.headers) if edit else record.headers) is not None
         ]
+        if not records:
+            return []
+        return _copies_of(records, position, header.next_offset, header.compression, max_batch_bytes, again)
     except Exception as error:
         # Where the first message lies that a legacy one wraps is not known.
         start = max(position, header.base_offset) if header.magic == MAGIC else position
         reason = f"{type(error).__name__}: {error}"
         raise UndecodableBatch(start, header.next_offset, bytes(batch.data), reason) from error
-    if not records:
-        return []
-    again = partial(_read_again, [batch], edit)
-    return _copies_of(records, position, header.next_offset, header.compression, max_batch_bytes, again)
 
 
 def _read_again(batches: Sequence[Batch], edit: Edit | None, first: int, last: int) -> Iterator[Row]:

@@ -15,6 +15,7 @@ from aiokafka.errors import KafkaError, for_code
 from aiokafka.protocol.fetch import FetchRequest
 
 from app.core.record_batch import Batch, BatchHeader, iter_batches
+from app.kafka.append_marker import mark
 from app.kafka.clusters import READ_UNCOMMITTED, ClusterClient, ClusterUnreachable
 from app.kafka.epochs import epoch_ends
 
@@ -53,6 +54,7 @@ async def walk(
     cluster: ClusterClient, topic: str, partition: int, start_offset: int, take: Callable[[Batch], None]
 ) -> int:
     """Hands every batch from `start_offset` to where the log ends now to `take`, in order, committed or not.
+    Where the leader has more than it shows for `WAIT_S`, it is asked to append a marker (`append_marker`).
 
     Returns:
         Where it has read to; -1 when the log does not reach to `start_offset` (any more).
@@ -62,8 +64,10 @@ async def walk(
     """
     next_offset, deadline_s = start_offset, time.monotonic() + WAIT_S
     log_end = -1  # asked of each leader once: what comes later is not looked for
+    is_marked = False
     while True:
         trouble: Exception = ClusterUnreachable("it has no leader")
+        node: int | None = None
         try:
             node = await cluster.leader(topic, partition)
             if node is not None:
@@ -100,9 +104,12 @@ async def walk(
             raise trouble
         if time.monotonic() > deadline_s:
             at = f"{topic}-{partition} in {cluster.name}"
-            if isinstance(trouble, TooFewReplicas):
-                raise TooFewReplicas(f"{at}: {trouble}") from trouble
-            raise ClusterUnreachable(f"{at}: {trouble!r}") from trouble
+            if node is None or not isinstance(trouble, TooFewReplicas):
+                raise ClusterUnreachable(f"{at}: {trouble!r}") from trouble
+            why = "it took one already" if is_marked else await mark(cluster, node, topic, partition)
+            if why:
+                raise TooFewReplicas(f"{at}: {trouble}; no marker behind it: {why}") from trouble
+            is_marked, deadline_s = True, time.monotonic() + WAIT_S
         cluster.client.force_metadata_update()
         await asyncio.sleep(RETRY_S)
 

@@ -48,11 +48,16 @@ class OffsetCommitter:
         return self._coordinators[group]
 
     async def commit(
-        self, group: str, offsets: Mapping[At, int], metadata: Mapping[At, str] | None = None
+        self,
+        group: str,
+        offsets: Mapping[At, int],
+        metadata: Mapping[At, str] | None = None,
+        *,
+        tries: int = TRIES,
     ) -> dict[At, str]:
         """Commits next offsets, in one request; returns what was refused, with the reason and remedy.
 
-        `metadata`: words to be written beside them.
+        `metadata`: words to be written beside them. `tries`: 1 for who has to look again before another one.
 
         Raises:
             ClusterUnreachable: the group's coordinator does not answer.
@@ -63,7 +68,7 @@ class OffsetCommitter:
             beside = words.get((topic, partition), "")
             topics.setdefault(topic, []).append((partition, next_offset, beside))
         error: object = None
-        for _ in range(TRIES):
+        for _ in range(tries):
             try:
                 node = await self._coordinator(group)
                 request = OffsetCommitRequest(group, -1, "", -1, list(topics.items()))

@@ -38,6 +38,7 @@ from app.kafka.clusters import LEADER_TROUBLE, NO_LEADER, READ_COMMITTED, UNKNOW
 from app.kafka.epochs import AHEAD, FENCED, NOT_KNOWN, EpochEnd, EpochFetchRequest, epoch_ends
 from app.kafka.fetch_leaders import LeaderSeeker
 from app.kafka.fetched import (
+    ALL_BYTES,
     CORRUPT,
     PARTITION_MAX_BYTES,
     UNEXPECTED,
@@ -102,8 +103,8 @@ class FetchService(Service):
 
         `topic_id`: of the topic that the offset speaks of; without it, of the topic seen first. When the
         topic is found to have another, a `Gap` tells that it has begun anew. With no more than `leaves_bytes`
-        of the budget free, the partition is fetched as if there was no room. `last_epoch`: in which the
-        record before `next_offset`, or a later one, was written, if that is known.
+        of the budget free, the partition is fetched as if there was no room; with `ALL_BYTES`, not at all.
+        `last_epoch`: in which the record before `next_offset`, or a later one, was written, if that is known.
         """
         self.remove(key)
         part = PartitionFetch(self, key, topic, partition, next_offset, topic_id, leaves_bytes)
@@ -171,7 +172,7 @@ class FetchService(Service):
         free_bytes = self.budget.free_bytes
         for part in list(self._partitions.values()):
             most_bytes = PARTITION_BUFFER_BYTES if free_bytes > part.leaves_bytes else 1
-            if part.polling or part.unreleased_bytes >= most_bytes:
+            if part.polling or part.unreleased_bytes >= most_bytes or part.leaves_bytes >= ALL_BYTES:
                 continue
             if part.retry_at_s > now_s:
                 wait_s = min(wait_s, part.retry_at_s - now_s)

@@ -15,13 +15,18 @@ if TYPE_CHECKING:
     from app.kafka.fetch import FetchService
 
 PARTITION_MAX_BYTES = 1024 * 1024
+ALL_BYTES = 1 << 62  # who leaves so much to others is not fetched
 CORRUPT = 2
 UNEXPECTED = -100  # no code of Kafka's
 REMEDIES = {
     UNKNOWN_TOPIC: "create the topic, or correct its name in the workload",
     NOT_AUTHORISED: "grant Switchyard's principal Read and Describe on the topic",
     UNEXPECTED: "a fault of Switchyard's own, its traceback is in the log; it is tried again by itself",
-    CORRUPT: "there is a corrupt record; check its disk, or skip the offsets",
+    CORRUPT: (
+        "there is a corrupt record, and nobody knows where it ends; check its disk, or go on behind it: "
+        "switchyard route reset ROUTE --topic TOPIC --partition N --to-offset OFFSET, of a workload "
+        "switchyard workload reset GROUP/TOPIC --offset N:OFFSET"
+    ),
 }
 
 
@@ -181,7 +186,7 @@ class PartitionFetch:
     partition: int
     next_offset: int
     topic_id: str = ""  # "": not known yet
-    leaves_bytes: int = 0  # of the budget, to others
+    leaves_bytes: int = 0  # of the budget, to others; `ALL_BYTES`: it is not fetched
     doubted: bool = False  # the topic may be another one now: nothing is believed until that is known
     epoch: int = -1  # of its leader; -1: not known (yet)
     last_epoch: int = -1  # in which the record before `next_offset`, or a later one, was written

@@ -2,8 +2,8 @@
 finished once they are safe.
 
 Invariant: a message is finished here only after all in-sync replicas have acknowledged its copy. A copy that
-is not taken is tried again for as long as the job is this worker's; one that only waits for its time stays
-where it is once that time is near.
+is not taken is tried again for as long as the job is this worker's, and not let go: then its message stays
+unfinished, for the next owner. One that only waits for its time stays where it is once that time is near.
 """
 
 from __future__ import annotations
@@ -146,9 +146,9 @@ class Copier:
     ) -> None:  # fmt: skip
         """Begins to copy messages to where they wait for their time (`app.core.due`).
 
-        Unless the pump is closed, `moved` is told which are safe there, `stay` which are due too soon or
-        (then with a reason) can be copied nowhere, for good or (the last argument) for now, and `ended` when
-        it is through, however that came.
+        Unless the pump is closed or let go, `moved` is told which are safe there, `stay` which are due too
+        soon or (then with a reason) can be copied nowhere, for good or (the last argument) for now, and
+        `ended` when it is through, however that came.
         """
         copying = self._postpone(pump, {one.record.offset: one for one in messages}, moved, stay, ended)
         task = asyncio.get_running_loop().create_task(copying)
@@ -203,20 +203,23 @@ class Copier:
             if tries == POSTPONE_TRIES:
                 stay(told(list(left.values())), f"{topic} takes no copy: {error}", True)
 
+        waited = False
         while left and not pump.closed:
             present_ms = now_ms()
             levels = [(one, level_of(one.due_ms - present_ms, self._levels or None)) for one in left.values()]
             if soon := [one for one, level in levels if level is None]:
                 stay(told(soon), "", False)
             going = [(one, level) for one, level in levels if level is not None]
-            if not going:
+            if not going or (waited and pump.draining):
                 return
+            waited = True
             if not self._lease.holds(self._clock()):
                 await asyncio.sleep(LEASE_RETRY_S)
                 continue
             try:
                 if not self._levels:
                     self._levels = await self.make_delayed()
+                    waited = False
                     continue  # there may be fewer of them
             except Exception as error:  # noqa: BLE001 - as below
                 await not_taken(error)
@@ -259,9 +262,10 @@ class Copier:
         letter: Callable[[str, bool], tuple[bytes | None, bytes | None, list[Header]]],
         done: Callable[[str], None],
     ) -> None:  # fmt: skip
-        too_large = False
-        while not pump.closed:
+        too_large = waited = False
+        while not pump.closed and not (waited and pump.draining):
             where = dlq_topic() if too_large or topic is None else topic
+            waited = True
             if where is None:
                 pump.trouble = (
                     f"{NO_COPY}: a message can go nowhere but to a DLQ, and there is none: enable dlq"
@@ -277,7 +281,7 @@ class Copier:
                 if too_large:  # without its value even
                     pump.trouble = f"{NO_COPY} in {where}: {error}"
                     await asyncio.sleep(NO_DLQ_RETRY_S)
-                too_large = True
+                waited, too_large = too_large, True
                 continue
             except Exception as error:  # noqa: BLE001 - whatever the producer raises, the message stays
                 await self._not_taken(pump, where, error)

@@ -1,6 +1,7 @@
 """What other regions' readers have finished of a workload's topic, carried over into this region's copy.
 
-    another region's tracker table ─copied─▶ positions, notes ─┬─ app.core.resume ──▶ all below is finished
+    another region's tracker table,
+    and the end of its events      ─copied─▶ positions, notes ─┬─ app.core.resume ──▶ all below is finished
     offset maps of all regions     ─copied─▶ lines into both ──┴─ app.core.frontier ▶ what above it is, too
 
 Rules
@@ -14,6 +15,8 @@ Rules
 4. Of several regions the furthest counts below, and each of them above.
 5. Who asks gets what was read since; all who ask meanwhile share one reading. It is kept warm while a
    workload that may come here is consumed elsewhere.
+6. Positions are those of the table, or of the end of its events, whichever is further (`app.regions.ends`).
+   What cannot be read is tried again while who asks has patience.
 
 It holds for topics that only routes write to: what somebody writes into one of the copies himself has no
 source, and may lie below what was finished elsewhere.
@@ -32,7 +35,6 @@ import structlog
 from aiokafka.errors import KafkaError
 from mode import Service
 
-from app import wire
 from app.config.definitions import Workload
 from app.core.fencing import LogId, TrackerRecord
 from app.core.frontier import ANY_LOG, Done, PassOver, finished, together
@@ -42,13 +44,15 @@ from app.core.resume import Copying, Resumed, Topic
 from app.core.roles import ACTIVE_PASSIVE
 from app.core.trail import CorruptProgress, Progress
 from app.kafka.clusters import ClusterUnreachable
+from app.regions.ends import positions
 from app.regions.mapping import Joined, Mapper, NoRoad
-from app.regions.store import CHECKPOINTS, TRACKERS, Store
+from app.regions.store import CHECKPOINTS, ENDS, TRACKERS
 from app.regions.tables import NotRead, Tables
 
 log = structlog.get_logger(__name__)
 
 READ_S = 8.0  # patience with what was not read before; then a job begins without, and reads again
+RETRY_S = 0.25
 WARM_S = 10.0
 KEEP_S = 30.0  # what was worked out of a workload's lines, once nobody asks for it
 AWAY = (ClusterUnreachable, KafkaError, NotRead, OSError, TimeoutError)
@@ -174,38 +178,32 @@ class Carrier(Service):
         if former is not None:
             await asyncio.wait([former])
         self._now, self._next = self._next, None  # who asks from here on, waits for another one
-        await self._tables.read(READ_S, (CHECKPOINTS,))
-        await self._tables.read(READ_S, (TRACKERS,), set(self._tables.atlas.regions) - {self.region})
+        found = await asyncio.gather(
+            self._tables.read(READ_S, (CHECKPOINTS,)),
+            self._tables.read(READ_S, (TRACKERS, ENDS), set(self._tables.atlas.regions) - {self.region}),
+            return_exceptions=True,
+        )
         self._readings += 1
+        for failed in found:
+            if isinstance(failed, BaseException):
+                raise failed
 
     async def positions(self, workload: Workload, region: str) -> dict[str, TrackerRecord]:
         """How far the jobs of the workload's main topic are in a region, by job. Call `read` before. Raises
         NotRead."""
         prefix = f"{Kind.DISPATCH.value}:{workload.key}:{workload.metadata.topic}:"
-
-        def asked(store: Store) -> dict[str, TrackerRecord]:
-            found = {}
-            for job, value in store.records(TRACKERS, region, prefix):
-                try:
-                    JobId.parse(job)
-                    found[job] = wire.tracker_record(value)
-                except ValueError as error:
-                    log.error("a region's position cannot be read", region=region, job=job, error=str(error))
-            return found
-
-        return await self._tables.ask(asked)
+        return await self._tables.ask(lambda store: positions(store, region, prefix))
 
     # -- carrying ----------------------------------------------------------------------------------
 
-    async def carried(self, job: JobId, workload: Workload) -> Carried:
-        """What other regions' readers have finished of the job's partition. Never raises for what is away."""
+    async def carried(self, job: JobId, workload: Workload, patience_s: float = READ_S) -> Carried:
+        """What other regions' readers have finished of the job's partition. Never raises for what is away:
+        after `patience_s` it is what was read before."""
         if job.topic != workload.metadata.topic or not self.others(workload):
             return Carried()
         why = []
-        try:
-            await self.read()
-        except AWAY as error:
-            why.append(f"{str(error) or repr(error)}; see that the control cluster answers")
+        if failed := await self._read_patiently(patience_s):
+            why.append(f"{failed}; see that the control cluster answers")
         async with self._locks.setdefault(workload.key, asyncio.Lock()):
             view = self._views.get(workload.key)
             if view is None or view.reading != self._readings or why:
@@ -216,6 +214,19 @@ class Carrier(Service):
             view.next_offsets.get(job.partition), over if view.done else None,
             ". ".join([*why, *view.why, *filter(None, [view.why_of.get(job.partition)])]), view.was_read,
         )  # fmt: skip
+
+    async def _read_patiently(self, patience_s: float) -> str:
+        """Why it could not be read; "" when it was."""
+        until_s = time.monotonic() + patience_s
+        while True:
+            try:
+                await self.read(max(0.0, until_s - time.monotonic()))
+            except AWAY as error:
+                if time.monotonic() + RETRY_S >= until_s:
+                    return str(error) or repr(error)
+                await asyncio.sleep(RETRY_S)
+            else:
+                return ""
 
     def _keep(self, key: str, view: _View) -> None:
         oldest_s = time.monotonic() - KEEP_S

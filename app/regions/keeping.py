@@ -5,7 +5,9 @@ Rules
 1. A workload that is active-passive, and active in another region, needs no route that says so: the group's
    positions in this region's own cluster follow those in the active region's, of the main topic only. Retry
    topics and dead letters are each region's own.
-2. Such a group may be further here than what is mapped: this region was active once. That is in step.
+2. Such a group may be further here than what is mapped: this region was active once. That is in step, if
+   Switchyard committed that position. Somebody else's is left as it is, too, and told: were this region to
+   become active, what lies between would be passed over, read or not.
 3. While the active region's cluster does not answer, or the map cannot be read, nothing changes, and it is
    said. One group that fails holds up no other; it is tried again with the next round. Each is told once,
    until it does well.
@@ -45,6 +47,8 @@ ROUND_READ_S = 60.0  # reading the map anew may take as long
 OWN = "switchyard-"
 AWAY = (ClusterUnreachable, KafkaError, NotRead, OSError, TimeoutError)
 REMEDY = "it is tried again; offsets map explains the position, offsets sync shows what would be done"
+
+FOREIGN = "Switchyard did not commit it; set it back if what lies between was not read"
 
 PassiveState = Literal[GroupState, "away", "starting"]
 Trouble = Callable[[str, str, str, str], None]
@@ -330,6 +334,12 @@ def _of_passive(made: GroupOutcome, topic: str) -> GroupOutcome:
     """Rule 2; and of a topic that nothing joins, that."""
     if made.state == "nothing":
         return replace(made, why=made.unmapped.get(topic, made.why))
+    foreign = [row for row in made.rows if row.decision.why == BEHIND and row.is_foreign]
+    if foreign and made.state in {"synced", "unchanged", "refused"}:
+        first, more = foreign[0], f" and {len(foreign) - 1} more" * (len(foreign) > 1)
+        where = f"it is {first.have}, {first.answer.next_offset} mapped"
+        why = f"partition {first.answer.partition}{more}: {BEHIND} ({where}), and {FOREIGN}"
+        return replace(made, state="refused", why=why)
     if made.state == "refused" and {row.decision.why for row in made.rows} <= {"", BEHIND}:
         return replace(made, state="unchanged", why="")
     return made

@@ -9,18 +9,22 @@ Rules
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from app import wire
 from app.config.route import RouteDefinition
 from app.core.control_events import RoutePut
 from app.core.job import JobId, Kind
 from app.core.resume import NO_LINE, Copying, Log, Place, Resumed, Road, Topic, resume, roads
+from app.core.route import Route
 from app.kafka.clusters import EARLIEST, LATEST, ClusterClient, ClusterUnreachable
 from app.regions.store import ROUTES, Store
 from app.regions.tables import Clusters, NotRead, Tables
 
+COPIES = f"{Kind.REPLICATE.value}:"
 READ_S = 8.0  # a request's patience with the offset map
 
 
@@ -54,6 +58,14 @@ class Joined:
         return len(self.into_read) + len(self.into_to)
 
 
+class Destination(NamedTuple):
+    """A topic that is gone on to, as somebody has just found it: its cluster's id, its own, its logs."""
+
+    cluster_id: str
+    topic_id: str
+    logs: dict[int, Log]
+
+
 class Mapper:
     """See the module.
 
@@ -72,6 +84,8 @@ class Mapper:
         self._clusters = clusters
         self._routes = routes
         self._jobs = jobs
+        self._made_of: tuple[list[str], Mapping[str, RouteDefinition]] = [], {}
+        self._copies: defaultdict[tuple[str, str], list[tuple[Route, str, int]]] = defaultdict(list)
 
     async def read(self, timeout_s: float = READ_S) -> None:
         """Reads the offset map to its end. Raises NotRead."""
@@ -132,27 +146,32 @@ class Mapper:
         return await self.joined(read, to, to_topic, read_at)
 
     async def joined(
-        self, read: Topic, to: str, to_topic: str | None = None, read_at: str = ""
+        self,
+        read: Topic,
+        to: str,
+        to_topic: str | None = None,
+        read_at: str = "",
+        found: Destination | None = None,
     ) -> list[Joined]:
-        """The same, where nobody has to be asked which topic `read` is."""
-        to_id, topic = await self.cluster_id(to), read.topic
+        """The same, where nobody has to be asked which topic `read` is; nor, with what was `found` of it,
+        about `to_topic`."""
+        to_id, topic = found.cluster_id if found else await self.cluster_id(to), read.topic
         into_read = await self.tables.into(read.cluster_id, topic)
         shared = await self.tables.of(read.cluster_id, topic)
         for cluster_id, source in sorted({c.source[:2] for c in into_read}):
             shared += await self.tables.of(cluster_id, source)
-        found = roads(read, into_read, shared, to_id)
+        by_topic = roads(read, into_read, shared, to_id)
         if to_topic is not None:
-            found = {name: road for name, road in found.items() if name == to_topic}
-        if not found:
+            by_topic = {name: road for name, road in by_topic.items() if name == to_topic}
+        if not by_topic:
             copied = f"topic {to_topic} in {to}" if to_topic else f"any topic in {to}"
             raise NoRoad(
                 f"no barrier joins topic {topic} in {read_at or read.cluster_id} with {copied}; "
                 "see that a route copies it (route list), and that it has copied something"
             )
-        client = (await self.tables.reach(to)).client
         return [
-            await self._joined(road, read, Topic(to_id, name), into_read, client, to)
-            for name, road in sorted(found.items())
+            await self._joined(road, read, Topic(to_id, name), into_read, to, found)
+            for name, road in sorted(by_topic.items())
         ]
 
     async def _joined(
@@ -161,19 +180,24 @@ class Mapper:
         read: Topic,
         to: Topic,
         into_read: list[Copying],
-        client: ClusterClient,
         to_name: str,
+        found: Destination | None,
     ) -> Joined:
         # Before the logs: should the topic be made anew in between, its lines are of another one.
-        ids = await client.topic_ids([to.topic])
-        if to.topic not in ids:
-            raise NoRoad(f"topic {to.topic} does not exist in {to_name}, or may not be described")
+        topic_id = found.topic_id if found else await self._topic_id_of(to_name, to.topic)
         into_to = await self.tables.into(to.cluster_id, to.topic)
         unknown = await self._unknown(to_name, to.topic, into_to)
+        logs = found.logs if found else await _logs((await self.tables.reach(to_name)).client, to.topic)
         return Joined(
-            road, read, to._replace(topic_id=ids[to.topic]), into_read, into_to,
-            await _logs(client, to.topic), unknown, self._incomplete(),
-        )  # fmt: skip
+            road, read, to._replace(topic_id=topic_id), into_read, into_to, logs, unknown, self._incomplete()
+        )
+
+    async def _topic_id_of(self, cluster: str, topic: str) -> str:
+        """Raises NoRoad: it does not exist. ClusterUnreachable."""
+        ids = await (await self.tables.reach(cluster)).client.topic_ids([topic])
+        if topic not in ids:
+            raise NoRoad(f"topic {topic} does not exist in {cluster}, or may not be described")
+        return ids[topic]
 
     async def _topic_id(self, cluster: str, topic: str) -> str:
         """ "" when nobody can be asked: then what the lines say is believed."""
@@ -197,24 +221,34 @@ class Mapper:
         """Rule 3."""
         here = self.tables.atlas.region
         known = {(c.route, c.source.topic, c.source.partition) for c in into_to if c.region == here}
-        routes = {name: found for name, found in self._routes().items() if found.spec.target == to}
-        prefixes = tuple(f"{Kind.REPLICATE.value}:{name}:" for name in routes)
-        copied: dict[tuple[str, str], bool] = {}
         found: dict[tuple[Place, int], str] = {}
-        for job in [job for job in self._jobs() if prefixes and job.startswith(prefixes)]:
-            identity = JobId.parse(job)
-            name, topic = identity.name, identity.topic
-            if (name, topic, identity.partition) in known:
+        for route, topic, partition in self._copying().get((to, to_topic), ()):
+            if (route.name, topic, partition) in known:
                 continue
-            if (name, topic) not in copied:
-                copied[name, topic] = routes[name].route().destination(topic) == to_topic
-            if copied[name, topic]:
-                try:
-                    source = await self.cluster_id(routes[name].spec.source)
-                except (NoRoad, KeyError):
-                    source = ""
-                found[Place(source, topic, identity.partition), identity.partition] = NO_LINE
+            try:
+                source = await self.cluster_id(route.source)
+            except (NoRoad, KeyError):
+                source = ""
+            found[Place(source, topic, partition), partition] = NO_LINE
         return found
+
+    def _copying(self) -> Mapping[tuple[str, str], list[tuple[Route, str, int]]]:
+        """The jobs of routes, by the cluster and topic that they copy into: route, topic, partition. Of tens
+        of thousands who asks wants a few: they are looked through only when they have changed."""
+        made_of = [job for job in self._jobs() if job.startswith(COPIES)], self._routes()
+        if made_of != self._made_of:
+            self._made_of, self._copies = made_of, defaultdict(list)
+            routes = {name: found.route() for name, found in made_of[1].items()}
+            copies: dict[tuple[str, str], str | None] = {}
+            for job in map(JobId.parse, made_of[0]):
+                if (route := routes.get(job.name)) is None:
+                    continue
+                at = job.name, job.topic
+                if at not in copies:
+                    copies[at] = route.destination(job.topic)
+                if (copy := copies[at]) is not None:
+                    self._copies[route.target, copy].append((route, job.topic, job.partition))
+        return self._copies
 
 
 async def _logs(client: ClusterClient, topic: str) -> dict[int, Log]:

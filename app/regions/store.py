@@ -33,6 +33,7 @@ from app.core.resume import Copying, Place
 log = structlog.get_logger(__name__)
 
 CHECKPOINTS, ROUTES, TRACKERS = "checkpoints", "definitions", "trackers"
+ENDS = "trackers-end"  # folded of events (`app.regions.ends`)
 MEMTABLE_BYTES = 4 * 1024 * 1024
 MAX_LINES = 20_000  # of one topic, into or from it: more cannot be held to answer a question
 
@@ -42,7 +43,8 @@ _SEP = b"\0"  # in no name
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
     """The changelog that a region's records were read from, and the next offset of each of its partitions.
 
-    `complete`: it was once read to an end, at `read_ms`.
+    `complete`: it was once read to an end, at `read_ms`. By partition (`app.regions.ends`): `newest_ms`, of a
+    table of trackers, when its newest record was written; `since_ms`, of an end, since when it was read.
     """
 
     cluster: str
@@ -50,6 +52,8 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     next_offsets: dict[int, int] = {}
     complete: bool = False
     read_ms: int = 0
+    newest_ms: dict[int, int] = {}
+    since_ms: dict[int, int] = {}
 
 
 class _Ends(msgspec.Struct, frozen=True, array_like=True):

@@ -4,7 +4,8 @@ Rules
 1. A group is committed for in one request, or not at all. One that has members at the destination, that a
    workload of any region consumes there, or whose position there somebody moves (`app.core.group_sync`, rule
    4), is left alone. Beside members that come meanwhile a broker takes no commit; what somebody else
-   committed meanwhile is seen by reading once more, right before the commit.
+   committed meanwhile is seen by reading once more, right before the commit. A role that came here meanwhile
+   is seen right before it, too, and before each try, which ends after `COMMIT_S`.
 2. What is committed where there is a position already: `app.core.group_sync`.
 3. Asked for one topic of a group (a workload's), nothing else that the group has there counts: a group may
    have workloads that are active in different regions. Members count always.
@@ -12,6 +13,7 @@ Rules
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -19,14 +21,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from app.clock import now_ms
-from app.core.group_sync import Decision, Have, Watch, decide
+from app.core.group_sync import Decision, Have, Watch, decide, is_own
 from app.core.resume import Answer
+from app.kafka.clusters import ClusterUnreachable
 from app.kafka.commit import LIVE, At
 from app.regions.consumers import Consumers, IsActive
 from app.regions.mapping import Joined, Mapper, NoRoad
 from app.regions.tables import Cluster, Clusters
 
 HELD_LINES = 512  # of the map in memory, for the groups of a round: of a few kilobytes to 30 kB each
+TRIES = 10
+COMMIT_S = 2.0
+RETRY_S = 0.5
 MEANWHILE = "its positions there changed while it was looked at; it is looked at again"
 
 GroupState = Literal["synced", "unchanged", "live", "refused", "failed", "nothing"]
@@ -36,13 +42,15 @@ Wanted = Callable[[str], Collection[str] | None]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What becomes of one partition. `read`: where the group is in the partitions that it was mapped from."""
+    """What becomes of one partition. `have` is the group's position there; `is_foreign`: nothing of
+    Switchyard committed it."""
 
     topic: str
     to_topic: str
     answer: Answer
     have: int | None
     decision: Decision
+    is_foreign: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,13 +150,26 @@ class GroupSyncer:
                     rows += _rows(one, next_offsets, have)
         made = await self._outcome(group, only, to, rows, unmapped, alive)
         if execute and made.state == "synced":
-            if (now := await self._there(to, group, only)) != have:
-                why = self._look(target, group, only, now) or MEANWHILE
-                return replace(made, state="live", why=why)
-            if why := self._busy(group, target, only):
-                return replace(made, state="live", why=why)  # it has become active here meanwhile
-            made = await self._commit(made, to)
+            made = await self._carried_out(made, to, only, have)
         return made
+
+    async def _carried_out(
+        self, made: GroupOutcome, to: Cluster, only: str | None, have: Mapping[At, Have]
+    ) -> GroupOutcome:
+        for left in reversed(range(TRIES)):
+            if (now := await self._there(to, made.group, only)) != have:
+                why = self._look(to.name, made.group, only, now) or MEANWHILE
+                return replace(made, state="live", why=why)
+            if why := self._busy(made.group, to.name, only):
+                return replace(made, state="live", why=why)  # it has become active here meanwhile
+            try:
+                async with asyncio.timeout(COMMIT_S):
+                    return await self._commit(made, to)
+            except (ClusterUnreachable, TimeoutError):
+                if not left:
+                    raise
+            await asyncio.sleep(RETRY_S)
+        raise AssertionError("the last try returns or raises")
 
     async def _there(self, to: Cluster, group: str, only: str | None) -> dict[At, Have]:
         found = await to.committer.positions(group)
@@ -185,7 +206,7 @@ class GroupSyncer:
             if row.decision.next_offset is not None:
                 at = row.to_topic, row.answer.partition
                 offsets[at], marks[at] = row.decision.next_offset, row.decision.mark
-        refused = await to.committer.commit(made.group, offsets, marks)
+        refused = await to.committer.commit(made.group, offsets, marks, tries=1)
         if not refused:
             return made
         at, why = next(iter(sorted(refused.items())))
@@ -201,9 +222,9 @@ def _rows(one: Joined, next_offsets: dict[int, int], have: Mapping[At, Have]) ->
     for partition, answer in one.resume(next_offsets).answers.items():
         known = have.get((one.to.topic, partition))
         decision = decide(known, answer, one.read, next_offsets)
-        yield Row(
-            one.read.topic, one.to.topic, answer, None if known is None else known.next_offset, decision
-        )
+        there = None if known is None else known.next_offset
+        is_foreign = known is not None and not is_own(known.metadata)
+        yield Row(one.read.topic, one.to.topic, answer, there, decision, is_foreign)
 
 
 def _told_members(clients: Collection[str]) -> str:

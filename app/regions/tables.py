@@ -3,12 +3,15 @@
     region's changelog -> here (its copy, or itself) -> `Store`, with the offsets it was read to
 
 Of the control log, the definitions: which clusters routes lead from and to, as which groups workloads
-consume. Of jobs, those of workloads: how far they are.
+consume. Of jobs, those of workloads: how far they are, by the table and by the end of its events
+(`app.regions.ends`).
 
 Rules
 1. Another region's changelogs carry that region's name, and a route copies them, names unchanged: they are
-   read in this region's control cluster. Where there is no copy they are read there, if that one answers.
-2. They are read to the ends they have when somebody asks. Nobody who does not ask reads them.
+   read in this region's control cluster. Where there is no copy they are read there, if that one answers;
+   but for ends of events, which are read of a copy only: they are of use beside a table.
+2. They are read to the ends they have when somebody asks. Nobody who does not ask reads them. Of one kind
+   one at a time is read; kinds do not wait for each other.
 3. What was read stays when its region is lost: barriers stay true. A changelog that was made anew, or whose
    offsets are none of those that were read, is read anew from its start.
 4. A region that never ran Switchyard knows nothing. One of which that cannot be known is `away`: there may be
@@ -22,7 +25,8 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
@@ -37,7 +41,8 @@ from app.core.job import Kind
 from app.core.resume import Copying
 from app.kafka.clusters import ClusterClient, ClusterSpec, ClusterUnreachable
 from app.kafka.commit import OffsetCommitter
-from app.regions.store import CHECKPOINTS, ROUTES, TRACKERS, Origin, Store, StoreDamaged
+from app.regions.ends import beginning, fold_in, with_newest
+from app.regions.store import CHECKPOINTS, ENDS, ROUTES, TRACKERS, Origin, Store, StoreDamaged
 from app.topics import ControlTopics
 
 log = structlog.get_logger(__name__)
@@ -50,7 +55,10 @@ FETCH_BYTES, PARTITION_BYTES = 4 * 1024 * 1024, 1024 * 1024
 MAX_RECORDS = 500  # at once: of 30 kB each at most
 STOP_S = 3.0
 # Which records are kept; of the control log see `app.core.control_events.compaction_key`.
-KEPT = {ROUTES: (b"route/", b"workload/"), TRACKERS: f"{Kind.DISPATCH.value}:".encode()}
+KEPT: dict[str, bytes | tuple[bytes, ...]] = {
+    ROUTES: (b"route/", b"workload/", b"failover/"),
+    TRACKERS: f"{Kind.DISPATCH.value}:".encode(),
+}
 
 T = TypeVar("T")
 State = Literal["own", "copied", "remote", "none", "away"]
@@ -116,14 +124,15 @@ class Tables:
         self._clusters = clusters
         self._store = Store(path)
         self._is_open = False
-        self._lock = asyncio.Lock()
+        self._reading: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by table
+        self._made = 0  # how often the store was made anew
         self._one_at_a_time = threading.Lock()  # what is asked sees no half of what is written
         self._away_until_s: dict[str, float] = {}
 
     async def close(self) -> None:
         """Closes the database."""
         with contextlib.suppress(TimeoutError):  # who reads for long is left behind: all is on the disk
-            async with asyncio.timeout(STOP_S), self._lock:
+            async with asyncio.timeout(STOP_S), self._all(list(self._reading)):
                 await asyncio.to_thread(self._shut)
 
     def _shut(self) -> None:
@@ -170,6 +179,7 @@ class Tables:
     def _rebuild(self) -> None:
         with self._one_at_a_time:
             self._store.rebuild()
+            self._made += 1
 
     def _forget(self, why: str) -> None:
         self.regions = {region: RegionMap(region, "away", None, why) for region in self.atlas.regions}
@@ -188,7 +198,7 @@ class Tables:
         """
         asked = self.atlas.regions if regions is None else sorted(regions)
         try:
-            async with asyncio.timeout(timeout_s), self._lock:
+            async with asyncio.timeout(timeout_s), self._all(tables):
                 await self.ask(lambda _: None)
                 found = await asyncio.gather(*(self._read(region, tables) for region in asked))
         except TimeoutError:
@@ -200,6 +210,14 @@ class Tables:
         if own is not None and own.state == "away":
             raise NotRead(f"this region's own tables cannot be read: {own.why}")
         return known
+
+    @contextlib.asynccontextmanager
+    async def _all(self, tables: Collection[str]) -> AsyncIterator[None]:
+        """Nobody else reads these meanwhile."""
+        async with contextlib.AsyncExitStack() as stack:
+            for table in sorted(tables):
+                await stack.enter_async_context(self._reading[table])
+            yield
 
     async def _read(self, region: str, tables: Sequence[str]) -> RegionMap:
         state: State = "own" if region == self.atlas.region else "copied"
@@ -221,12 +239,11 @@ class Tables:
 
     async def _find(self, region: str, table: str) -> tuple[tuple[Cluster, str, int, str] | None, State]:
         """The changelog to read: cluster, topic, partitions, id (rule 1); None: the region has none."""
-        topics, own = ControlTopics(region), self.atlas.control[self.atlas.region]
-        topic = topics.control.name if table == ROUTES else topics.changelog(table, 0).name
+        own, topic = self.atlas.control[self.atlas.region], _topic(region, table)
         here = await self._look(own, topic)
         if here is not None:
             return here, "own" if region == self.atlas.region else "copied"
-        there = self.atlas.control.get(region)
+        there = None if table == ENDS else self.atlas.control.get(region)
         if there is None or there == own:
             return None, "none"
         found = await self._look(there, topic)
@@ -258,7 +275,7 @@ class Tables:
     async def _follow(
         self, region: str, table: str, cluster: Cluster, topic: str, count: int, topic_id: str
     ) -> None:
-        origin = await self.ask(lambda store: store.origin(table, region))
+        made, origin = self._made, await self.ask(lambda store: store.origin(table, region))
         fresh = Origin(cluster=cluster.name, topic_id=topic_id)
         parts = [TopicPartition(topic, partition) for partition in range(count)]
         consumer = AIOKafkaConsumer(
@@ -273,6 +290,8 @@ class Tables:
             if origin is None or not _goes_on(origin, fresh, starts, ends):
                 if origin is not None and origin.cluster:
                     log.warning("a region's table is read anew", region=region, table=table, topic=topic)
+                if table == ENDS:
+                    fresh = await self._begun(region, fresh, consumer, starts, ends)
                 origin = fresh
                 if table == CHECKPOINTS:
                     self.regions[region] = RegionMap(region, "away", None, "it is being read anew")
@@ -282,31 +301,70 @@ class Tables:
                 consumer.seek(at, next_offset)
             while any(nexts[at] < ends[at] for at in parts):
                 got = await consumer.getmany(*parts, timeout_ms=POLL_MS, max_records=MAX_RECORDS)
-                newest = {
-                    record.key: record.value
-                    for records in got.values()
-                    for record in records
-                    if record.key is not None and record.key.startswith(KEPT.get(table, b""))
-                }
                 # Compaction may have taken the last records: the position tells.
                 nexts = {at: await consumer.position(at) for at in parts}
-                origin = await self._write(table, region, newest, origin, nexts)
+                if table == TRACKERS:
+                    origin = with_newest(origin, got)
+                origin = await self._write(table, region, got, origin, nexts, made)
             at_end = msgspec.structs.replace(origin, complete=True, read_ms=now_ms())
-            await self._write(table, region, {}, at_end, nexts)
+            await self._write(table, region, {}, at_end, nexts, made)
         finally:
             await _stop(consumer)
+
+    async def _begun(
+        self,
+        region: str,
+        fresh: Origin,
+        consumer: AIOKafkaConsumer,
+        starts: Mapping[TopicPartition, int],
+        ends: Mapping[TopicPartition, int],
+    ) -> Origin:
+        """Of an end: where it begins. Read behind its table, or it begins later than it could."""
+        table = await self.ask(lambda store: store.origin(TRACKERS, region))
+        begun = await beginning(consumer, starts, ends, table)
+        nexts = {at.partition: next_offset for at, next_offset in begun.next_offsets.items()}
+        return msgspec.structs.replace(fresh, next_offsets=nexts, since_ms=begun.since_ms)
 
     async def _write(
         self,
         table: str,
         region: str,
-        records: dict[bytes, bytes | None],
+        got: Mapping[TopicPartition, Sequence[Any]],
         origin: Origin,
         nexts: Mapping[TopicPartition, int],
+        made: int,
     ) -> Origin:
         new = msgspec.structs.replace(origin, next_offsets={at.partition: n for at, n in nexts.items()})
-        await self.ask(lambda store: store.write(table, region, records, new))
+
+        def write(store: Store) -> None:
+            if self._made != made:
+                raise NotRead("the store was made anew meanwhile; ask again")
+            if table == ENDS:
+                fold_in(store, region, got, new)
+            else:
+                store.write(table, region, _newest(got, KEPT.get(table, b"")), new)
+
+        await self.ask(write)
         return new
+
+
+def _topic(region: str, table: str) -> str:
+    topics = ControlTopics(region)
+    if table == ROUTES:
+        return topics.control.name
+    return topics.trackers.name if table == ENDS else topics.changelog(table, 0).name
+
+
+def _newest(
+    got: Mapping[TopicPartition, Sequence[Any]], kept: bytes | tuple[bytes, ...]
+) -> dict[bytes, bytes | None]:
+    """The newest record of each key that begins so."""
+    return {
+        record.key: record.value
+        for records in got.values()
+        for record in records
+        if record.key is not None and record.key.startswith(kept)
+    }
 
 
 def _note_none(store: Store, table: str, region: str) -> None:

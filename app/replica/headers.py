@@ -2,8 +2,9 @@
 
 With `provenance` a copy has one `switchyard-origin` more than it had: "cluster id/topic/partition/offset".
 The last names where this copy was made from, the first where the record was written. A record that has been
-where the route leads would go round: it gets no copy, and is counted. (No set of routes that is accepted can
-do that, `app.core.routes_graph`; this holds for routes of other regions, and of other tools.)
+where the route leads would go round: it gets no copy, is counted, and that is told. (No set of routes that is
+accepted can do that, `app.core.routes_graph`; this holds for routes of other regions, and of other tools, and
+for producers that pass on headers of what they have read.)
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ class HeaderEdit:
         source, target: "cluster id/topic", as other installations may name clusters otherwise.
         keeps: whether a header comes along, by its name; None: all do.
 
-    Attributes: `rounds` (records that have been at `target` before; each counts once).
+    Attributes: `rounds` (records that have been at `target` before; each counts once), `last_round` (the
+    offset of the last of them, -1: there was none).
     """
 
-    __slots__ = ("_been", "_counted_to", "_keeps", "_origin", "_provenance", "_route", "rounds")
+    __slots__ = ("_been", "_keeps", "_origin", "_provenance", "_route", "last_round", "rounds")
 
     def __init__(
         self,
@@ -38,7 +40,7 @@ class HeaderEdit:
         provenance: bool,
     ) -> None:
         self.rounds = 0
-        self._counted_to = -1
+        self.last_round = -1
         self._route = route.encode()
         self._origin = f"{source}/{partition}/"
         self._been = f"{target}/".encode()
@@ -54,8 +56,8 @@ class HeaderEdit:
             name, value = header
             if name == ORIGIN:
                 if value is not None and value.startswith(self._been):
-                    self.rounds += offset > self._counted_to
-                    self._counted_to = max(self._counted_to, offset)
+                    self.rounds += offset > self.last_round
+                    self.last_round = max(self.last_round, offset)
                     return None
                 kept.append(header)
             elif name != ROUTE and (keeps is None or keeps(name)):

@@ -38,25 +38,28 @@ class Intake:
         self.halted: str | None = None
         self.is_behind = False
         self._gap: Gap | None = None  # before which it halts
+        self._is_over = False  # what comes is of another log: it is held, so that no more is fetched
         self._resumes_at = -1
         self._lose = lose
         self._inbox: asyncio.Queue[Fetched | Gap] = asyncio.Queue()
         self._held: dict[int, Fetched] = {}
 
-    def accept(self, fetched: Fetched, *, takes: bool) -> None:
-        """Takes it if it `takes` anything; else, or when it is not new, its bytes go back at once."""
+    def accept(self, fetched: Fetched, *, takes: bool) -> bool:
+        """Takes it if it `takes` anything; else, or when it is not new, its bytes go back at once. Returns
+        whether it will be copied: behind a gap where the log has `begun_anew` nothing is."""
         if not takes or self.halted is not None or fetched.next_offset <= self.expected:
             fetched.release()
-            return
+            return False
         if fetched.start_offset > self.expected:
             fetched.release()
             self._lose(f"[{self.expected}, {fetched.start_offset}) was not fetched, what follows it was")
-            return
+            return False
         fetched.start_offset, self.expected = self.expected, fetched.next_offset
         self.read_bytes += fetched.nbytes
         self.is_behind = fetched.nbytes >= LEAST_BYTES and fetched.next_offset < fetched.high_watermark
         self._held[id(fetched)] = fetched
         self._inbox.put_nowait(fetched)
+        return not self._is_over
 
     def skip(self, gap: Gap) -> None:
         """Nothing of the gap will ever come; or the log is another one from now on."""
@@ -67,7 +70,7 @@ class Intake:
             return
         if not gap.begun_anew:
             gap = replace(gap, start=self.expected)  # what came of it before was not lost
-        self.expected = gap.end
+        self.expected, self._is_over = gap.end, self._is_over or gap.begun_anew
         self._inbox.put_nowait(gap)
 
     def halt(self, gap: Gap, why: str) -> None:

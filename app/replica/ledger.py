@@ -17,6 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from app.clock import now_ms
+from app.core.leader_epochs import Epochs, read_in
 from app.core.verbatim import Copy
 from app.kafka.fetched import Fetched
 from app.replica.note import Note
@@ -53,6 +54,7 @@ class Ledger:
         in_flight, delivered: records. appended: batches.
         lost, lost_ms: offsets below the base that the source had lost, also to former owners; when the last.
         read_epoch: no record of the source that came was written in a later leader epoch; -1: not known.
+        epochs: all that records were read in, also by former owners (`app.core.leader_epochs`).
         progress_s: when something came last, or began to be waited for; monotonic.
     """
 
@@ -67,6 +69,7 @@ class Ledger:
         self.note: Note | None = None
         self.version = 0
         self.read_epoch = -1
+        self.epochs: Epochs = ()
         self.in_flight = self.delivered = self.appended = 0
         self.lost = self.lost_ms = 0
         self.progress_s = time.monotonic()
@@ -77,6 +80,11 @@ class Ledger:
         # Records of our producer at or above the note's floor that are accounted for.
         self._accounted = 0
         self._pending: deque[Sent] = deque()
+
+    def came(self, fetched: Fetched) -> None:
+        """It will be copied, unless it was."""
+        self.read_epoch = max(self.read_epoch, fetched.leader_epoch)
+        self.epochs = read_in(self.epochs, fetched.leader_epoch, fetched.start_offset)
 
     def append(self, copy: Copy, future: asyncio.Future[int]) -> None:
         """It was handed to the lane."""

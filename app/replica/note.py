@@ -18,6 +18,7 @@ from __future__ import annotations
 import msgspec
 
 from app.core.fencing import LogId
+from app.core.leader_epochs import Epochs
 from app.kafka.append_producers import MAX_EPOCH, ProducerId
 
 STEP = 16
@@ -39,6 +40,9 @@ class Note(msgspec.Struct, frozen=True, array_like=True):
             written before they were noted.
         lost, lost_ms: offsets below `base` that the source had lost before they were copied; when the last
             of them were found missing, 0: none were.
+        quiet_below: below it of the source records may be in the copy twice, so no barrier is told there
+            (`app.replica.marks`); -1: none may.
+        epochs: of the source's leaders, that were read in (`app.core.leader_epochs`); (): not known.
     """
 
     log: LogId
@@ -55,6 +59,8 @@ class Note(msgspec.Struct, frozen=True, array_like=True):
     target: str = ""
     lost: int = 0
     lost_ms: int = 0
+    quiet_below: int = -1
+    epochs: Epochs = ()
 
     def to_bytes(self) -> bytes:
         """For the tracker table."""

@@ -5,8 +5,9 @@
 Rules
 1. Batches go in the source's order, through one lane, and are acknowledged in that order: what is finished is
    a number. It moves over what is acknowledged, and over offsets that show no record once all before them is.
-2. Nothing is appended unless the lease holds, nor before the tracker table knows under whose id and epoch
-   (`app.replica.note`). Behind a former owner it goes on where that one had come (`app.replica.succession`).
+2. Nothing is appended without clearance (`app.replica.clearance`), nor before the tracker table knows under
+   whose id and epoch (`app.replica.note`). Behind a former owner it goes on where that one had come
+   (`app.replica.succession`).
 3. What the destination does not take, or nobody can decode, waits (`app.replica.refused`).
 4. A pump that is `closed` (fenced, moved, stopped) appends nothing and moves nothing. One that is `lost` has
    to begin again.
@@ -35,11 +36,13 @@ from app.kafka.append_errors import AppendError, Refused
 from app.kafka.append_lane import stamp_of
 from app.kafka.decode import UndecodableBatch
 from app.kafka.fetched import Fetched, Gap
+from app.replica.clearance import Clearance
 from app.replica.intake import Intake
 from app.replica.ledger import Ledger, Sent
 from app.replica.marks import Marks
 from app.replica.refused import Obstacle
 from app.replica.told import MAX_TIMESTAMP, copying, job_status
+from app.replica.unsaved import Unsaved
 from app.replica.verify import Tell
 from app.replica.way import Way
 from app.wire import Copying, JobStatus
@@ -81,16 +84,16 @@ class ReplicaPump:
             raise LookupError(f"route {job.name} does not copy {job.topic} (any more)")
         self.target = target_topic, job.partition
         self.high_watermark = -1
-        self.closed = self.paused = self.draining = False
-        self.limited = False  # it waits for the route's rate, or for routes of a higher priority
+        self.closed = self.draining = False
         self.trouble = self.lost = ""
         self.copied_ms = now_ms()  # when the last record that was copied was written, or this began
         self.lost_at_s = 0.0
         self.anew: Gap | None = None
-        self.snapshot_version = self.encoded = 0
+        self._snapshot_version = self.encoded = 0
+        self.unsaved = Unsaved(runtime.unsaved)
         self.barrier: tuple[int, int, int] | None = None  # the newest, as in `Copying`
         self._tell_trouble = tell
-        self._edit = runtime.edit(job.topic, job.partition, target_topic)
+        self.edit = runtime.edit(job.topic, job.partition, target_topic)
         self._is_first = is_first
         self.source_log = source_log
         checkpoint = runtime.definition.spec.checkpoint
@@ -103,10 +106,12 @@ class ReplicaPump:
             source_epoch=source_epoch, is_first=is_first, begin=self._begin, tell=self.tell,
             unsure=self._unsure, lost=self._marks.lost,
         )  # fmt: skip
+        self._marks.quiet_below = self.way.quiet_below
         self.obstacle = Obstacle(self.tell, self.where)  # after the way, whose end it names
-        self._goes = asyncio.Event()  # not paused
-        self._goes.set()
+        self.clearance = Clearance(job, runtime, self.intake, self.way, self.unsaved)
+        self.pause = self.clearance.pause  # what was fetched waits
         self.told_stalled = False
+        self.told_rounds = 0, float("-inf")  # how many were told of, and when
         self._tasks: set[asyncio.Task[None]] = set()
         self._checked = False
         runtime.pumps.add(self)
@@ -134,8 +139,8 @@ class ReplicaPump:
     def accept(self, fetched: Fetched) -> None:
         """Takes a fetched response; its bytes go back to the budget once all of it is acknowledged."""
         self.high_watermark = fetched.high_watermark
-        self.ledger.read_epoch = max(self.ledger.read_epoch, fetched.leader_epoch)
-        self.intake.accept(fetched, takes=not (self.closed or self.draining))
+        if self.intake.accept(fetched, takes=not (self.closed or self.draining)):
+            self.ledger.came(fetched)
 
     def skip(self, gap: Gap) -> None:
         """The log lost [start, end): nothing there can ever be copied. Or it is another one now: once all
@@ -151,14 +156,6 @@ class ReplicaPump:
     def halted(self) -> str | None:
         """Why it goes no further until the definition changes or an operator skips; None: it goes on."""
         return self.intake.halted
-
-    def pause(self, paused: bool) -> None:
-        """Appends nothing new while paused; what was fetched waits, within the fetch budget."""
-        self.paused = paused
-        if paused:
-            self._goes.clear()
-        else:
-            self._goes.set()
 
     @property
     def stuck(self) -> tuple[Range, ...]:
@@ -198,7 +195,7 @@ class ReplicaPump:
     async def _copy(self, fetched: Fetched) -> None:
         while True:
             try:
-                for copy in copies(fetched, self.way.max_batch_bytes, self._edit):
+                for copy in copies(fetched, self.way.max_batch_bytes, self.edit):
                     await self._send(copy)
                 return
             except UndecodableBatch as error:
@@ -221,23 +218,10 @@ class ReplicaPump:
             rest = way.rest(rest, copy)
             self._marks.first = copy if rest and rest[0] is copy else None
         for piece in rest:
-            await self._clearance(piece)
+            await self.clearance.wait(piece)
             assert way.lane is not None, "it is ready"
             self.ledger.append(piece, await way.lane.append(piece.data, piece.record_count))
-
-    async def _clearance(self, copy: Copy) -> None:
-        """Until the batch may go: not paused, within the limits, under the lease."""
-        runtime, records, size_bytes = self.runtime, copy.record_count, len(copy.data)
-        while True:
-            if self.paused:
-                await self._goes.wait()
-            now_s = time.monotonic()
-            wait_s = runtime.wait_s(now_s, records, size_bytes)
-            self.limited = wait_s > 0
-            if not wait_s and runtime.lease.holds(now_s):
-                runtime.take(now_s, records, size_bytes, self.job, is_behind=self.intake.is_behind)
-                return
-            await asyncio.sleep(min(1.0, wait_s or LOOK_S))
+            self.unsaved.appended(self.ledger.delivered + self.ledger.in_flight)
 
     # -- what becomes of it ----------------------------------------------------------------------
 
@@ -266,7 +250,8 @@ class ReplicaPump:
             self._begin(partial(self.obstacle.mend, sent, error, lane, self.ledger, self.way.limit))
 
     def _unsure(self, why: str) -> None:
-        self._marks.quiet_below = max(self._marks.quiet_below, self.high_watermark)
+        self._marks.quiet_below = self.way.quiet_below = max(self.way.quiet_below, self.high_watermark)
+        self.ledger.version += 1
         self.tell(
             "replica-resumed-unsure",
             f"{self.where}, at {self.base}: {why}",
@@ -306,8 +291,24 @@ class ReplicaPump:
         return self.ledger.version
 
     def snapshot(self) -> Snapshot:
-        """What is finished."""
+        """What is finished; to be saved."""
+        self.unsaved.taken(self.version, self.ledger.delivered)
         return Snapshot(self.base)
+
+    @property
+    def snapshot_version(self) -> int:
+        """The version that the tracker table has; -1: it has to learn of this replica."""
+        return self._snapshot_version
+
+    @snapshot_version.setter
+    def snapshot_version(self, version: int) -> None:
+        self._snapshot_version = version
+        self.unsaved.saved(version)
+
+    @property
+    def awaits_snapshot(self) -> bool:
+        """Nothing goes before one is taken."""
+        return self.way.is_saving or not self.way.is_ready or self.clearance.unsaved_s > 0
 
     @property
     def note(self) -> bytes:
@@ -325,14 +326,19 @@ class ReplicaPump:
         return self.runtime.source.name, self.runtime.group
 
     @property
+    def paused(self) -> bool:
+        """Nothing goes by an operator's will."""
+        return self.clearance.paused
+
+    @property
+    def limited(self) -> bool:
+        """It waits for the route's rate, or for routes of a higher priority."""
+        return self.clearance.limited
+
+    @property
     def in_flight(self) -> int:
         """Records on their way."""
         return self.ledger.in_flight
-
-    @property
-    def left_out(self) -> int:
-        """Records that have been where the route leads."""
-        return 0 if self._edit is None else self._edit.rounds
 
     def copying(self) -> Copying:
         """What the heartbeat says of its copies."""
@@ -391,6 +397,7 @@ class ReplicaPump:
         self.closed = True
         self.runtime.pumps.discard(self)
         self.ledger.close()
+        self.unsaved.close()
         for task in list(self._tasks):
             task.cancel()
         self.way.close()

@@ -26,7 +26,8 @@ from app.kafka.clusters import LATEST, ClusterClient
 from app.kafka.topic_configs import TopicSettings, describe
 from app.replica.headers import HeaderEdit
 from app.replica.told import look
-from app.replica.verify import Tell, Verifier
+from app.replica.unsaved import Together
+from app.replica.verify import Budget, Tell, Verifier
 from app.replica.way import MADE_ANEW
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class RouteRuntime:
         messages, bytes: this worker's shares of the limits, None without one.
         group: of the source cluster, under which positions are committed, for people and their tools.
         pumps: the replicas that are here.
+        unsaved: all of the worker's.
 
     `cluster_ids`: the source's and the target's, for provenance; other installations may name them otherwise.
     """
@@ -70,8 +72,9 @@ class RouteRuntime:
         appender: Appender,
         lease: Lease,
         tell: Tell,
-        verify_budget: TokenBucket,
+        verify_budget: Budget,
         priorities: Priorities,
+        unsaved: Together,
         cluster_ids: tuple[str, str] = ("", ""),
     ) -> None:
         self.definition = definition
@@ -82,6 +85,7 @@ class RouteRuntime:
         self.lease = lease
         self.group = group_of(definition.key)
         self.pumps: set[ReplicaPump] = set()
+        self.unsaved = unsaved
         self.messages: TokenBucket | None = None
         self.bytes: TokenBucket | None = None
         self._priorities = priorities
@@ -100,6 +104,7 @@ class RouteRuntime:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.verifier.close()
 
     # -- limits ----------------------------------------------------------------------------------
 

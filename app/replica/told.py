@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from app.clock import now_ms
 from app.core.verbatim import Bytes
+from app.replica.headers import ORIGIN
 from app.replica.way import NOT_SAVED
 from app.wire import Copying, JobStatus
 
@@ -16,6 +17,7 @@ FIRST_TIMESTAMP = slice(27, 35)  # of a batch
 MAX_TIMESTAMP = slice(35, 43)
 NO_PROGRESS_S = 30.0
 UNREAD_S = 120.0  # a transaction may be open for so long
+ROUNDS_S = 3600.0  # records that are left out are told of again
 
 
 def job_status(pump: ReplicaPump) -> JobStatus:
@@ -34,10 +36,10 @@ def job_status(pump: ReplicaPump) -> JobStatus:
 
 def copying(pump: ReplicaPump) -> Copying:
     """Of its copies."""
-    job, verifier, stuck = pump.job, pump.runtime.verifier, pump.stuck
+    job, verifier, stuck, ledger = pump.job, pump.runtime.verifier, pump.stuck, pump.ledger
     return Copying(
         halted=pump.halted or "", stuck=stuck[0] if stuck else None, encoded=pump.encoded,
-        left_out=pump.left_out, lost=pump.ledger.lost, lost_ms=pump.ledger.lost_ms,
+        left_out=0 if pump.edit is None else pump.edit.rounds, lost=ledger.lost, lost_ms=ledger.lost_ms,
         compared=verifier.compared[job], differing=verifier.differing[job],
         limited=pump.limited, barrier=pump.barrier,
     )  # fmt: skip
@@ -58,7 +60,8 @@ def _oldest_ms(pump: ReplicaPump) -> int:
 
 
 def look(pump: ReplicaPump, now_s: float) -> None:
-    """Tells when it does not get on although it may; on a timer."""
+    """Tells when it does not get on although it may, and when it has left out records; on a timer."""
+    _look_for_rounds(pump, now_s)
     has_some = pump.in_flight > 0 or not pump.intake.is_empty
     unread = not has_some and pump.intake.expected < pump.high_watermark
     is_told = pump.halted or pump.trouble.startswith("fetch: ")
@@ -68,6 +71,19 @@ def look(pump: ReplicaPump, now_s: float) -> None:
     elif now_s - pump.ledger.progress_s > (UNREAD_S if unread else NO_PROGRESS_S) and not pump.told_stalled:
         pump.told_stalled = True
         _tell_stalled(pump, unread)
+
+
+def _look_for_rounds(pump: ReplicaPump, now_s: float) -> None:
+    told, at_s = pump.told_rounds
+    if pump.edit is None or pump.edit.rounds == told or now_s - at_s < ROUNDS_S:
+        return
+    pump.told_rounds = pump.edit.rounds, now_s
+    pump.tell(
+        "records-left-out",
+        f"{pump.where}: {pump.edit.rounds - told} records were left out, the last of them at offset "
+        f"{pump.edit.last_round}: by their header {ORIGIN} they come from where the route leads",
+        f"see who writes them; a producer that passes on what it has read has to leave out {ORIGIN}",
+    )
 
 
 def _tell_stalled(pump: ReplicaPump, unread: bool) -> None:

@@ -10,6 +10,9 @@ What was sent as it came is compared by the checksum of its bytes. What was enco
 record with what was read from the source: timestamp (unless the destination gives its own), key, value,
 headers. So is everything where the destination compresses anew, or compacts: there only what is still there
 can be compared.
+
+Where copies could not be read back for `UNREAD_S` that is told, and what waits is given up: from then on one
+copy at a time is tried.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import contextlib
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import structlog
@@ -33,6 +37,7 @@ from app.core.verbatim import LOG_APPEND_TIME, Copy
 from app.kafka.append_seek import OFFSET_OUT_OF_RANGE
 from app.kafka.clusters import EARLIEST, READ_UNCOMMITTED, ClusterClient, ClusterUnreachable
 from app.kafka.decode import records_of
+from app.kafka.fetched import name_of, remedy_of
 from app.kafka.topic_configs import TopicSettings, describe
 from app.replica.former import rows_of
 
@@ -41,8 +46,9 @@ log = structlog.get_logger(__name__)
 BYTES_PER_S = 2 * 1024 * 1024  # of a worker
 RUN_BYTES = 128 * 1024
 RECORDS_COST = 4  # comparing by records costs so many times what comparing bytes does
-MAX_WAITING = 4_096  # copies
+MAX_WAITING = 200_000  # of a worker: copies, and those of their records that are compared one by one
 LOOK_S, RETRY_S = 0.5, 2.0
+UNREAD_S = 60.0
 FETCH_WAIT_MS = 50
 CONNECTION = "verify"
 CLEANUP_POLICY, COMPACT = "cleanup.policy", "compact"
@@ -74,22 +80,48 @@ class Copied(NamedTuple):
     prints: Sequence[Print] | None
     topic_id: str  # of the destination; "": not known
 
+    @property
+    def weight(self) -> int:
+        """In `MAX_WAITING`."""
+        return 1 + len(self.prints or ())
+
 
 Target = tuple[str, int]  # topic, partition
 
 
-def new_budget() -> TokenBucket:
-    """A worker's."""
-    return TokenBucket(BYTES_PER_S, BYTES_PER_S)
+class Budget:
+    """A worker's: `bytes` that are compared, and how much waits for it."""
+
+    def __init__(self, bytes_per_s: float = BYTES_PER_S) -> None:
+        self.bytes = TokenBucket(bytes_per_s, bytes_per_s)
+        self.waiting = 0
+
+
+class Unread(ClusterUnreachable):
+    """What was copied cannot be read."""
+
+    def __init__(self, message: str, remedy: str) -> None:
+        super().__init__(message)
+        self.remedy = remedy
+
+
+@dataclass(slots=True)
+class _Trouble:
+    """A target cannot be read."""
+
+    since_s: float
+    retry_at_s: float = 0.0
+    is_given_up: bool = False
+    is_told: bool = False
 
 
 class Verifier:
-    """See the module; of the replicas of one route on this worker. `budget`: bytes that all of them share.
+    """See the module; of the replicas of one route on this worker. `budget`: what all of a worker share.
 
     Attributes: `compared`, `differing`: records, by job.
     """
 
-    def __init__(self, target: ClusterClient, tell: Tell, budget: TokenBucket) -> None:
+    def __init__(self, target: ClusterClient, tell: Tell, budget: Budget) -> None:
         self.compared, self.differing = Counter[JobId](), Counter[JobId]()
         self._target = target
         self._tell = tell
@@ -98,15 +130,18 @@ class Verifier:
         self._left_bytes: dict[Target, int] = {}  # of the run that each is in
         self._budget = budget
         self._by_records: set[Target] = set()  # as the destination changes the bytes of batches
+        self._troubles: dict[Target, _Trouble] = {}
 
     def add(self, job: JobId, target: Target, base_offset: int, copy: Copy, topic_id: str = "") -> None:
         """It was acknowledged, by the destination of this id. Left out when there is too much to compare."""
-        left_bytes = self._left_bytes.get(target, 0)
+        left_bytes, trouble = self._left_bytes.get(target, 0), self._troubles.get(target)
+        if trouble is not None and trouble.is_given_up and target in self._waiting:
+            return
         if left_bytes <= 0:
             now_s = time.monotonic()
-            if self._count >= MAX_WAITING or self._budget.wait_s(now_s, RUN_BYTES):
+            if self._budget.waiting >= MAX_WAITING or self._budget.bytes.wait_s(now_s, RUN_BYTES):
                 return
-            self._budget.take(now_s, RUN_BYTES)
+            self._budget.bytes.take(now_s, RUN_BYTES)
             left_bytes = RUN_BYTES
         size_bytes = len(copy.data)
         prints = None
@@ -124,6 +159,7 @@ class Verifier:
         )  # fmt: skip
         self._waiting.setdefault(target, deque()).append(copied)
         self._count += 1
+        self._budget.waiting += copied.weight
 
     @property
     def waiting(self) -> int:
@@ -135,23 +171,60 @@ class Verifier:
         while True:
             await asyncio.sleep(LOOK_S)
             for target in list(self._waiting):
+                trouble = self._troubles.get(target)
+                if trouble is not None and time.monotonic() < trouble.retry_at_s:
+                    continue
                 try:
                     while target in self._waiting:
                         await self._compare_run(target)
+                        self._troubles.pop(target, None)
                 except (ClusterUnreachable, KafkaError, OSError, TimeoutError) as error:
-                    log.debug("copies cannot be compared now", target=target, error=repr(error))
-                    await asyncio.sleep(RETRY_S)
-                    with contextlib.suppress(ClusterUnreachable, KafkaError, OSError, TimeoutError):
-                        await self._is_gone(target)
+                    await self._failed(target, error)
                 except Exception:
                     log.exception("a copy could not be compared and is left out", target=target)
                     self._take(target)
+                    self._troubles.pop(target, None)  # it was read
+
+    async def _failed(self, target: Target, error: Exception) -> None:
+        """Copies cannot be read now."""
+        log.debug("copies cannot be compared now", target=target, error=repr(error))
+        with contextlib.suppress(ClusterUnreachable, KafkaError, OSError, TimeoutError):
+            if await self._is_gone(target):
+                self._troubles.pop(target, None)
+                return
+        now_s = time.monotonic()
+        trouble = self._troubles.setdefault(target, _Trouble(now_s))
+        trouble.retry_at_s = now_s + RETRY_S
+        if now_s - trouble.since_s < UNREAD_S:
+            return
+        trouble.is_given_up = True
+        if not any(one.is_told for (topic, _), one in self._troubles.items() if topic == target[0]):
+            trouble.is_told = True
+            remedy = "see whether the destination's brokers run; it is tried again by itself"
+            self._tell(
+                "verify-trouble",
+                str(self._waiting[target][0].job),
+                f"copies in {target[0]} of {self._target.name} could not be read back for "
+                f"{now_s - trouble.since_s:.0f} s and are not compared meanwhile: {error or repr(error)}",
+                error.remedy if isinstance(error, Unread) else remedy,
+            )
+        self._drop(target)
+
+    def close(self) -> None:
+        """Nothing is compared any more."""
+        for target in list(self._waiting):
+            self._drop(target)
+
+    def _drop(self, target: Target) -> None:
+        while target in self._waiting:
+            self._take(target)
 
     def _take(self, target: Target) -> Copied:
         """The first that waits, which waits no longer."""
         waiting = self._waiting[target]
         copied = waiting.popleft()
         self._count -= 1
+        self._budget.waiting -= copied.weight
         if not waiting:
             del self._waiting[target]
         return copied
@@ -191,7 +264,7 @@ class Verifier:
             return
         if code:
             self._target.client.force_metadata_update()
-            raise ClusterUnreachable(f"{topic}-{partition}: error {code}")
+            raise Unread(f"{name_of(code)} for {topic}-{partition}", remedy_of(code))
         batches = list(iter_batches(rest[-1]))
         if not batches:
             raise ClusterUnreachable(f"{topic}-{partition} gives nothing at {first.base_offset}")

@@ -4,7 +4,8 @@ Rules
 1. Nothing is appended under an id and epoch before the tracker table knows them (`app.replica.note`).
 2. The destination's log is known by its id: a note of another one (the topic was made anew) says nothing, and
    when it becomes another one the replica begins again, from where the source stands.
-3. What needs the destination is tried as often as it takes; `why` says what is in the way.
+3. What needs the destination is tried as often as it takes; `why` says what is in the way, and what does not
+   heal by itself (a right that is missing) is told.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
-from aiokafka.errors import KafkaError
+from aiokafka.errors import BrokerResponseError, KafkaError
 
 from app.core.fencing import LogId
 from app.core.sequences import Stamp
 from app.core.verbatim import Copy
-from app.kafka.append_errors import AppendTrouble, LaneClosed
+from app.kafka.append_errors import AppendTrouble, LaneClosed, remedy_of
 from app.kafka.append_lane import Lane
 from app.kafka.append_producers import new_producer
 from app.kafka.clusters import ClusterUnreachable
@@ -61,7 +62,9 @@ class Way:
         lane: None until there is something to append; `is_ready`: it may be appended to (rule 1).
         max_batch_bytes: of the destination.
         why: what is in the way, "" while nothing is.
+        is_saving: nothing goes on before what is finished is saved.
         losses: how often the destination has lost what it had acknowledged.
+        quiet_below: as in the note.
     """
 
     def __init__(
@@ -83,7 +86,7 @@ class Way:
         self.target = target
         self.log = LogId()
         self.lane: Lane | None = None
-        self.is_met = self.is_ready = False
+        self.is_met = self.is_ready = self.is_saving = False
         self.max_batch_bytes = 0
         self.why = ""
         self._runtime = runtime
@@ -109,8 +112,10 @@ class Way:
         if former is not None:
             ledger.lost, ledger.lost_ms = former.lost, former.lost_ms
         self.source_epoch = source_epoch or 0
+        self.quiet_below = -1
         if former is not None and is_same_log:
-            ledger.read_epoch = former.read_epoch
+            ledger.read_epoch, ledger.epochs = former.read_epoch, former.epochs
+            self.quiet_below = former.quiet_below
             self.source_epoch = former.source_epoch if source_epoch is None else source_epoch
 
     @property
@@ -127,7 +132,7 @@ class Way:
         return msgspec.structs.replace(
             note, source_epoch=self.source_epoch, read_epoch=self._ledger.read_epoch, losses=self.losses,
             source=self._runtime.source.name, target=self.name, lost=self._ledger.lost,
-            lost_ms=self._ledger.lost_ms,
+            lost_ms=self._ledger.lost_ms, quiet_below=self.quiet_below, epochs=self._ledger.epochs,
         ).to_bytes()  # fmt: skip
 
     def _succeed(self, note: Note | None) -> Succession:
@@ -286,9 +291,11 @@ class Way:
     async def _save(self, version: int) -> None:
         since_s = time.monotonic()
         while self._saved() < version:  # a round of snapshots does it
+            self.is_saving = True
             if time.monotonic() - since_s > SAVE_S:
                 self.why = NOT_SAVED
             await asyncio.sleep(LOOK_S)
+        self.is_saving = False
         if self.why == NOT_SAVED:
             self.why = ""
 
@@ -318,7 +325,7 @@ class Way:
 
     async def _trying(self, act: Callable[[], Awaitable[T]]) -> T:
         """Rule 3."""
-        since_s = time.monotonic()
+        since_s, is_told = time.monotonic(), False
         while True:
             try:
                 found = await act()
@@ -326,6 +333,12 @@ class Way:
                 raise
             except (ClusterUnreachable, KafkaError, OSError, TimeoutError) as error:
                 self.why = f"append: {error or repr(error)}, for {time.monotonic() - since_s:.0f} s"
+                if isinstance(error, BrokerResponseError) and not error.retriable:
+                    self.why += f"; {remedy_of(error.errno)}"
+                    if not is_told:
+                        is_told = True
+                        at = f"{self.name}/{self.target[1]}"
+                        self._tell("append-trouble", f"{at}: {error}", remedy_of(error.errno))
                 await asyncio.sleep(RETRY_S)
             else:
                 self.why = ""

@@ -10,8 +10,8 @@ import msgspec
 from ruamel.yaml import YAML
 
 from app.core.control_events import RegionPulse, RolePut
+from tests.cli.in_process import shell as shell  # noqa: PLC0414 - the fixture
 from tests.cli.test_commands import Shell
-from tests.cli.test_commands import shell as shell  # noqa: PLC0414 - the fixture
 from tests.console.hand_fed import definition, put
 from tests.console.test_failover import failover
 
@@ -26,7 +26,7 @@ def test_a_definition_is_planned_deployed_exported_and_pruned_without_its_routes
     }
     assert shell("config", "deploy", "-f", file, "--execute", "--yes").returncode == 0
     asyncio.run(shell.fed.failover.step())
-    assert len(shell.fed.control.view.routes) == 3
+    assert len(shell.fed.control.view.routes) == 4
     exported = shell("config", "export").stdout
     assert [found["kind"] for found in YAML().load_all(exported)] == ["Workload", "Failover"]
     (shell.home / "all.yaml").write_text(exported)

@@ -78,6 +78,7 @@ def test_a_plan_is_shown_executed_and_followed_to_its_end(shell: Shell) -> None:
     assert "region west was heard" in shown.stdout
     assert "its partitions are not known: this worker has no offset map" in shown.stderr
     assert "2 workloads, 0 partitions" in shown.stderr
+    assert "not here yet unknown (unknown unreachable)" in shown.stderr
     (name,) = [word for word in shown.stderr.split() if word.startswith("failover-") and ":" not in word]
     assert f"switchyard failover execute {name}" in shown.stderr
 
@@ -124,7 +125,7 @@ def test_one_that_waits_says_for_what_is_forced_or_aborted(shell: Shell) -> None
 
 
 def test_what_is_in_the_way_ends_with_its_code(shell: Shell) -> None:
-    heard(shell.fed, ago_ms=60_000)
+    heard(shell.fed, ago_s=60.0)
     blocked = shell(*PLAN)
     assert (blocked.returncode, "is blocked; see the checks above" in blocked.stderr) == (5, True)
     assert "if it is lost, plan with --force" in blocked.stdout

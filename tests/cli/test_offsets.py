@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from app.yard import Yard
+from tests.cli.in_process import shell as shell  # noqa: PLC0414 - the fixture
 from tests.cli.test_commands import Shell
-from tests.cli.test_commands import shell as shell  # noqa: PLC0414 - the fixture
 from tests.regions.served import served
 from tests.regions.stand import HERE, THERE
 

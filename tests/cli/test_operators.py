@@ -1,4 +1,4 @@
-"""workload pause|resume|reset and tracker skip|stash, each a process of its own, against a real server."""
+"""workload pause|resume|reset and tracker skip|stash, against a real server."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from app.core.control_events import Assignment, Paused
+from tests.cli.in_process import InProcess
 from tests.cli.test_commands import Shell, flowing_orders
 from tests.console.hand_fed import HandFed, job, serving
 from tests.console.test_operators import HeldPump
@@ -26,7 +27,7 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
         flowing_orders(fed)
         fed.jobs.worker, fed.jobs.draining, fed.jobs._lease = fed.worker, False, fed.lease
         fed.jobs.pumps[job(0)] = HeldPump()
-        yield Shell(url, fed, tmp_path)
+        yield InProcess(url, fed, tmp_path)
 
 
 def test_pausing_is_a_dry_run_until_told_and_asks_until_told(shell: Shell) -> None:

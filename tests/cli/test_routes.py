@@ -12,8 +12,8 @@ from app.cli.client import Failure
 from app.cli.route import _reset_as_foreseen
 from app.core.control_events import RouteDeleted, RoutePut, WorkloadPut
 from app.wire import Copying
+from tests.cli.in_process import shell as shell  # noqa: PLC0414 - the fixture
 from tests.cli.test_commands import Shell
-from tests.cli.test_commands import shell as shell  # noqa: PLC0414 - the fixture
 from tests.console.hand_fed import assigned, beat, copying, definition, flowing, put_route, route
 from tests.console.test_route_acts import acting
 from tests.console.test_routes import listed
@@ -63,7 +63,6 @@ def flowing_route(shell: Shell) -> None:
     fed = shell.fed
     shell.fed.apply(put_route(route("mirror", "east", "west", "orders.*", exclude=["orders.test"])),
                     assigned(copying(0)))  # fmt: skip
-    fed.members.dead_after_s = 3600.0  # commands take a while to start on a busy machine
     fed.hear(beat(flowing(copying(0), delivered=7, trouble="\x1b[31mred"), url=fed.url))
     listed(fed, "east", orders=1, orders_test=1, unrelated=1)
 

@@ -97,10 +97,16 @@ def test_derived_routes_are_definitions_that_anybody_could_have_deployed() -> No
     def control_topics(region: str) -> list[str]:
         return [topic.name for topic in ControlTopics(region).needed_elsewhere]
 
-    routes = derive([definition.failover()], REGIONS, control_topics).routes
+    def control_events(region: str) -> list[str]:
+        return [topic.name for topic in ControlTopics(region).followed_elsewhere]
+
+    routes = derive([definition.failover()], REGIONS, control_topics, control_events).routes
     made = {name: route_definition(derived, definition) for name, derived in routes.items()}
 
-    assert sorted(made) == ["orders-east-to-west", "orders-west-to-west", "switchyard-east-to-west"]
+    assert sorted(made) == [
+        "orders-east-to-west", "orders-west-to-west", "switchyard-east-to-west",
+        "switchyard-east-to-west.events",
+    ]  # fmt: skip
     for route in made.values():
         again, warnings = parse_route(route.to_wire(), clusters=REGIONS.sites)
         assert (again.etag(), warnings) == (route.etag(), [])
@@ -108,6 +114,9 @@ def test_derived_routes_are_definitions_that_anybody_could_have_deployed() -> No
     assert (data.spec.limits.bytes_per_second, data.metadata.owner) == (4 * 1024 * 1024, "platform")
     assert [data.route().destination(t) for t in ("payments.eu", "payments.test")] == ["payments.eu", None]
     assert (control.spec.limits.priority, control.spec.limits.bytes_per_second) == ("high", None)
+    events = made["switchyard-east-to-west.events"]
+    assert (control.spec.start, events.spec.start) == ("earliest", "latest")
+    assert (events.spec.topics, events.spec.limits) == (("switchyard-east-trackers",), control.spec.limits)
 
 
 def test_the_longest_names_still_make_a_route() -> None:

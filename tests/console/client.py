@@ -7,7 +7,7 @@ import json
 from typing import Any
 from urllib.parse import urlsplit
 
-from tests.console.hand_fed import HandFed
+from tests.console.hand_fed import ENOUGH_S, HandFed
 
 
 class Answer:
@@ -30,7 +30,7 @@ class Console:
 
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
         place = urlsplit(self.url)
-        connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=10)
+        connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=ENOUGH_S)
         data = body if isinstance(body, bytes | str | None) else json.dumps(body)
         try:
             told = {name.replace("_", "-"): value for name, value in headers.items()}

@@ -30,11 +30,13 @@ from app.core.control_events import AnyControlEvent, Assignment, RoutePut, Workl
 from app.core.job import JobId, Kind
 from app.core.lease import Lease
 from app.core.pace import TargetStatus
+from app.core.presence import Presence
 from app.core.topology import Layout, Site
 from app.core.tracker import Tracker
 from app.wire import HeadDecision, HeadStatus, Heartbeat, Incident, JobStatus, WorkloadStatus
 
 ME = "worker-a"
+ENOUGH_S = 60.0
 LAYOUT = Layout(
     "east",
     {
@@ -222,7 +224,7 @@ class HandFed:
         self.control = Log()
         self.catalog = Catalog(self.control)
         self.clusters = Clusters()
-        self.members = Members(dead_after_s=3.0)
+        self.members = Members(dead_after_s=3600.0)  # heard once, by hand
         self.incidents: deque[Incident] = deque()
         self.lease = Lease(3600.0)
         self.lease.renewed(time.monotonic())
@@ -235,7 +237,7 @@ class HandFed:
         control: Any = self.control
         self.failover = FailoverSide(
             control, nothing, {}, LAYOUT, self.catalog.workload, leads=lambda: True, on_news=lambda: None,
-            on_trouble=lambda *_: None,
+            on_trouble=lambda *_: None, presence=Presence(ME, time.monotonic),
         )  # fmt: skip
         pumps: dict[str, Any] = {}
         self.jobs = SimpleNamespace(
@@ -243,9 +245,9 @@ class HandFed:
             workload_statuses=lambda: self.beat.workloads if self.beat else [],
         )  # fmt: skip
 
-    def hear(self, heartbeat: Heartbeat, ago_s: float = 0.0) -> None:
+    def hear(self, heartbeat: Heartbeat) -> None:
         """Takes a heartbeat in."""
-        self.members.hear(heartbeat, time.monotonic() - ago_s)
+        self.members.hear(heartbeat, time.monotonic())
         if heartbeat.worker == self.worker:
             self.beat = heartbeat
 
@@ -271,7 +273,7 @@ def serving(fed: HandFed | None, host: str = "127.0.0.1") -> Iterator[str]:
         await site.start()
         return runner, runner.addresses[0][1]
 
-    runner, port = asyncio.run_coroutine_threadsafe(start(), loop).result(10)
+    runner, port = asyncio.run_coroutine_threadsafe(start(), loop).result(ENOUGH_S)
     try:
         url = f"http://127.0.0.1:{port}"
         if fed is not None:
@@ -280,7 +282,7 @@ def serving(fed: HandFed | None, host: str = "127.0.0.1") -> Iterator[str]:
     finally:
         if fed is not None:
             fed.should_stop = True
-        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(ENOUGH_S)
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(10)
+        thread.join(ENOUGH_S)
         loop.close()

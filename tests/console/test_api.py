@@ -230,7 +230,7 @@ def test_workers_assignments_activity_and_incidents_are_listed(console: Console)
 def test_the_overview_comes_as_server_sent_events(console: Console) -> None:
     console.fed.apply(put(definition()))
     place = urlsplit(console.url)
-    connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=10)
+    connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=60)
     connection.request("GET", "/api/v1/events")
     answer = connection.getresponse()
     assert answer.headers["Content-Type"] == "text/event-stream"
@@ -353,7 +353,7 @@ def test_nothing_but_life_is_told_before_there_is_a_runtime() -> None:
             ("/api/v1/workers", 503),
             ("/", 200),
         ):
-            connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=10)
+            connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=60)
             connection.request("GET", path)
             assert connection.getresponse().status == status, path
             connection.close()

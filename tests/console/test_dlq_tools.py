@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -57,33 +58,41 @@ def queue(bootstrap: str, topic_name: str) -> Iterator[Asked]:
         yield Asked(Console(url, fed), queue)
 
 
-def test_letters_are_found_by_query_page_by_page(queue: Asked) -> None:
+@pytest.fixture(scope="module")
+def untouched(bootstrap: str) -> Iterator[Asked]:
+    """One for all that change nothing of it."""
+    topic = f"test-{uuid.uuid4().hex[:12]}"
+    with served(bootstrap, topic, 2, 100, 20, "gone") as (url, fed, queue):
+        yield Asked(Console(url, fed), queue)
+
+
+def test_letters_are_found_by_query_page_by_page(untouched: Asked) -> None:
     items: list[Any] = []
     cursor = ""
     while cursor is not None:
-        page = queue.ask("GET", f"/messages?code=DATA_LOSS&reason=GONE&limit=7&cursor={cursor}").json
+        page = untouched.ask("GET", f"/messages?code=DATA_LOSS&reason=GONE&limit=7&cursor={cursor}").json
         assert len(page["items"]) <= 7
         items += page["items"]
         cursor = page["next"]
     assert sorted(int(item["value"]["text"]) for item in items) == list(range(80, 100))
-    assert {item["partition"] for item in queue.ask("GET", "/messages?partition=1").json["items"]} == {1}
-    assert queue.ask("GET", "/messages?attempt_min=4").json["items"] == []
-    assert [i["value"]["text"] for i in queue.ask("GET", "/messages?key=42").json["items"]] == ["42"]
-    assert queue.ask("GET", "/messages?since=1h").json["items"] == []
+    assert {item["partition"] for item in untouched.ask("GET", "/messages?partition=1").json["items"]} == {1}
+    assert untouched.ask("GET", "/messages?attempt_min=4").json["items"] == []
+    assert [i["value"]["text"] for i in untouched.ask("GET", "/messages?key=42").json["items"]] == ["42"]
+    assert untouched.ask("GET", "/messages?since=1h").json["items"] == []
 
 
-def test_one_letter_is_shown_decoded(queue: Asked) -> None:
-    letter = queue.ask("GET", "/messages/1/3").json
+def test_one_letter_is_shown_decoded(untouched: Asked) -> None:
+    letter = untouched.ask("GET", "/messages/1/3").json
     assert (letter["value"]["as"], letter["value"]["shown"]) == ("text", "7")
     assert letter["origin"]["topic"] == "orders"
     assert {name: value["shown"] for name, value in letter["headers"]}["switchyard-code"] == "INTERNAL"
-    assert queue.ask("GET", "/messages/1/3000").status == 404
-    assert queue.ask("GET", "/messages/1/x").status == 400
+    assert untouched.ask("GET", "/messages/1/3000").status == 404
+    assert untouched.ask("GET", "/messages/1/x").status == 400
 
 
-def test_figures_and_an_export_are_of_what_is_asked_for(queue: Asked) -> None:
-    assert queue.ask("GET", "/stats").json["codes"] == {"INTERNAL": 80, "DATA_LOSS": 20}
-    answer = queue.ask("GET", "/export?code=data_loss")
+def test_figures_and_an_export_are_of_what_is_asked_for(untouched: Asked) -> None:
+    assert untouched.ask("GET", "/stats").json["codes"] == {"INTERNAL": 80, "DATA_LOSS": 20}
+    answer = untouched.ask("GET", "/export?code=data_loss")
     assert answer.headers["X-Switchyard-Offsets"] == "100"
     told = [json.loads(line) for line in answer.text.splitlines()]
     assert sorted(int(line["value"]["text"]) for line in told) == list(range(80, 100))
@@ -104,7 +113,7 @@ def test_a_merge_looks_first_and_merges_only_what_it_saw(queue: Asked) -> None:
 
 
 def test_a_canceled_merge_goes_on_under_its_id_and_twice_at_once_is_refused(queue: Asked) -> None:
-    slow = {"rate": 20, "execute": True, "operation": "mine"}
+    slow = {"rate": 10, "execute": True, "operation": "mine"}
     answer = queue.ask("POST", "/merge", slow)
     place = answer.headers["Location"]
     assert place == "/api/v1/operations/mine"
@@ -202,10 +211,12 @@ def test_any_worker_knows_the_operations_of_the_others(queue: Asked) -> None:
     ],
 )
 def test_what_cannot_be_meant_is_a_problem_and_nothing_happens(
-    queue: Asked, method: str, path: str, body: Any
+    untouched: Asked, method: str, path: str, body: Any
 ) -> None:
-    answer = queue.ask(method, path, body)
+    answer = untouched.ask(method, path, body)
     assert (answer.status, answer.json["title"]) == (400, "Bad query"), answer.text
+    assert untouched.ask("GET", "").json["messages"] == 100
+    assert untouched.merged() == []
 
 
 def test_a_queue_that_is_not_there_is_not_found(queue: Asked) -> None:

@@ -72,7 +72,10 @@ def test_its_routes_are_refused_to_be_edited_by_hand_and_say_what_to_change(cons
     console.ask("PUT", PATH, failover())
     step(console)
     routes = console.ask("GET", PATH).json["routes"]
-    assert routes == ["shared-east-to-east", "shared-west-to-east", "switchyard-west-to-east"]
+    assert routes == [
+        "shared-east-to-east", "shared-west-to-east", "switchyard-west-to-east",
+        "switchyard-west-to-east.events",
+    ]  # fmt: skip
     one = f"/api/v1/routes/{routes[1]}"
     read = console.ask("GET", one)
     assert read.json["deployed"]["made_by"] == "shared"

@@ -19,9 +19,11 @@ API = "/api/v1/failover"
 KEY, OTHER = "billing/orders", "billing/refunds"
 
 
-def heard(fed: HandFed, ago_ms: int = -3_600_000) -> None:
+def heard(fed: HandFed, ago_s: float = -3_600.0) -> None:
     """The west was heard; unless told otherwise, it is for as long as a test takes."""
-    fed.failover.bridge.pulses["west"] = RegionPulse(at_ms=now_ms() - ago_ms, region="west")
+    bridge = fed.failover.bridge
+    bridge.pulses["west"] = RegionPulse(at_ms=now_ms(), region="west")
+    bridge._came_s["west"] = time.monotonic() - ago_s
 
 
 def role(region: str, epoch: int, key: str = KEY, **told: Any) -> RolePut:
@@ -31,7 +33,6 @@ def role(region: str, epoch: int, key: str = KEY, **told: Any) -> RolePut:
 def regions(fed: HandFed) -> None:
     """Two workloads that are active in the west, as the east knows it."""
     fed.clusters.specs = dict.fromkeys(LAYOUT.sites)
-    fed.members.dead_after_s = 3600.0
     fed.hear(beat())
     for key in (KEY, OTHER):
         topic = key.split("/")[1]
@@ -149,8 +150,22 @@ def test_aborted_what_is_under_way_goes_back_and_what_is_active_stays(console: C
     assert console.ask("POST", f"{API}/abort", {"id": never}).json["result"] == "aborted before it was begun"
 
 
+def test_an_abort_that_comes_behind_the_word_that_it_is_done_is_refused(console: Console) -> None:
+    name = planned(console, workloads=[KEY])["id"]
+    execute(console, name, force=True)
+    step(console)
+    held = console.fed.control.view.runs.get(name)
+    assert held is not None
+    done = msgspec.structs.replace(held, state="done", result="1 active", plan=None)
+    console.fed.control.meanwhile = [done]
+    late = console.ask("POST", f"{API}/abort", {"id": name})
+    assert (late.status, late.json["title"]) == (409, "It has ended")
+    assert "1 active; to take its workloads back, ask for a failback" in late.json["detail"]
+    assert console.ask("GET", f"{API}/{name}").json["state"] == "done"
+
+
 def test_a_region_that_is_not_heard_is_only_taken_over_by_force(console: Console) -> None:
-    heard(console.fed, ago_ms=60_000)
+    heard(console.fed, ago_s=60.0)
     made = planned(console)
     (check,) = (one for one in made["plan"]["checks"] if one["name"] == "heard")
     assert (check["level"], check["may_force"]) == ("blocked", True)

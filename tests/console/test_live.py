@@ -50,7 +50,6 @@ def chromium() -> Iterator[Any]:
 @pytest.fixture
 def fed() -> HandFed:
     fed = HandFed()
-    fed.members.dead_after_s = 3600.0  # heard once, by hand
     fed.control.view.leader = fed.worker
     fed.apply(put(definition()), assigned(job(0)))
     fed.hear(beat(flowing(job(0), delivered=41_000)))
@@ -68,7 +67,7 @@ def page(chromium: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     assert not errors
 
 
-def says(page: Any, text: str, timeout_s: float = 15.0) -> None:
+def says(page: Any, text: str, timeout_s: float = 60.0) -> None:
     page.wait_for_function(
         "text => document.body.innerText.includes(text)", arg=text, timeout=timeout_s * 1000
     )

@@ -24,6 +24,7 @@ pytestmark = [
         CHROMIUM is None, reason="no Chromium on PATH; install Debian's chromium to run these"
     ),
 ]
+ENOUGH_MS = 60_000
 EVIL = "<img src=x onerror=\"document.title='owned'\">"
 
 
@@ -56,6 +57,8 @@ def console(_shared_yard: Yard) -> Iterator[tuple[Stage, Process, str]]:
         asyncio.run(produce(bootstrap, topic, messages(400)))
         asyncio.run(evil())
         wait_until(lambda: len({d["id"] for d in stage.deliveries()}) >= 401, 60, worker.tail)
+        letters = f"{worker.url}/api/v1/dlq/billing/{topic}"  # they come there after their delivery
+        wait_until(lambda: http("GET", letters)[1]["messages"] == 5, 60, worker.tail)
         yield stage, worker, topic
 
 
@@ -98,7 +101,7 @@ def test_the_workload_page_shows_partitions_and_dead_letters_as_text_never_as_ma
 ) -> None:
     _, _, topic = console
     page = browse(f"/workloads/billing/{topic}")
-    page.get_by_text("onerror").first.wait_for(timeout=15_000)
+    page.get_by_text("onerror").first.wait_for(timeout=ENOUGH_MS)
     assert page.query_selector("main img") is None
     assert "owned" not in page.title()
     assert "FAILED_PRECONDITION" in page.inner_text("main")
@@ -107,7 +110,7 @@ def test_the_workload_page_shows_partitions_and_dead_letters_as_text_never_as_ma
 def test_the_workload_page_tells_how_a_real_receiver_fares(console: Any, browse: Any, tmp_path: Path) -> None:
     _, worker, topic = console
     page = browse(f"/workloads/billing/{topic}")
-    page.get_by_text("Nothing holds it back").wait_for(timeout=15_000)
+    page.get_by_text("Nothing holds it back").wait_for(timeout=ENOUGH_MS)
     address = page.locator(".card h3").first.inner_text()
     assert address.startswith("127.0.0.1:")
     text = page.inner_text("main")
@@ -120,7 +123,7 @@ def test_the_workload_page_tells_how_a_real_receiver_fares(console: Any, browse:
 def test_the_tracker_page_draws_the_window(console: Any, browse: Any) -> None:
     _, _, topic = console
     page = browse(f"/workloads/billing/{topic}/partitions/0")
-    assert page.query_selector("svg.strip") is not None
+    page.wait_for_selector("svg.strip", timeout=ENOUGH_MS)
     assert "committed (base)" in page.inner_text("main")
 
 
@@ -144,7 +147,7 @@ def test_the_placement_page_shows_what_a_real_worker_measured_and_has(
     assert measured["latency_ms"] > 0
     assert measured["load"]["memory_bytes"] > 0
     page = browse("/placement")
-    page.get_by_text("it had no owner").first.wait_for(timeout=15_000)
+    page.get_by_text("it had no owner").first.wait_for(timeout=ENOUGH_MS)
     (found,) = http("GET", f"{worker.url}/api/v1/workers")[1]["items"]
     assert 0 < found["capacity"]["cpu_cores"] <= 1
     text = page.inner_text("main")
@@ -158,18 +161,18 @@ def test_the_route_page_shows_topics_and_partitions_as_text_and_pauses_it(
 ) -> None:
     _, worker, topic = console
     page = browse("/routes/copied")
-    page.get_by_text(f"east-regional.{topic}.orders").wait_for(timeout=30_000)
-    page.get_by_text("excluded by '.*\\.test'").wait_for(timeout=15_000)
-    page.locator("td .pill.good", has_text="copied").wait_for(timeout=30_000)
+    page.get_by_text(f"east-regional.{topic}.orders").wait_for(timeout=ENOUGH_MS)
+    page.get_by_text("excluded by '.*\\.test'").wait_for(timeout=ENOUGH_MS)
+    page.locator("td .pill.good", has_text="copied").wait_for(timeout=ENOUGH_MS)
     assert page.query_selector("main img") is None
     assert "onerror" in page.inner_text("main pre")
     assert "owned" not in page.title()
     page.screenshot(path=tmp_path / "route.png", full_page=True)
     page.on("dialog", lambda dialog: dialog.accept())
     page.get_by_role("button", name="Pause").click()
-    page.get_by_text("Paused: nothing is copied").wait_for(timeout=15_000)
+    page.get_by_text("Paused: nothing is copied").wait_for(timeout=ENOUGH_MS)
     page.get_by_role("button", name="Resume").click()
-    page.get_by_role("button", name="Pause").wait_for(timeout=15_000)
+    page.get_by_role("button", name="Pause").wait_for(timeout=ENOUGH_MS)
     assert http("GET", f"{worker.url}/api/v1/routes/copied")[1]["status"]["paused"] is False
 
 
@@ -182,5 +185,6 @@ def test_the_list_of_routes_shows_what_each_copies_and_leads_to_it(console: Any,
 def test_an_unknown_workload_is_told_in_words(browse: Any) -> None:
     page = browse("/workloads/no/such")
     page.wait_for_function(
-        "document.querySelector('main').innerText.includes('there is no workload no/such')"
+        "document.querySelector('main').innerText.includes('there is no workload no/such')",
+        timeout=ENOUGH_MS,
     )

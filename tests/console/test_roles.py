@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.core.control_events import RolePut, RoleReleased
+from app.core.control_events import RegionPulse, RolePut, RoleReleased
 from tests.console.client import Console
 from tests.console.hand_fed import LAYOUT, HandFed, assigned, beat, definition, flowing, job, put, serving
 from tests.console.test_failover import failover
@@ -78,6 +78,30 @@ def test_a_role_that_moves_here_or_is_not_known_is_told_as_such(passive: Console
     passive.fed.apply(put(definition(topic="new", mode="active-passive")))
     told = status(passive, "billing/new")["status"]
     assert (told["role"]["state"], told["role"]["region"], told["bound"]) == ("unknown", None, "worker")
+
+
+def test_a_region_that_has_just_come_back_is_active_nowhere_and_says_why(passive: Console) -> None:
+    own = RolePut(at_ms=7_000, key=KEY, region="east", epoch=128, state="active", previous="west")
+    passive.fed.apply(own)
+
+    def told() -> list[Any]:
+        shown = status(passive, KEY)["status"]
+        roles = passive.ask("GET", "/api/v1/failover").json["roles"]
+        text = metrics(passive)
+        return [
+            shown["role"]["active_here"], shown["bound"] == "passive",
+            *(role["active_here"] for role in roles),
+            *(f'switchyard_workload_active{{region="east",workload="{key}"}} 1.0' in text
+              for key in (KEY, REFUNDS)),
+        ]  # fmt: skip
+
+    assert told() == [True, False, *[True] * 4]
+    passive.fed.apply(RegionPulse(at_ms=7_000, region="east"))  # of workers that are gone
+    assert told() == [False, True, *[False] * 4]
+    why = "region east has just come back, and has not heard yet what others decided"
+    assert status(passive, KEY)["status"]["why"] == why
+    listed = {item["key"]: item for item in passive.ask("GET", "/api/v1/overview").json["workloads"]}
+    assert (listed[KEY]["why"], listed[KEY]["role"]["active_here"]) == (why, False)
 
 
 def test_what_another_region_had_finished_is_counted(passive: Console) -> None:

@@ -51,15 +51,15 @@ def test_the_pages_show_roles_as_text_on_any_screen(console: Console, browse: An
         ("/failover", 1280, "active in west"),
     ):
         page = browse(url + path, dark=width < 1000, width=width)
-        page.get_by_text(wanted).first.wait_for(timeout=15_000)
+        page.get_by_text(wanted).first.wait_for(timeout=60_000)
         assert page.query_selector("main img") is None
         assert "owned" not in page.title()
         assert page.evaluate("document.documentElement.scrollWidth") <= width
     page = browse(f"{url}/workloads/{KEY}", width=1280)
-    page.get_by_text("onerror").first.wait_for(timeout=15_000)
+    page.get_by_text("onerror").first.wait_for(timeout=60_000)
     page.get_by_role("link", name="failover status").click()
     page.get_by_role("link", name=REFUNDS).click()
-    page.get_by_text("primary here").wait_for(timeout=15_000)
+    page.get_by_text("primary here").wait_for(timeout=60_000)
     page = browse(f"{url}/", width=1280)
-    page.locator(".verdict").wait_for(timeout=15_000)
+    page.locator(".verdict").wait_for(timeout=60_000)
     assert KEY not in page.inner_text(".verdict")

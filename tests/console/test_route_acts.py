@@ -43,7 +43,6 @@ class StuckPump:
 def acting(fed: HandFed) -> StuckPump:
     """The route copies two partitions; this worker owns both, and can act."""
     fed.apply(put_route(route()), assigned(copying(0)), assigned(copying(1)))
-    fed.members.dead_after_s = 3600.0  # commands take a while to start on a busy machine
     fed.hear(beat(flowing(copying(0)), flowing(copying(1)), url=fed.url))
     fed.jobs.worker, fed.jobs.draining, fed.jobs._lease = fed.worker, False, fed.lease
     fed.jobs._catalog, fed.jobs._clusters = fed.catalog, fed.clusters

@@ -143,7 +143,7 @@ def test_a_name_of_strange_bytes_is_written_down_as_text(console: Console) -> No
     console.fed.apply(put(definition()))
     place = urlsplit(console.url)
     request = f"POST {PATH}/pause HTTP/1.1\r\nHost: localhost\r\nX-Switchyard-Actor: \xff\r\n\r\n"
-    with socket.create_connection((place.hostname, place.port), timeout=10) as stream:
+    with socket.create_connection((place.hostname, place.port), timeout=60) as stream:
         stream.sendall(request.encode("latin-1"))
         assert stream.recv(100).startswith(b"HTTP/1.1 200")
     (event,) = console.fed.control.appended

@@ -6,13 +6,24 @@ from types import SimpleNamespace
 from typing import Any
 
 from app import wire
+from app.clock import now_ms
 from app.config.definitions import FailoverDefinition, Workload
 from app.control.bridge import Bridge
 from app.control.catalog import local
 from app.control.failover_runs import FailoverRuns
 from app.control.failovers import Failovers
 from app.control.role_keeper import RoleKeeper
-from app.core.control_events import AnyControlEvent, FailoverPut, WorkloadPut, compaction_key
+from app.core.control_events import (
+    AnyControlEvent,
+    FailoverPut,
+    FailoverRun,
+    RolePut,
+    RunWorkload,
+    WorkloadPut,
+    compaction_key,
+)
+from app.core.failover_run import EXECUTING
+from app.core.presence import Presence
 from app.core.topology import AGGREGATE, REGIONAL, Layout, Site
 from tests.console.hand_fed import definition
 from tests.control.test_jobs import Log
@@ -42,21 +53,25 @@ def workload(mode: str = "active-passive", topic: str = "orders", **spec: Any) -
 
 
 class Region:
-    """One region; `told` are its troubles."""
+    """One region, as its leader `worker` sees it, whose clock is ahead; `told` are its troubles."""
 
-    def __init__(self, own: str, *defined: AnyControlEvent) -> None:
+    def __init__(self, own: str, *defined: AnyControlEvent, worker: str = "", ahead_ms: int = 0) -> None:
         self.own = own
+        self.ahead_ms = ahead_ms
         self.now_s = 1_000.0
         self.told: list[str] = []
         self.log: Any = Log()
         self.log.apply(*defined)
         nothing: Any = None
         self.failovers = Failovers(self.log, Layout(own, SITES, f"{own}-regional"), self._tell)
-        self.bridge = Bridge(nothing, {}, list, lambda: None, self._tell)
-        self.is_new = False  # all its workers are
+        self.bridge = Bridge(nothing, {}, list, lambda: None, self._tell, lambda: self.now_s)
+        self.in_touch_s = self.now_s  # with its control log
+        self.presence = Presence(worker or f"{own}-1", lambda: self.in_touch_s)
+        self.live: set[str] = set()  # other workers of the region
         self.keeper = RoleKeeper(
-            self.log, self.failovers, self.bridge, self._workload, self._tell, lambda _: self.is_new
-        )
+            self.log, self.failovers, self.bridge, self._workload, self._tell,
+            presence=self.presence, live=lambda: self.live, clock_ms=lambda: now_ms() + self.ahead_ms,
+        )  # fmt: skip
         self.runs = FailoverRuns(self.log, self.failovers, self.keeper, self._workload, self._tell)
 
     def _tell(self, kind: str, subject: str, message: str, remedy: str) -> None:
@@ -69,15 +84,39 @@ class Region:
     async def round(self, after_s: float = 0.25) -> list[AnyControlEvent]:
         """What the leader writes, after so long on the clock."""
         self.now_s += after_s
+        self.in_touch_s = self.now_s
         steps = self.failovers.steps(), self.keeper.steps(self.now_s), self.runs.steps(self.now_s)
         events = [event for step in steps for event in step]
         await self.log.append(*events)
         return events
 
+    def lie_still(self, for_s: float) -> None:
+        """Nobody has touch with its control log; then there is a heartbeat again."""
+        self.now_s += for_s
+        self.presence.look(self.now_s)
+
     def hear(self, other: Region, *, twice: bool = False) -> None:
         """All of the other's control log arrives in its copy here."""
         events = self.log_of(other) * (2 if twice else 1)
         self.bridge.take(other.own, events)
+
+    def run(self, name: str = "f1", key: str = KEY, **told: Any) -> FailoverRun:
+        """One that makes the workload active in this region, as it was planned here."""
+        role = self.keeper.highest(key)
+        assert role is not None
+        return FailoverRun(
+            at_ms=1, id=name, to=self.own, workloads=[RunWorkload(key, role.region, role.epoch)],
+            state=EXECUTING, actor="me", **told,
+        )  # fmt: skip
+
+    async def take_over(self, name: str = "f1") -> RolePut:
+        """A forced failover to this region, carried out."""
+        self.log.apply(self.run(name, forced=True))
+        await self.round()
+        role: RolePut | None = self.log.view.roles.of(KEY)
+        assert role is not None
+        assert role.region == self.own
+        return role
 
     @staticmethod
     def log_of(other: Region) -> list[Any]:

@@ -62,6 +62,8 @@ class Side:
         self.told: list[str] = []
         self.found = Carried()
         self.asked = 0
+        self.looking: asyncio.Event | None = None  # it takes until this is set
+        self.patience: list[tuple[float, ...]] = []
         self.shared = ["east"]
         catalog: Any = SimpleNamespace(workload=lambda _: self.definition)
         self.carrying = Carrying(
@@ -73,12 +75,19 @@ class Side:
         self.carrying.carrier = carrier
         self.role(66)
 
-    async def _carried(self, *_: Any) -> Carried:
+    async def _carried(self, _job: JobId, _workload: Workload, *patience_s: float) -> Carried:
         self.asked += 1
+        self.patience.append(patience_s)
+        if self.looking is not None:
+            await self.looking.wait()
         return self.found
 
-    def role(self, epoch: int, region: str = "west", state: Any = "active") -> None:
-        self.log.apply(RolePut(at_ms=1, key=KEY, region=region, epoch=epoch, state=state, actor="t"))
+    def role(self, epoch: int, region: str = "west", state: Any = "active", previous: str = "") -> None:
+        self.log.apply(
+            RolePut(
+                at_ms=1, key=KEY, region=region, epoch=epoch, state=state, previous=previous, actor="t"
+            )
+        )  # fmt: skip
         self.log.view.next_offset += 1
 
     async def begin(
@@ -153,6 +162,51 @@ async def test_what_is_not_known_is_told_once_with_its_remedy() -> None:
     assert len(side.told) == 2
     assert side.told[0].endswith("known in part: how far east is, is not known; copy it")
     assert "known in part: no words; expect" in side.told[1]
+
+
+async def test_where_a_role_came_from_another_region_its_positions_are_waited_for_longer_and_that_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "READ_S", 0.05)
+    side = Side()
+    side.looking = asyncio.Event()
+    side.role(130, previous="east")
+    beginning = [asyncio.create_task(side.begin(Pump())) for _ in range(2)]
+    await until(lambda: side.told)
+    assert not any(one.done() for one in beginning), "it is waited for"
+    assert "where region east stood cannot be read yet under epoch 130; its jobs here begin" in side.told[0]
+    side.looking.set()
+    assert await asyncio.gather(*beginning) == [Carried()] * 2
+    assert (side.patience, len(side.told)) == ([(module.FAILOVER_S,)] * 2, 1)
+    side.role(194, previous="west")  # to another failover of this region: it was here all the time
+    await side.begin(Pump())
+    assert side.patience[2:] == [()]
+    # Who gives up the job gives up looking.
+    side.looking.clear()
+    side.role(258, previous="east")
+    given_up = asyncio.create_task(side.begin(Pump()))
+    await until(lambda: len(side.told) == 2)
+    given_up.cancel()
+    await asyncio.wait([given_up])
+    assert given_up.cancelled()
+
+
+@pytest.mark.parametrize(
+    ("previous", "why", "counts"),
+    [
+        ("east", "away; wait", True),
+        ("", "away; wait", False),
+        ("west", "away; wait", False),
+        ("east", "", False),
+    ],
+)
+async def test_what_another_region_may_have_read_is_not_passed_over_where_that_is_not_known(
+    previous: str, why: str, counts: bool
+) -> None:
+    side = Side()
+    side.role(130, previous=previous)
+    side.found = Carried(why=why)
+    assert await side.begin(Pump()) == Carried(why=why, was_read=counts)
 
 
 async def test_while_this_copy_lags_what_becomes_known_goes_to_the_pump_until_nothing_is_missing(

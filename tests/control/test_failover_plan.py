@@ -3,6 +3,8 @@ gone; and a drill, which leaves nothing behind."""
 
 from __future__ import annotations
 
+import asyncio
+import time
 import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -12,26 +14,25 @@ from typing import Any
 import pytest
 
 from app import wire
+from app.clock import now_ms
 from app.config.definitions import FailoverDefinition, Workload
+from app.control import failover_plan
 from app.control.failover import FailoverSide
-from app.control.failover_drill import PREFIX, Drill
+from app.control.failover_asked import TOPICS_AT_ONCE, Asked
+from app.control.failover_drill import LEFTOVER_MS, PREFIX, Drill
 from app.control.failover_plan import Planner
-from app.control.failover_told import (
-    MAX_KEPT_BYTES,
-    Plan,
-    PlannedPartition,
-    PlannedWorkload,
-    kept,
-    read,
-    totals,
-)
-from app.core.control_events import FailoverPut, RolePut, WorkloadPut
+from app.control.failover_told import Plan, PlannedWorkload
+from app.core.control_events import FailoverPut, RolePut, WorkloadPut, compaction_key
 from app.core.fencing import TrackerRecord
+from app.core.group_sync import stamped
+from app.core.presence import Presence
+from app.core.resume import Log
 from app.core.topology import AGGREGATE, REGIONAL, Layout, Site
+from app.kafka.clusters import ClusterClient
 from app.regions.regions import Regions
 from app.topics import ControlTopics
 from app.yard import Yard
-from tests.console.hand_fed import HandFed, beat, copying, definition, flowing, put_route, route
+from tests.console.hand_fed import HandFed, assigned, beat, copying, definition, flowing, put_route, route
 from tests.regions.stand import HERE, NOWHERE, THERE, a_line, regions
 from tests.regions.stand import Regions as Stand
 
@@ -71,12 +72,14 @@ class Case:
         self.fed.failover = FailoverSide(
             control, nothing, {}, Layout(own, sites, HERE), self.fed.catalog.workload, leads=lambda: True,
             on_news=lambda: None, on_trouble=lambda *_: None,
+            presence=Presence("a-worker", time.monotonic),
         )  # fmt: skip
 
+    async def whole(self) -> Plan:
+        return await self.planner.plan(self.planner.choose(self.stand.own), forced=True)
+
     async def plan(self) -> PlannedWorkload:
-        chosen = self.planner.choose(self.stand.own)
-        made = await self.planner.plan(chosen, forced=True)
-        return made.workloads[0]
+        return (await self.whole()).workloads[0]
 
 
 @pytest.fixture
@@ -117,7 +120,6 @@ async def case(yard: Yard, tmp_path: Path, topic_name: str) -> AsyncIterator[Cas
             RolePut(at_ms=1, key=workload.key, region=stand.other, epoch=1, state="active"),
             put_route(route("mirror", THERE, HERE, topic)), put_route(route("gone", NOWHERE, HERE, topic)),
         )  # fmt: skip
-        fed.members.dead_after_s = 3600.0
         fed.hear(beat(
             flowing(copying(0, topic), committed=100, high_watermark=103),
             flowing(copying(0, topic, "gone"), committed=40, high_watermark=47),
@@ -156,7 +158,7 @@ async def test_every_partition_is_explained_and_a_drill_tries_it_and_leaves_noth
     for name in ("topic", "offset-map", "positions", "definition", "left-behind"):
         assert level(planned, name) == "ok", planned.checks
 
-    plan = await case.planner.plan(case.planner.choose(case.stand.own), forced=True)
+    plan = await case.whole()
     shown: list[Any] = []
     runtime: Any = case.fed
     told = await Drill(runtime, "d1", plan).run(shown.append)
@@ -168,12 +170,91 @@ async def test_every_partition_is_explained_and_a_drill_tries_it_and_leaves_noth
     assert not [group for group in await committer.groups() if group.startswith(PREFIX)]
     assert await committer.positions(case.group) == {}, "the workload's own group was not touched"
 
-    assert await committer.commit(case.group, {(case.topic, 0): 65}) == {}
-    (mine,) = (await case.plan()).partitions
+    beside = {(case.topic, 0): stamped("a-worker", 1)}
+    assert await committer.commit(case.group, {(case.topic, 0): 65}, beside) == {}
+    planned = await case.plan()
+    (mine,) = planned.partitions
     assert (mine.mapped, mine.own, mine.next_offset, mine.again) == (60, 65, 65, 7), "no barrier is nearer"
-    assert await committer.commit(case.group, {(case.topic, 0): 72}) == {}
+    assert "own-positions" not in {check.name for check in planned.checks}
+    assert await committer.commit(case.group, {(case.topic, 0): 72}, beside) == {}
     (mine,) = (await case.plan()).partitions
     assert (mine.next_offset, mine.again) == (72, 0), "what it has finished itself it does not read again"
+
+
+async def test_a_position_that_somebody_else_left_here_is_told_with_what_it_passes_over(case: Case) -> None:
+    committer = (await case.stand.clusters.get(HERE)).committer
+    assert await committer.commit(case.group, {(case.topic, 0): 110}) == {}
+    planned = await case.plan()
+    (row,) = planned.partitions
+    assert (row.mapped, row.own, row.own_is_foreign, row.next_offset, row.lag) == (60, 110, True, 110, 0)
+    (check,) = (check for check in planned.checks if check.name == "own-positions")
+    assert (check.level, "50 records beyond 60" in check.detail) == ("warn", True)
+    assert f"--group {case.group} --topic {case.topic}:0 --to-offset 60" in check.remedy
+
+
+async def test_how_much_is_not_here_is_unknown_while_a_copy_s_job_has_no_owner(case: Case) -> None:
+    idle = put_route(route("idle", NOWHERE, HERE, case.topic))
+    case.fed.apply(idle, assigned(copying(0, case.topic, "idle"), worker=""))
+    planned = await case.plan()
+    (row,) = planned.partitions
+    assert (row.not_replicated, row.unreachable) == (None, None)
+    assert ("idle", None, False) in {(one.route, one.records, one.reachable) for one in row.routes}
+    (away,) = (check for check in planned.checks if check.name == "sources")
+    assert "at least 7 records of it are not here, how many more is not known" in away.detail
+    made = await case.whole()
+    assert (made.totals.not_replicated, made.totals.unreachable) == (None, None)
+
+
+async def test_very_many_topics_are_asked_for_in_few_requests_and_a_group_once(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[str] = []
+    real = ClusterClient.send
+
+    async def send(client: ClusterClient, node: int, request: Any, group: Any = 0) -> Any:
+        sent.append(type(request).__name__)
+        return await real(client, node, request, group)
+
+    runtime: Any = case.fed
+    asked = Asked(runtime, time.monotonic() + 30.0)
+    others = [f"{case.topic}-{n}" for n in range(2 * TOPICS_AT_ONCE)]
+    asked.expect(HERE, [case.topic, *others], [case.group])
+    await asked.cluster(HERE)
+    monkeypatch.setattr(ClusterClient, "send", send)
+    asked.begin()
+    found = await asyncio.gather(*(asked.topic(HERE, topic) for topic in [*others, case.topic]))
+    assert found[:-1] == [None] * len(others)
+    assert found[-1] is not None
+    assert (found[-1].count, found[-1].all_logs()) == (1, {0: Log(0, 110)})
+    log_id = await case.stand.log_id(HERE, case.topic)
+    assert (found[-1].cluster_id, found[-1].topic_id) == (log_id.cluster_id, log_id.topic_id)
+    for _ in range(5):
+        await asked.positions(HERE, case.group)
+    assert len([name for name in sent if name.startswith("OffsetFetch")]) == 1
+    assert len(sent) < 20, "a few for each of three looks"
+
+
+async def test_what_there_is_no_time_for_is_not_known_and_is_not_looked_at(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failover_plan, "PLAN_S", 0.0)
+    planned = await case.plan()
+    (check,) = (check for check in planned.checks if check.name == "offset-map")
+    assert (check.level, "plan fewer workloads at once" in check.detail) == ("warn", True)
+    assert planned.partitions == []
+
+
+async def test_what_a_drill_that_was_killed_has_left_the_next_one_deletes(case: Case) -> None:
+    committer = (await case.stand.clusters.get(HERE)).committer
+    old, new = (f"{PREFIX}{now_ms() - ms}-3f9a2c11-{case.group}" for ms in (LEFTOVER_MS + 1_000, 0))
+    for group in (old, new):
+        assert await committer.commit(group, {(case.topic, 0): 5}) == {}
+    plan = await case.whole()
+    runtime: Any = case.fed
+    told = await Drill(runtime, "d2", plan).run(lambda _: None)
+    assert told["failed"] == 0
+    left = [group for group in await committer.groups() if case.group in group and group.startswith(PREFIX)]
+    assert left == [new], "another worker may be at it"
 
 
 async def test_nothing_is_needed_of_a_region_that_is_lost(case: Case) -> None:
@@ -204,29 +285,22 @@ async def test_a_topic_that_is_not_here_and_another_definition_are_found_beforeh
     other = WorkloadPut(at_ms=1, key=case.key, definition=theirs.definition, etag="other", actor="me")
     control = ControlTopics(case.stand.other).control.name
     await case.stand.send(HERE, control, {f"workload/{case.key}".encode(): wire.encode(other)})
+    shared = FailoverDefinition.model_validate({
+        "apiVersion": "switchyard/v1", "kind": "Failover", "metadata": {"name": "shared"},
+        "spec": {"regions": [case.stand.own, case.stand.other, "third"], "topics": [case.topic]},
+    })  # fmt: skip
+    put = FailoverPut(at_ms=1, key=shared.key, definition=shared.to_wire(), etag=shared.etag(), actor="me")
+    await case.stand.send(HERE, control, {compaction_key(put).encode(): wire.encode(put)})
     planned = await case.plan()
     assert level(planned, "definition") == "warn"
+    assert level(planned, "regions") == "blocked"
+    run = case.planner.made(
+        case.stand.own, case.planner.choose(case.stand.own), await case.whole(), forced=True, actor="me",
+        reason="", name="f",
+    )  # fmt: skip
+    (why,) = case.planner.in_the_way(run, forced=True)
+    assert "two regions could come to have one epoch; deploy the same file in both" in why
     await case.stand.delete(HERE, case.topic)
     gone = await case.plan()
     (check,) = (check for check in gone.checks if check.name == "topic")
     assert (check.level, "does not exist in here" in check.detail, gone.partitions) == ("blocked", True, [])
-
-
-def test_a_plan_too_large_for_the_control_log_is_kept_without_its_partitions() -> None:
-    def made(count: int) -> Plan:
-        rows = [
-            PlannedPartition(partition=n, mapped=1, again=2, lag=3, not_replicated=0) for n in range(count)
-        ]
-        one = PlannedWorkload(workload="a/b", mode="active-passive", region="east", epoch=1, checks=[],
-                              partitions=rows)  # fmt: skip
-        return Plan(at_ms=1, checks=[], workloads=[one], totals=totals([one]))
-
-    small, large = read(kept(made(3))), read(kept(made(MAX_KEPT_BYTES // 50)))
-    assert small is not None
-    assert large is not None
-    assert (len(small.workloads[0].partitions), small.totals.again, small.totals.lag) == (3, 6, 9)
-    assert large.workloads[0].partitions == []
-    assert "too many partitions" in large.workloads[0].why
-    assert large.totals.partitions == MAX_KEPT_BYTES // 50
-    assert read({"rows": 1}) is None
-    assert read(None) is None

@@ -9,12 +9,15 @@ from typing import Any
 import msgspec
 import pytest
 
+from app.clock import now_ms
 from app.config.definitions import Workload
 from app.control import failover_runs
+from app.control.bridge import UNHEARD_S
 from app.control.failover_runs import PATIENCE_S, STUCK_S
-from app.control.role_keeper import PULSE_S, STILL_S, UNHEARD_S
-from app.core.control_events import FailoverRun, RegionPulse, RolePut, RunWorkload
-from app.core.failover_run import ABORTED, DONE, EXECUTING
+from app.control.role_keeper import PULSE_S
+from app.core.control_events import FailoverRun, RegionPulse, RolePut
+from app.core.failover_run import ABORTED, DONE, ENDED_KEPT_MS, EXPIRED_KEPT_MS, PLANNED
+from app.core.presence import STILL_S
 from app.core.roles import ACTIVE, MOVING
 from tests.control.regions_by_hand import KEY, Region
 from tests.control.test_role_keeper import JOB, let_go, own, record, settled, the, two
@@ -22,12 +25,7 @@ from tests.control.test_role_keeper import JOB, let_go, own, record, settled, th
 
 def run(region: Region, name: str = "f1", **told: Any) -> FailoverRun:
     """One that makes the workload active in the region, as it was planned there."""
-    role = region.keeper.highest(KEY)
-    assert role is not None
-    return FailoverRun(
-        at_ms=1, id=name, to=region.own, workloads=[RunWorkload(KEY, role.region, role.epoch)],
-        state=EXECUTING, actor="me", **told,
-    )  # fmt: skip
+    return region.run(name, **told)
 
 
 def state(region: Region, name: str = "f1") -> str:
@@ -103,6 +101,12 @@ def role(region: str, epoch: int, at: Any = ACTIVE, **told: Any) -> RolePut:
     return RolePut(at_ms=1, key=KEY, region=region, epoch=epoch, state=at, **told)
 
 
+async def looked() -> None:
+    """Whoever has something to do has had some turns of the loop."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
 @pytest.mark.parametrize("come", [True, False])
 async def test_last_positions_are_waited_for_and_not_for_ever(
     come: bool, monkeypatch: pytest.MonkeyPatch
@@ -122,14 +126,14 @@ async def test_last_positions_are_waited_for_and_not_for_ever(
     await settled(west, east)
     await settled(east, west)
     assert west.role == ("west", 1, MOVING)
-    await asyncio.sleep(0.01)
+    await looked()
     assert asked[0] == (KEY, "east")
     (one,) = west.runs.standings(run_of(west))
     assert one.waits_for == "partition 0 at 5 of 9"
     here = come
     for _ in range(3):
         await west.round(0.25 if come else PATIENCE_S / 2)
-        await asyncio.sleep(0.01)
+        await looked()
     await west.round()
     assert west.role == ("west", 1, ACTIVE)
     said = west.log.view.roles.of(KEY).reason
@@ -143,16 +147,14 @@ async def test_a_region_that_comes_back_with_an_old_log_does_not_act_until_it_ha
     assert east.keeper.runs_here(the(east)) is True
     west.log.apply(run(west, forced=True))  # the east is lost, all of it
     await west.round()
-    back = Region("east")
+    back = Region("east", worker="east-2", ahead_ms=-300_000)  # a leader whose clock is behind
     back.log.apply(*_defined(east), *east.log.appended)
-    back.is_new = True
     assert back.role == ("east", 0, ACTIVE), "that is what it knew"
     assert back.keeper.runs_here(the(back)) is False
     told = back.keeper.told(the(back))
     assert told is not None
     assert not told.primary
     await back.round(PULSE_S)
-    back.is_new = False  # the newest pulse is its own
     assert back.log.view.pulses["east"].returned_ms > 0
     assert back.keeper.runs_here(the(back)) is False
     back.hear(west)  # an old word: it has not heard that this one is back
@@ -175,9 +177,11 @@ async def test_a_region_that_comes_back_with_an_old_log_does_not_act_until_it_ha
 
 async def test_a_region_whose_neighbours_are_away_acts_again_after_a_while() -> None:
     east, _ = two()
-    east.log.apply(role("east", 0), RegionPulse(at_ms=1, region="east"))
-    await east.round(PULSE_S)  # it said nothing for `STILL_S`, whoever was there
-    assert STILL_S < 100
+    east.log.apply(role("east", 0))
+    await east.round(PULSE_S)
+    assert east.keeper.runs_here(the(east)) is True
+    east.lie_still(STILL_S + 1)
+    await east.round(0)
     assert east.keeper.runs_here(the(east)) is False
     await east.round(UNHEARD_S)
     assert east.keeper.runs_here(the(east)) is True
@@ -186,8 +190,11 @@ async def test_a_region_whose_neighbours_are_away_acts_again_after_a_while() -> 
 async def test_a_new_leader_of_a_region_that_lives_acts_at_once() -> None:
     east, west = two()
     await settled(east, west)
-    other = Region("east")
+    other = Region("east", worker="east-2", ahead_ms=600_000)
+    east.live = {other.presence.name}
+    await east.round()
     other.log.apply(*_defined(east), *east.log.appended)
+    assert other.keeper.runs_here(the(other)) is True, "the one that led before has named it"
     await other.round(PULSE_S)
     assert other.keeper.runs_here(the(other)) is True
     assert other.log.view.pulses["east"].returned_ms == 0
@@ -201,6 +208,29 @@ async def test_nothing_is_carried_out_by_a_region_that_has_just_come_back() -> N
     await west.round(UNHEARD_S)
     await west.round()
     assert west.role == ("west", 1, ACTIVE)
+
+
+async def test_a_plan_that_nobody_began_and_a_run_of_long_ago_leave_the_log_by_the_leader() -> None:
+    east, west = two()
+    await settled(east, west)
+    at_ms = now_ms()
+    old = run(west, "old")
+    west.log.apply(
+        msgspec.structs.replace(run(west, "expired"), state=PLANNED, expires_ms=at_ms - EXPIRED_KEPT_MS - 1),
+        msgspec.structs.replace(run(west, "may-begin"), state=PLANNED, expires_ms=at_ms + 60_000),
+        old,
+        msgspec.structs.replace(old, state=DONE, at_ms=at_ms - ENDED_KEPT_MS - 1),
+        msgspec.structs.replace(run(west, "new"), state=DONE, at_ms=at_ms),
+    )
+    assert not west.log.view.stale
+    await west.round()
+    gone = ["failover-run/expired/planned", "failover-run/old/executing", "failover-run/old/done"]
+    assert list(west.log.view.stale) == gone
+    for key in gone:
+        west.log.view.dropped(key)
+    await west.round()
+    assert not west.log.view.stale
+    assert {one.id for one in west.log.view.runs} == {"may-begin", "new"}
 
 
 async def test_a_word_of_a_run_in_another_region_s_log_is_not_this_region_s() -> None:

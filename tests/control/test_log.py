@@ -10,14 +10,17 @@ import orjson
 
 from app import wire
 from app.control.log import ControlLog
+from app.core.control import ControlState
 from app.core.control_events import (
     AnyControlEvent,
     Assignment,
     Begun,
     Claim,
     WorkloadDeleted,
+    WorkloadPut,
     compaction_key,
 )
+from app.kafka.append_marker import mark
 from tests.console.hand_fed import definition, put
 from tests.kafka.conftest import connected, create
 
@@ -36,11 +39,18 @@ def read(*events: AnyControlEvent) -> ControlLog:
     """A log that has caught up and then read these."""
     log = ControlLog("control", {})
     log._tail.caught_up.set()
+    hand(log, dict(enumerate(events)))
+    return log
+
+
+def hand(log: ControlLog, events: dict[int, AnyControlEvent]) -> bool:
+    """As records at these offsets. Whether it wants to read on, not from the start again."""
+    log._tail._positioned = True
     records: list[Any] = [
-        SimpleNamespace(offset=offset, value=wire.encode(event)) for offset, event in enumerate(events)
+        SimpleNamespace(offset=offset, value=wire.encode(event)) for offset, event in events.items()
     ]
     log._on_records(records)
-    return log
+    return log._tail._positioned
 
 
 def test_refused_assignments_are_remembered_once_a_job_for_the_leader_to_repair() -> None:
@@ -75,6 +85,65 @@ def test_bookkeeping_is_not_shown_as_activity() -> None:
     assert [event["event"] for event in log.recent] == ["workload-put"]
 
 
+def changes() -> list[WorkloadPut]:
+    """A definition and two changes of it, each of the one before."""
+    state, found = ControlState(), list[WorkloadPut]()
+    for n in range(3):
+        change = msgspec.structs.replace(put(definition("g", "t")), etag=f"e{n}")
+        found.append(state.replacing(change, "one"))
+        assert state.apply(found[-1])
+    return found
+
+
+def test_a_reader_that_compaction_has_overtaken_reads_the_log_again_and_has_what_stands() -> None:
+    first, _, last = changes()
+    log, told = read(claim(1), first), list[str]()
+    log.on_change(lambda: told.append(log.view.workloads["g/t"].etag))
+    other = msgspec.structs.replace(last, expected="other")
+    assert not hand(log, {3: last, 4: claim(2), 5: other}), "offset 2 has been dropped"
+    assert hand(log, {0: claim(1)})
+    assert (log.view.workloads["g/t"], told) == (first, []), "nobody sees half a log"
+    assert hand(log, {3: last, 4: claim(2), 5: other})
+    assert (log.view.workloads["g/t"], log.view.term, told) == (last, 2, [last.etag])
+    assert log.take_refused() == [other], "what is new is refused as ever"
+    assert [(event["offset"], event["counted"]) for event in log.recent] == [
+        (0, True), (1, True), (3, True), (4, True), (5, False)
+    ]  # fmt: skip
+    assert not hand(log, {7: claim(3)})
+
+
+def test_a_reader_that_compaction_overtakes_before_it_has_caught_up_begins_once_more() -> None:
+    first, second, last = changes()
+    log = ControlLog("control", {})
+    assert hand(log, {0: first, 2: claim(1)}), "compaction had been there before"
+    assert not hand(log, {4: last})
+    assert hand(log, {2: claim(1), 4: last, 5: second}), "what is refused then as well is refused"
+    assert (log.view.workloads["g/t"], log.view.refused) == (last, 1)
+    assert log.take_refused() == []
+
+
+async def test_the_log_is_read_from_its_start_by_a_reader_that_misses_offsets(
+    bootstrap: str, topic_name: str
+) -> None:
+    log = ControlLog(topic_name, {"bootstrap_servers": bootstrap})
+    async with connected(bootstrap) as client:
+        await create(client, topic_name)
+        await log.start()
+        try:
+            first, second, _ = changes()
+            await log.append(first)
+            before = log.view
+            node = await client.leader(topic_name, 0)
+            assert node is not None
+            assert await mark(client, node, topic_name, 0) == ""  # an offset that no reader is shown
+            last = await log.append(second)
+            view = await log.up_to(last)
+        finally:
+            await log.stop()
+    assert (before.workloads["g/t"], view.workloads["g/t"]) == (first, second)
+    assert view is log.view is not before
+
+
 async def test_what_says_where_a_deployment_that_is_over_began_leaves_the_log(
     bootstrap: str, topic_name: str
 ) -> None:
@@ -89,11 +158,11 @@ async def test_what_says_where_a_deployment_that_is_over_began_leaves_the_log(
         await log.append(first, begun)
         assert log.view.begun("g/t") == begun
         await log.append(WorkloadDeleted(at_ms=0, key="g/t", actor="me", expected=first.etag))
-        assert log.view.stale == {compaction_key(begun)}
+        assert list(log.view.stale) == [compaction_key(begun)]
         await log.drop_stale()
-        assert log.view.stale == set()
+        assert not log.view.stale
         await other.start()  # which reads what compaction has not dropped yet
-        assert (other.view.stale, other.view.begun("g/t")) == (set(), None)
+        assert (list(other.view.stale), other.view.begun("g/t")) == ([], None)
         assert other._tail.next_offset == 4
     finally:
         await log.stop()

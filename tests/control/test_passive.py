@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from app.core.control_events import RoleReleased
-from app.core.roles import MOVING
+from app.core.roles import ACTIVE
 from app.regions.keeping import Passive
 from tests.control.regions_by_hand import KEY, Region
 from tests.control.test_role_keeper import let_go, own, settled, two
@@ -19,7 +19,7 @@ async def test_it_follows_the_region_that_is_active_once_it_has_let_go_itself() 
     assert (east.keeper.passive(), west.keeper.passive()) == ([], [IN_WEST])
 
     own(east)
-    await west.keeper.move_role(KEY, "west", actor="me", reason="")
+    await west.take_over()
     assert west.keeper.passive() == []
     await settled(east, west)
     assert east.keeper.passive() == [], "somebody has its job here still"
@@ -31,11 +31,15 @@ async def test_it_follows_the_region_that_is_active_once_it_has_let_go_itself() 
 async def test_while_the_role_moves_it_follows_the_region_that_had_it() -> None:
     east, west = two()
     await settled(east, west)
-    moving = await west.keeper.move_role(KEY, "west", state=MOVING, actor="me", reason="")
+    own(east)
+    west.log.apply(west.run())
+    await west.round()
     assert west.keeper.passive() == [IN_WEST]
     await settled(east, west)
     assert east.keeper.passive() == [], "it follows nobody: it was the active one"
-    await west.keeper.move_role(KEY, "west", epoch=moving.epoch, actor="me", reason="")
+    let_go(east)
+    await settled(east, west)
+    assert west.role == ("west", 1, ACTIVE)
     assert west.keeper.passive() == []
 
 

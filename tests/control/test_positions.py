@@ -17,6 +17,7 @@ from tests.system.conftest import make_stage
 pytestmark = pytest.mark.system
 
 GROUP = "billing"
+ENOUGH_S = 90.0
 AGGREGATE, REGIONAL = "east-aggregate", "east-regional"
 
 
@@ -62,7 +63,7 @@ class Case:
         def missing() -> set[str]:
             return wanted - {d["id"] for d in self.stage.deliveries() if d["outcome"] == outcome}
 
-        wait_until(lambda: not missing(), 60, lambda: f"{len(missing())} missing\n{self.worker.tail()}")
+        wait_until(lambda: not missing(), ENOUGH_S, lambda: f"{len(missing())} missing\n{self.worker.tail()}")
 
     def wait_state(self, *states: str) -> None:
         """Until each job of it is in one of these states."""
@@ -70,30 +71,43 @@ class Case:
         def found() -> set[str]:
             return {partition["state"] for partition in http("GET", self.url)[1]["partitions"]}
 
-        wait_until(lambda: found() and found() <= set(states), 60, lambda: f"{found()}\n{self.worker.tail()}")
+        wait_until(
+            lambda: found() and found() <= set(states), ENOUGH_S, lambda: f"{found()}\n{self.worker.tail()}"
+        )
 
     def wait_lag_gone(self) -> None:
         def status() -> Any:
             return http("GET", self.url)[1]["status"]
 
-        wait_until(lambda: status()["lag_messages"] == 0, 60, lambda: f"{status()}\n{self.worker.tail()}")
+        wait_until(
+            lambda: status()["lag_messages"] == 0, ENOUGH_S, lambda: f"{status()}\n{self.worker.tail()}"
+        )
 
     def incidents(self) -> list[str]:
         items = http("GET", f"{self.worker.url}/api/v1/incidents?limit=500")[1]["items"]
         return [item["message"] for item in items if self.topic in item["subject"]]
 
-    def admin(self, what: str, *arguments: Any) -> None:
+    def wait_incident(self, words: str) -> str:
+        """The message of an incident in which these words are, once it has come."""
+
+        def found() -> list[str]:
+            return [message for message in self.incidents() if words in message]
+
+        wait_until(found, ENOUGH_S, lambda: f"{self.incidents()}\n{self.worker.tail()}")
+        return found()[0]
+
+    def admin(self, what: str, *arguments: Any) -> Any:
         """Runs a method of Kafka's admin client."""
 
-        async def run() -> None:
+        async def run() -> Any:
             admin = AIOKafkaAdminClient(bootstrap_servers=self.stage.yard.bootstrap(AGGREGATE))
             await admin.start()
             try:
-                await getattr(admin, what)(*arguments)
+                return await getattr(admin, what)(*arguments)
             finally:
                 await admin.close()
 
-        asyncio.run(run())
+        return asyncio.run(run())
 
 
 @pytest.fixture
@@ -111,20 +125,14 @@ def test_a_topic_made_anew_loses_nothing_although_it_reaches_the_old_position(ca
     case.wait_delivered(first)
     case.wait_lag_gone()
     case.admin("delete_topics", [case.topic])
-    wait_until(lambda: _made(case), 30, case.worker.tail)
+    # Its broker hears late that it is gone.
+    wait_until(lambda: case.topic not in case.admin("list_topics"), ENOUGH_S, case.worker.tail)
+    case.create()
     case.send(second)
     case.wait_delivered(second)
-    told = next(message for message in case.incidents() if "anew" in message)
+    told = case.wait_incident("anew")
     assert told.count("topic id") == 2
     assert "unknown" not in told
-
-
-def _made(case: Case) -> bool:
-    try:
-        case.create()
-    except Exception:  # noqa: BLE001 - still being deleted
-        return False
-    return True
 
 
 def test_a_workload_deployed_again_on_another_cluster_begins_at_the_start_there(case: Case) -> None:
@@ -138,11 +146,7 @@ def test_a_workload_deployed_again_on_another_cluster_begins_at_the_start_there(
     case.delete()
     case.deploy(REGIONAL)  # at once: its jobs may not even have been released
     case.wait_delivered(there)
-    wait_until(
-        lambda: any("went to another cluster" in m for m in case.incidents()),
-        20,
-        lambda: str(case.incidents()),
-    )
+    case.wait_incident("went to another cluster")
 
 
 def test_messages_of_a_removed_retry_tier_are_delivered_and_its_jobs_end(case: Case) -> None:
@@ -151,16 +155,16 @@ def test_messages_of_a_removed_retry_tier_are_delivered_and_its_jobs_end(case: C
     case.send(sent)
     case.deploy(retry=[{"delay": "1h", "attempts": 3}])
     case.wait_delivered(sent, "retryable")
-    wait_until(lambda: http("GET", case.url)[1]["status"]["retried"] >= 20, 30, case.worker.tail)
+    wait_until(lambda: http("GET", case.url)[1]["status"]["retried"] >= 20, ENOUGH_S, case.worker.tail)
     case.deploy(retry=[])
     case.wait_delivered(sent)
     tier = f"{case.topic}__{GROUP}__retry_1"
-    wait_until(lambda: any(tier in told for told in case.incidents()), 20, lambda: str(case.incidents()))
+    case.wait_incident(tier)
 
     def jobs() -> list[str]:
         return [partition["topic"] for partition in http("GET", case.url)[1]["partitions"]]
 
-    wait_until(lambda: jobs() == [case.topic], 60, lambda: str(jobs()))
+    wait_until(lambda: jobs() == [case.topic], ENOUGH_S, lambda: str(jobs()))
 
 
 def test_latest_does_not_pass_over_what_comes_to_partitions_that_are_added(case: Case) -> None:
@@ -180,7 +184,7 @@ def test_a_worker_whose_interceptors_cannot_be_used_ends_with_3_and_says_why(yar
     with make_stage(yard) as other:
         other.settings["interceptors"] = ["no.such:thing", "app.topics:not_there"]
         process = other.worker(wait=False)
-        assert process.popen.wait(60) == 3, process.tail()
+        assert process.popen.wait(ENOUGH_S) == 3, process.tail()
         told = process.log.read_text()
         assert "no module no" in told
         assert "app.topics has no not_there" in told

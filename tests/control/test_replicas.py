@@ -65,7 +65,9 @@ async def test_a_route_is_copied_paused_given_up_and_taken_again_without_a_recor
     await _write(yard, topic, "a", "b")
     pump = await manager.copied(2)
     log_id = pump.target_log
-    await manager.until(lambda: len(manager.sender.items) > 1)
+    await manager.until(
+        lambda: manager.sender.items and manager.sender.items[-1].barriers[-1].source_end == 2
+    )
     assert {(item.route, item.topic, item.target_topic, item.target) for item in manager.sender.items} == {
         ("r", topic, topic, log_id)
     }

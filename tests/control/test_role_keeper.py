@@ -6,10 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
-import pytest
 
 from app import wire
-from app.control.role_keeper import PULSE_S, READ_BY_ALL_S, SLOW_S, UNHEARD_S, RoleRefused
+from app.control.bridge import UNHEARD_S
+from app.control.role_keeper import PULSE_S, READ_BY_ALL_S, SLOW_S
 from app.core.control_events import (
     Assignment,
     RegionPulse,
@@ -70,7 +70,7 @@ async def test_primary_says_where_it_begins_and_moves_nothing_later() -> None:
 async def test_a_region_that_comes_back_with_nothing_hears_the_others_before_it_is_active() -> None:
     _, west = two()
     await west.round()
-    moved = await west.keeper.move_role(KEY, "west", actor="me", reason="east is lost")
+    moved = await west.take_over()
     east, _ = two()  # its control log is gone
     await east.round()
     assert east.role is None
@@ -92,16 +92,15 @@ async def test_a_region_whose_neighbours_are_not_heard_begins_all_the_same() -> 
 async def test_what_another_region_said_before_it_heard_us_again_is_no_answer() -> None:
     _, west = two()
     east, _ = two()  # begins with nothing, while a long log of the west arrives
-    east.bridge.began_ms = 2**50
     for _ in range(int(SLOW_S / UNHEARD_S)):
         await west.round(PULSE_S)
         west.log.appended[-1] = msgspec.structs.replace(
-            west.log.appended[-1], at_ms=int(east.now_s * 1000), heard={"east": 5}
+            west.log.appended[-1], heard={"east": 2**50}, answers={"east": "east-0/0"}
         )
         east.hear(west)
         await east.round(UNHEARD_S - 1)
         assert east.role is None, "it still hears something new, so that something better may come"
-    later = RegionPulse(at_ms=2**40, region="west", heard={"east": 2**50})
+    later = RegionPulse(at_ms=0, region="west", answers={"east": east.presence.name})
     east.bridge.take("west", [record(b"pulse/west", wire.encode(later))])
     await east.round()
     assert east.role == ("east", 0, ACTIVE)
@@ -123,8 +122,9 @@ async def test_a_move_reaches_the_other_region_which_lets_go_once_its_jobs_are_r
     east, west = two()
     await settled(east, west)
     own(east)
-    moving = await west.keeper.move_role(KEY, "west", state=MOVING, plan="p1", actor="me", reason="a drill")
-    assert (moving.epoch, moving.previous, west.keeper.runs_here(the(west))) == (1, "east", False)
+    west.log.apply(west.run())
+    await west.round()
+    assert (west.role, west.keeper.runs_here(the(west))) == (("west", 1, MOVING), False)
     await settled(west, east)
     assert east.role == ("west", 1, MOVING)
     assert east.keeper.runs_here(the(east)) is False
@@ -132,15 +132,11 @@ async def test_a_move_reaches_the_other_region_which_lets_go_once_its_jobs_are_r
     let_go(east)
     await settled(east, west)
     assert west.log.view.roles.has_released(KEY, "east")
-
-    active = await west.keeper.move_role(
-        KEY, "west", epoch=moving.epoch, plan="p1", actor="me", reason="a drill"
-    )
-    await settled(east, west)
+    await settled(west, east)
     assert east.role == west.role == ("west", 1, ACTIVE)
+    active = west.log.view.roles.of(KEY)
+    assert active is not None
     assert (active.previous, west.keeper.runs_here(the(west))) == ("east", True)
-    with pytest.raises(RoleRefused, match=r"decided otherwise at the same moment: west \(active, epoch 1\)"):
-        await west.keeper.move_role(KEY, "west", epoch=1, state=MOVING, actor="me", reason="")
 
 
 def the(region: Region) -> Any:
@@ -152,8 +148,8 @@ async def test_of_two_moves_at_once_all_come_to_follow_the_higher_epoch() -> Non
     regions = [Region(name, *defined) for name in ("east", "west", "north")]
     await settled(*regions)
     east, west, north = regions
-    one = await west.keeper.move_role(KEY, "west", actor="a", reason="")
-    other = await north.keeper.move_role(KEY, "north", actor="b", reason="")
+    one = await west.take_over()
+    other = await north.take_over("f2")
     await settled(*regions)
 
     assert one.epoch != other.epoch
@@ -169,7 +165,7 @@ async def test_active_active_runs_everywhere_and_receivers_are_told_who_is_prima
     assert east.keeper.told(the(east)) == RegionRole("east", primary=False, epoch=0), "not known yet"
     await settled(east, west)
     own(east)
-    moved = await west.keeper.move_role(KEY, "west", actor="me", reason="")
+    moved = await west.take_over()
     await settled(west, east)
 
     assert east.keeper.runs_here(the(east)) is west.keeper.runs_here(the(west)) is True
@@ -184,7 +180,7 @@ async def test_active_active_runs_everywhere_and_receivers_are_told_who_is_prima
 async def test_a_role_outlives_the_workload() -> None:
     east, west = two()
     await settled(east, west)
-    moved = await east.keeper.move_role(KEY, "west", actor="me", reason="")
+    moved = await west.take_over()
     for region in (east, west):
         region.log.apply(WorkloadDeleted(at_ms=0, key=KEY, actor="me"))
         region.log.apply(workload())
@@ -196,7 +192,7 @@ async def test_a_role_outlives_the_workload() -> None:
 async def test_what_was_heard_twice_or_again_by_the_next_leader_is_written_once() -> None:
     east, west = two()
     await settled(east, west)
-    await west.keeper.move_role(KEY, "west", actor="me", reason="")
+    await west.take_over()
     east.hear(west, twice=True)
     await east.round()
     await east.round()
@@ -214,7 +210,7 @@ async def test_only_what_is_defined_here_is_taken_over() -> None:
     east = Region("east", failover())
     _, west = two()
     await settled(west)
-    await west.keeper.move_role(KEY, "west", actor="me", reason="")
+    await west.take_over()
     east.hear(west)
     await east.round()
     assert east.role is None
@@ -255,18 +251,3 @@ async def test_garbage_in_a_copy_is_passed_over_and_told_once() -> None:
     assert east.bridge.pulses == {}
     assert len(east.told) == 1
     assert "it is passed over; see who else writes to that topic" in east.told[0]
-
-
-@pytest.mark.parametrize(
-    ("key", "region", "why"),
-    [
-        ("billing/nothing", "west", "is no workload with a mode; add spec.mode"),
-        (KEY, "mars", "region mars is none of those that share the topic"),
-    ],
-)
-async def test_a_move_that_cannot_be_is_refused_with_the_remedy(key: str, region: str, why: str) -> None:
-    east, west = two()
-    await settled(east, west)
-
-    with pytest.raises(LookupError, match=why):
-        await east.keeper.move_role(key, region, actor="me", reason="")

@@ -134,6 +134,7 @@ async def test_a_topic_less_ends_its_copying_and_nobody_else_s_and_nobody_is_tol
     assert pump.closed, "its destination is another one"
     manager.put(topics=["another"])
     await manager.until(lambda: manager.pump is None)
+    await manager.until(lambda: any("does not copy" in one.trouble for one in manager.jobs.statuses()))
     await asyncio.sleep(1.5)  # a job that cannot start is tried again every second
     (status,) = manager.jobs.statuses()
     assert (status.state, "does not copy" in status.trouble) == ("starting", True)

@@ -13,7 +13,7 @@ from app.control.sentinel import Sentinel
 from app.demo.stage import free_port
 from app.wire import Heartbeat
 
-ENOUGH_S = 20.0
+ENOUGH_S = 60.0
 ANSWERS = """
 import asyncio, sys
 async def answer(reader, writer):
@@ -21,6 +21,7 @@ async def answer(reader, writer):
         while await reader.readuntil(b"\\r\\n\\r\\n"):
             body = b'{"status":"live","worker":"%s"}' % sys.argv[2].encode()
             writer.write(b"HTTP/1.1 200 OK\\r\\nContent-Length: %d\\r\\n\\r\\n" % len(body) + body)
+            print("answered", flush=True)
             if len(sys.argv) > 3:
                 writer.close()
     except (EOFError, OSError):
@@ -40,14 +41,19 @@ def beat(worker: str, port: int) -> Heartbeat:
 
 
 async def process(port: int, worker: str, *more: str) -> asyncio.subprocess.Process:
-    """A process that tells this id at this port; `more`: and ends each connection."""
+    """A process that tells this id at this port, and says so; `more`: and ends each connection."""
     made = await asyncio.create_subprocess_exec(
         sys.executable, "-c", ANSWERS, str(port), worker, *more, stdout=asyncio.subprocess.PIPE
     )
+    await says(made, "listening")
+    return made
+
+
+async def says(made: asyncio.subprocess.Process, word: str) -> None:
+    """Until it has said this once more."""
     assert made.stdout is not None
     async with asyncio.timeout(ENOUGH_S):
-        await made.stdout.readline()
-    return made
+        assert await made.stdout.readline() == f"{word}\n".encode()
 
 
 async def kill(made: asyncio.subprocess.Process) -> None:
@@ -89,7 +95,7 @@ async def test_a_killed_process_is_dead_without_any_wait() -> None:
     port = free_port()
     other = await process(port, "other")
     async with watching(beat("me", 1), beat("other", port)) as watched:
-        await asyncio.sleep(0.5)
+        await says(other, "answered")
         assert watched.live == {"me", "other"}
         await kill(other)
         await soon(watched.told)
@@ -100,7 +106,7 @@ async def test_another_worker_at_the_same_port_says_that_the_former_has_ended() 
     port = free_port()
     former = await process(port, "other", "ends")
     async with watching(beat("me", 1), beat("other", port)) as watched:
-        await asyncio.sleep(0.5)
+        await says(former, "answered")
         assert not watched.told.is_set()
         await kill(former)
         latter = await process(port, "latter")
@@ -113,7 +119,7 @@ async def test_a_refusal_is_not_believed_before_that_worker_has_answered_there()
     port = free_port()
     stranger = await process(port, "stranger")  # for example this host's own worker, at another's loopback
     async with watching(beat("me", 1), beat("other", port), beat("never", free_port())) as watched:
-        await asyncio.sleep(0.5)
+        await says(stranger, "answered")
         await kill(stranger)
         await asyncio.sleep(3.0)
         assert watched.live == {"me", "other", "never"}
@@ -124,7 +130,8 @@ async def test_connections_that_end_say_nothing_while_the_port_answers() -> None
     port = free_port()
     other = await process(port, "other", "ends")
     async with watching(beat("me", 1), beat("other", port)) as watched:
-        await asyncio.sleep(1.0)
+        for _ in range(30):
+            await says(other, "answered")
         assert not watched.told.is_set()
         await kill(other)
         await soon(watched.told)
@@ -138,7 +145,9 @@ async def test_a_follower_watches_the_leader_and_the_next_in_line_watches_all() 
         watching(*beats, leader="leader") as next_in_line,
         watching(*beats, beat("a", 1), leader="leader") as follower,
     ):
-        await asyncio.sleep(0.5)
+        await says(third, "answered")
+        for _ in range(2):  # both of them
+            await says(leader, "answered")
         await kill(third)
         await soon(next_in_line.told)
         assert not follower.told.is_set()

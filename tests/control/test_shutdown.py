@@ -9,7 +9,9 @@ import uuid
 from typing import Any
 
 import pytest
+import uvloop
 
+from app.application import SwitchyardApp
 from app.control import runtime as module
 from app.control.meter import Meter
 from app.control.runtime import Runtime
@@ -69,6 +71,28 @@ async def test_every_step_of_a_stop_is_bounded_while_the_control_cluster_is_away
             await runtime.stop()
     finally:
         await asyncio.to_thread(killable_yard.resume, name)
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+async def test_a_rebalance_that_finds_the_consumers_thread_ended_at_the_stop_is_no_crash(
+    new_loop: Any,
+) -> None:
+    closed = new_loop()
+    closed.close()
+    with pytest.raises(RuntimeError) as raised:
+        closed.call_soon_threadsafe(print)
+    for is_stopping, reason, crashes in (
+        (True, raised.value, False),
+        (True, RuntimeError("another one"), True),
+        (False, raised.value, True),
+    ):
+        app = SwitchyardApp(
+            "stopping", broker="aiokafka://127.0.0.1:1", store="memory://", autodiscover=False
+        )
+        if is_stopping:
+            app._stopped.set()
+        await app.crash(reason)
+        assert (app.crash_reason is reason) == crashes
 
 
 @pytest.mark.parametrize(("args", "code"), [("0.1, 0", 0), ("0.1", 1)])

@@ -351,6 +351,14 @@ def test_a_state_goes_forward_only_whatever_comes_late_and_keeps_its_plan() -> N
     assert runs.executing("other/topic") is None
 
 
+def test_an_abort_that_lands_behind_the_word_that_it_is_done_changes_nothing() -> None:
+    done, aborted = (msgspec.structs.replace(RUN, state=state) for state in (DONE, ABORTED))
+    for order in ((RUN, done, aborted), (RUN, aborted, done), (aborted, done, RUN)):
+        held = folded(list(order)).runs.get("f")
+        assert held is not None
+        assert held.state == DONE
+
+
 def test_it_crosses_the_wire_and_people_are_told_it_without_its_plan() -> None:
     planned = msgspec.structs.replace(RUN, state=PLANNED, plan={"rows": [1]})
     assert wire.control_event(wire.encode(planned)) == planned

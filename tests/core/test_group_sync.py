@@ -8,7 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.core.fencing import LogId
-from app.core.group_sync import BEHIND, MAX_MARK_BYTES, QUIET_S, Decision, Have, Watch, decide, stamped
+from app.core.group_sync import (
+    BEHIND,
+    MAX_MARK_BYTES,
+    QUIET_S,
+    Decision,
+    Have,
+    Watch,
+    decide,
+    is_own,
+    stamped,
+)
 from app.core.offset_map import Barrier, Line
 from app.core.resume import Answer, Copying, Log, Place, Road, Topic, resume
 
@@ -129,6 +139,14 @@ def test_no_position_is_moved_within_a_minute_of_its_owners_last_commit_and_any_
                 assert "left alone until nobody has moved it" in why
             if now_s - looked_s >= QUIET_S:
                 assert why == ""
+
+
+def test_what_a_worker_or_who_keeps_it_in_step_wrote_is_switchyard_s_own_and_nothing_else() -> None:
+    kept, _ = step(None, 100)
+    assert kept is not None
+    long = decide(None, mapped({0: 100}, *EVERY), READ._replace(topic="t" * MAX_MARK_BYTES), {0: 100}).mark
+    assert all(map(is_own, (kept.metadata, long, stamped("a-worker", 1))))
+    assert not any(map(is_own, ("", "mine", "{}", "[]", '["switchyard-other",1]', "\ud800")))
 
 
 def test_who_commits_there_is_said_as_far_as_it_is_known() -> None:

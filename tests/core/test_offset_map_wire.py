@@ -57,7 +57,7 @@ def test_stamps_are_kept_with_their_barriers_and_a_line_full_of_them_is_small() 
 
 
 def test_barriers_from_before_there_were_stamps_are_read() -> None:
-    old = wire.encode(FULL).replace(b",null]", b"]")
+    old = wire.encode(FULL).replace(b",null]", b"]").replace(b',"ended":null', b"")
     assert b"null" not in old
     assert wire.checkpoint_line(old) == FULL
 

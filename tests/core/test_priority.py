@@ -77,3 +77,14 @@ def test_those_of_one_priority_and_those_of_higher_ones_are_never_held_back() ->
     turns.take("normal", 1, 0.0, 1 << 30, presses=True)
     assert not turns.wait_s("normal", 0.1)
     assert not turns.wait_s("high", 0.1)
+
+
+def test_who_presses_no_more_is_forgotten() -> None:
+    """Jobs leave a worker while they press, and others come, for as long as it runs."""
+    turns = Priorities()
+    for job in range(1_000):
+        turns.take("high", job, job / 10, BATCH, presses=True)
+    assert turns.yields("low", 100.0)
+    assert sum(map(len, turns._pressing.values())) <= 10 * HOLD_S + 1
+    turns.take("low", "a", 100.0 + HOLD_S, BATCH, presses=False)
+    assert not any(turns._pressing.values())

@@ -17,8 +17,10 @@ import pytest
 
 from app.core import frontier, offset_map, resume
 from app.core.fencing import LogId
-from app.core.offset_map import Line
+from app.core.leader_epochs import ENDLESS, NOWHERE
+from app.core.offset_map import Ended, Line
 from app.core.sequences import later
+from tests.core.regions import logs
 from tests.core.regions.play import history, play
 from tests.core.regions.world import Broken, World
 
@@ -96,10 +98,26 @@ def test_through_any_chain_of_failovers_nothing_is_lost_and_what_is_known_is_not
 
 
 READ_UP_TO = Line.read_up_to
+AS_NOTICED = {False: ENDLESS, True: NOWHERE}
 WRONG: dict[str, tuple[object, str, Callable[..., object]]] = {
     "the next record counts as read": (Line, "read_up_to", lambda line, at: READ_UP_TO(line, at + 1)),
     "the most of the sources": (resume, "min", max),
     "a number too far": (frontier, "later", lambda one, other: later(one, other) + 1),
+    "what the source lost unnoticed": (
+        Line,
+        "agrees_below",
+        lambda one, other: AS_NOTICED[one.is_of_another(other)],
+    ),
+    "a deleted route holds back nobody": (
+        logs,
+        "Ended",
+        lambda epoch, target, _source_end, since, until: Ended(epoch, target, 0, since, until),
+    ),
+    "a deleted route has copied what was told": (
+        logs,
+        "Ended",
+        lambda epoch, target, source_end, _since, until: Ended(epoch, target, source_end, 0, until),
+    ),
     "of whatever log": (LogId, "is_another", lambda _one, _other: False),
 }
 
@@ -109,7 +127,7 @@ def test_neighbouring_rules_break_a_promise(wrong: str) -> None:
     """That is, these histories show it."""
     of, name, rule = WRONG[wrong]
     with patch.object(of, name, rule, create=True):
-        for seed in range(150):
+        for seed in range(200):
             try:
                 played(seed)
             except Broken:

@@ -19,6 +19,7 @@ from app.core.topology import (
     control_route,
     data_route,
     derive,
+    events_route,
     governing,
 )
 from app.topics import ControlTopics
@@ -41,15 +42,22 @@ def control_topics(region: str) -> list[str]:
     return [topic.name for topic in ControlTopics(region).needed_elsewhere]
 
 
+def control_events(region: str) -> list[str]:
+    return [topic.name for topic in ControlTopics(region).followed_elsewhere]
+
+
 @given(some_regions)
 def test_of_every_pair_of_regions_exactly_one_has_the_route(regions: tuple[str, ...]) -> None:
     failover = Failover("orders", regions, ("orders", r"payments\..*"))
-    of = {own: derive([failover], world(own), control_topics).routes for own in NAMES}
+    of = {own: derive([failover], world(own), control_topics, control_events).routes for own in NAMES}
 
     data = Counter((r.region, own) for own, routes in of.items() for r in routes.values() if not r.is_control)
-    control = Counter((r.region, own) for own, routes in of.items() for r in routes.values() if r.is_control)
+    control = Counter(
+        (r.region, own, r.from_end) for own, routes in of.items() for r in routes.values() if r.is_control
+    )
+    others = [(one, other) for one, other in product(regions, regions) if one != other]
     assert data == Counter(product(regions, regions))
-    assert control == Counter((one, other) for one, other in product(regions, regions) if one != other)
+    assert control == Counter((*pair, from_end) for pair in others for from_end in (False, True))
     for own, routes in of.items():
         for route in routes.values():
             tier = REGIONAL if route.is_control else AGGREGATE
@@ -66,7 +74,7 @@ def test_all_routes_of_all_regions_make_no_loop_and_copy_nothing_twice(
     everywhere = [
         route.route()
         for own in NAMES
-        for route in derive(failovers, world(own), control_topics).routes.values()
+        for route in derive(failovers, world(own), control_topics, control_events).routes.values()
     ]
 
     assert len({route.name for route in everywhere}) == len(everywhere)
@@ -79,38 +87,58 @@ def test_control_topics_are_copied_once_however_many_definitions_name_the_region
     all_regions: list[tuple[str, ...]],
 ) -> None:
     failovers = [Failover(f"f{n}", regions, (f"t{n}",)) for n, regions in enumerate(all_regions)]
-    routes = derive(failovers, world("east"), control_topics).routes
+    routes = derive(failovers, world("east"), control_topics, control_events).routes
     others = {region for regions in all_regions if "east" in regions for region in regions} - {"east"}
 
     assert {name for name, route in routes.items() if route.is_control} == {
-        control_route(region, "east") for region in others
+        name for region in others for name in (control_route(region, "east"), events_route(region, "east"))
     }
-    assert all(route.destination(topic) == topic for name, found in routes.items() if found.is_control
-               for route in [found.route()] for topic in control_topics(found.region))  # fmt: skip
+    for found in routes.values():
+        if found.is_control:
+            topics = (control_events if found.from_end else control_topics)(found.region)
+            assert found.topics == tuple(topics)
+            assert [found.route().destination(topic) for topic in topics] == topics
 
 
 def test_what_a_lost_region_leaves_behind_is_its_log_its_positions_and_its_offset_map() -> None:
-    route = derive([Failover("orders", ("east", "west"), ("orders",))], world("west"), control_topics).routes[
-        control_route("east", "west")
-    ]
+    failover = Failover("orders", ("east", "west"), ("orders",))
+    routes = derive([failover], world("west"), control_topics, control_events).routes
+    tables, events = (routes[name("east", "west")].topics for name in (control_route, events_route))
 
-    assert route.topics == (
+    assert tables == (
         "switchyard-east-control", "switchyard-east-checkpoints-changelog",
         "switchyard-east-trackers-changelog",
     )  # fmt: skip
-    assert set(route.topics) <= {topic.name for topic in ControlTopics("east").all()}
+    assert events == ("switchyard-east-trackers",)
+    assert {*tables, *events} <= {topic.name for topic in ControlTopics("east").all()}
+
+
+words = st.text("ab-.", min_size=1, max_size=6) | st.sampled_from(("to", "-to-", "events", ".events"))
+region_names = st.lists(words, min_size=1, max_size=4).map("".join).filter(lambda name: name[0] not in "-.")
+
+
+@given(region_names, region_names, region_names)
+def test_no_two_routes_of_a_region_have_one_name_whatever_regions_are_called(
+    own: str, one: str, other: str
+) -> None:
+    assert control_route(one, own) != events_route(other, own)
+    assert (events_route(one, own) == events_route(other, own)) == (one == other)
 
 
 def test_a_control_cluster_of_its_own_gets_the_control_topics() -> None:
     regions = world("west", control="west-other")
-    routes = derive([Failover("orders", ("east", "west"), ("orders",))], regions, control_topics).routes
+    routes = derive(
+        [Failover("orders", ("east", "west"), ("orders",))], regions, control_topics, control_events
+    ).routes
 
     assert routes[control_route("east", "west")].target == "west-other"
 
 
 def test_a_cluster_that_is_not_configured_here_leaves_a_name_and_the_reason() -> None:
     regions = world("west", without=frozenset({"east-regional"}))
-    found = derive([Failover("orders", ("east", "west"), ("orders",))], regions, control_topics)
+    found = derive(
+        [Failover("orders", ("east", "west"), ("orders",))], regions, control_topics, control_events
+    )
 
     assert set(found.routes) == {data_route("orders", "west", "west")}
     made_by, why = found.unknown[data_route("orders", "east", "west")]
@@ -119,7 +147,9 @@ def test_a_cluster_that_is_not_configured_here_leaves_a_name_and_the_reason() ->
 
 
 def test_a_region_that_is_not_named_has_no_routes() -> None:
-    found = derive([Failover("orders", ("east", "west"), ("orders",))], world("north"), control_topics)
+    found = derive(
+        [Failover("orders", ("east", "west"), ("orders",))], world("north"), control_topics, control_events
+    )
 
     assert (found.routes, found.unknown) == ({}, {})
 

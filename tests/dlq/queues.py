@@ -29,6 +29,7 @@ from app.kafka.clusters import ClusterClient, ClusterSpec
 
 GROUP = "billing"
 RATE = 100_000.0
+ENOUGH_S = 60.0
 
 
 def of_topic(topic: str) -> Workload:
@@ -65,6 +66,9 @@ async def create(bootstrap: str, topic: str, partitions: int, **config: str) -> 
     await admin.start()
     try:
         await admin.create_topics([NewTopic(topic, partitions, 1, topic_configs=config)])
+        async with asyncio.timeout(ENOUGH_S):
+            while topic not in await admin.list_topics():  # noqa: ASYNC110 - a broker hears late of it
+                await asyncio.sleep(0.02)
     finally:
         await admin.close()
 

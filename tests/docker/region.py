@@ -155,7 +155,7 @@ class Region:
         first.container.copy_into_container(json.dumps(WORKLOAD).encode(), file)
         first.switchyard("config", "deploy", "-f", file, "--execute", "--yes")
         share = [JOBS // 2, JOBS // 2]
-        wait_until(lambda: sorted(first.owners().values()) == share, 30, lambda: str(first.owners()))
+        wait_until(lambda: sorted(first.owners().values()) == share, SETTLE_S, lambda: str(first.owners()))
         return first, second
 
     def wait_healthy(self, container: DockerContainer) -> None:
@@ -216,7 +216,7 @@ class Region:
             return wanted <= {d["id"] for d in self.deliveries() if d["outcome"] in {"ok", "poison"}}
 
         wait_until(settled, SETTLE_S, self._so_far, 0.3)
-        wait_until(lambda: not asyncio.run(self._lag()), 30, self._so_far, 0.5)
+        wait_until(lambda: not asyncio.run(self._lag()), SETTLE_S, self._so_far, 0.5)
         dead = asyncio.run(read_all(self.bootstrap, f"{TOPIC}__{GROUP}__dlq"))
         return count(self.sent, self.deliveries(), [orjson.loads(record.value)["id"] for record in dead])
 

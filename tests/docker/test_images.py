@@ -18,6 +18,7 @@ from tests.docker.engine import ROOT, run
 
 pytestmark = pytest.mark.timeout(1500)
 LOCK_SCRIPT = ROOT / "docker" / "lock.py"
+READY_S = 90.0
 LIMIT_MB = 320  # 240 today; half a gigabyte of PySpark would show
 
 
@@ -49,7 +50,7 @@ def test_an_image_is_small_not_root_has_a_health_check_and_keeps_nothing_of_its_
 def test_sigterm_ends_what_has_no_handler_for_it_yet(worker_image: str) -> None:
     name = run("docker", "run", "--detach", worker_image, "sleep", "600").strip()
     try:
-        wait_until(lambda: _state(name)["Running"], 30, lambda: str(_state(name)))
+        wait_until(lambda: _state(name)["Running"], READY_S, lambda: str(_state(name)))
         run("docker", "stop", "--time", "60", name)
         assert _state(name)["ExitCode"] == 143, "by SIGTERM, not by the SIGKILL after it (137)"
     finally:
@@ -62,7 +63,9 @@ def test_the_receiver_runs_without_root_answers_its_health_check_and_ends_by_sig
     name = run("docker", "run", "--detach", "--publish", "127.0.0.1::8443", receiver_image).strip()
     try:
         wait_until(
-            lambda: _state(name)["Health"]["Status"] == "healthy", 60, lambda: run("docker", "logs", name)
+            lambda: _state(name)["Health"]["Status"] == "healthy",
+            READY_S,
+            lambda: run("docker", "logs", name),
         )
         assert run("docker", "exec", name, "sh", "-c", "id -u; grep ^Uid: /proc/1/status").split() == [
             "10003", "Uid:", *["10003"] * 4
@@ -74,7 +77,7 @@ def test_the_receiver_runs_without_root_answers_its_health_check_and_ends_by_sig
                 request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
                 response_deserializer=health_pb2.HealthCheckResponse.FromString,
             )
-            answer = ask(health_pb2.HealthCheckRequest(), timeout=10)
+            answer = ask(health_pb2.HealthCheckRequest(), timeout=60)
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
         run("docker", "stop", "--time", "30", name)
         assert _state(name)["ExitCode"] == 0
@@ -88,7 +91,9 @@ def test_kafka_takes_its_configuration_from_the_environment(kafka_image: str) ->
     name = run("docker", "run", "--detach", *options, kafka_image).strip()
     try:
         wait_until(
-            lambda: _state(name)["Health"]["Status"] == "healthy", 90, lambda: run("docker", "logs", name)
+            lambda: _state(name)["Health"]["Status"] == "healthy",
+            READY_S,
+            lambda: run("docker", "logs", name),
         )
         shown = run(
             "docker", "exec", name, "kafka-run", "kafka.admin.ConfigCommand",

@@ -20,7 +20,7 @@ def test_docker_stop_of_a_worker_under_load_drains_it_and_delivers_nothing_twice
     with region.load(list(messages(4_000)), PER_SECOND):
         region.wait_delivered(1_000)
         assert second.stop() == 0
-        wait_until(lambda: list(first.owners().values()) == [JOBS], 30, lambda: str(first.owners()))
+        wait_until(lambda: list(first.owners().values()) == [JOBS], READY_S, lambda: str(first.owners()))
     report = region.settle()
     assert report.sound, report
     assert report.duplicates == 0
@@ -35,10 +35,10 @@ def test_a_worker_cut_off_under_load_loses_nothing_repeats_only_what_was_in_flig
     with region.load(list(messages(8_000)), PER_SECOND):
         region.wait_delivered(1_500)
         region.cut_off(second)
-        wait_until(lambda: list(first.owners().values()) == [JOBS], 30, lambda: str(first.owners()))
+        wait_until(lambda: list(first.owners().values()) == [JOBS], READY_S, lambda: str(first.owners()))
         (left,) = first.alive()
         assert state(second.container)["Running"], "it was cut off, not killed"
-        wait_until(lambda: not second.ready(), 30, lambda: "it is cut off, and says that it is ready")
+        wait_until(lambda: not second.ready(), READY_S, lambda: "it is cut off, and says that it is ready")
         # It comes back while messages flow, and what it last knew is that half of the jobs are its own.
         assert len(region.deliveries()) < len(region.sent)
         region.reconnect(second)

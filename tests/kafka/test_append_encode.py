@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from aiokafka.record.util import calc_crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -184,3 +186,71 @@ def test_what_cannot_be_decoded_is_named_by_its_offsets_behind_what_came_before_
     with pytest.raises(UndecodableBatch) as caught:
         next(copies(damaged, NO_LIMIT))
     assert (caught.value.start, caught.value.end) == (3, 8)
+
+
+EDGES = [-(1 << 63), -2, -1, 0, 1, (1 << 63) - 2, (1 << 63) - 1]
+edges = st.sampled_from(EDGES)
+strange = st.fixed_dictionaries(
+    {
+        "found": st.lists(contents, min_size=1, max_size=4),
+        "gaps": st.lists(st.sampled_from([0, 0, 2]), max_size=4),
+        "codec": st.sampled_from(sorted(CODECS.values())),
+        "times": st.none() | st.tuples(edges, edges),  # the first timestamp, the greatest
+        "counts": st.none() | st.tuples(st.integers(0, 9), st.integers(0, 9)),  # last delta, records
+        "bytes": st.lists(st.tuples(st.integers(61, 200), st.integers(0, 255)), max_size=3),
+    }
+)
+
+
+def written_by_a_stranger(base_offset: int, plan: dict[str, Any]) -> bytes:
+    """A batch that brokers take, whatever is in it: its checksum is right, and its offsets are its own."""
+    batch = bytearray(as_logged(base_offset, rows_of(plan["found"], plan["gaps"]), codec=plan["codec"]))
+    if plan["times"] is not None:
+        struct.pack_into(">qq", batch, 27, *plan["times"])
+    if plan["counts"] is not None:
+        last_delta, count = plan["counts"]
+        struct.pack_into(">i", batch, 23, last_delta)
+        struct.pack_into(">i", batch, 57, count)
+    for at, value in plan["bytes"]:
+        batch[61 + (at - 61) % (len(batch) - 61)] = value
+    struct.pack_into(">I", batch, 17, calc_crc32c(batch[21:]))
+    return bytes(batch)
+
+
+@given(st.lists(strange, min_size=1, max_size=4), st.sampled_from([150, NO_LIMIT]), st.booleans())
+def test_whatever_a_batch_holds_it_is_copied_or_named_and_what_is_behind_it_comes(
+    plans: list[dict[str, Any]], max_batch_bytes: int, marked: bool
+) -> None:
+    data, end = b"", 0
+    for plan in plans:
+        batch = written_by_a_stranger(end, plan)
+        data, end = data + batch, the_batch(batch).header.next_offset
+    edit = (lambda _, headers: [*headers, ("é", None)]) if marked else None
+    position = 0
+    while position < end:
+        found: tuple[int, int] = (position, end)
+        try:
+            for _ in copies(fetched(data, position, end), max_batch_bytes, edit):
+                pass
+        except UndecodableBatch as error:
+            found = error.start, error.end
+        assert position <= found[0] < found[1] <= end, "that is what an operator skips"
+        position = found[1]
+
+
+def without_a_time_and_with_the_last(base_offset: int) -> bytes:
+    """Records of the timestamps -1 and 2^63 - 1: of deltas that wrap around, as Java's do."""
+    batch = bytearray(as_logged(base_offset, rows_of([(time, b"k", b"v", []) for time in (0, -(1 << 63))])))
+    struct.pack_into(">q", batch, 27, -1)
+    struct.pack_into(">I", batch, 17, calc_crc32c(batch[21:]))
+    assert [row[1] for row in read(batch)] == [-1, (1 << 63) - 1]
+    return bytes(batch)
+
+
+def test_what_cannot_be_encoded_anew_goes_as_it_is_or_is_named() -> None:
+    """To encode a first timestamp of -1 takes all of them one later, and there is none after the last."""
+    batches = [without_a_time_and_with_the_last(at) for at in (0, 2)]
+    assert [bytes(copy.data) for copy in copies(fetched(b"".join(batches), 0, 4), NO_LIMIT)] == batches
+    with pytest.raises(UndecodableBatch, match="OverflowError") as caught:
+        list(copies(fetched(b"".join(batches), 0, 4), NO_LIMIT, lambda _, headers: headers))
+    assert (caught.value.start, caught.value.end) == (0, 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 from app.kafka.decode import RecordReader, UndecodableBatch
@@ -37,11 +38,12 @@ async def test_a_flipped_bit_on_a_brokers_disk_costs_the_batch_it_is_in(
     bootstrap = killable_yard.bootstrap(CLUSTER)
     async with connected(bootstrap) as client:
         await create(client, topic_name)
-        async with producing(bootstrap, linger_ms=1000) as producer:
+        async with producing(bootstrap) as producer:
             for _ in range(BATCHES):
+                batch, now_ms = producer.create_batch(), time.time_ns() // 1_000_000
                 for _ in range(RECORDS):
-                    await producer.send(topic_name, b"value", partition=0)
-                await producer.flush()
+                    batch.append(timestamp=now_ms, key=None, value=b"value", headers=[])
+                await (await producer.send_batch(batch, topic_name, partition=0))
         (segment,) = (killable_yard.home / CLUSTER / "data" / f"{topic_name}-0").glob("*.log")
         batch_bytes = segment.stat().st_size // BATCHES
         with segment.open("r+b") as log:

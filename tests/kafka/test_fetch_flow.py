@@ -13,7 +13,7 @@ from app.kafka.fetch import (
 )
 from app.kafka.fetched import PARTITION_MAX_BYTES, ByteBudget
 from app.kafka.log_watch import WATERMARKS_S
-from tests.kafka.conftest import Start, create, producing, write
+from tests.kafka.conftest import ENOUGH_S, Start, create, producing, write
 
 KIB = 1024
 
@@ -222,7 +222,7 @@ async def test_the_high_watermark_of_a_stalled_partition_stays_true(
     pump.service.add("k", topic_name, 0, 0)
     await pump.until(lambda: pump.count("k"))
     await write(bootstrap, topic_name, [b"v"] * 7)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(ENOUGH_S):
         while pump.service.high_watermark("k") < 8:  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0.1)
 

@@ -119,7 +119,7 @@ async def test_a_message_that_is_not_to_come_before_a_time_comes_then_and_holds_
 
     async with standing(handle, target={"contract": contract}) as stand:
         pump = stand.pump()
-        due_ms = now_ms() + 500
+        due_ms = now_ms() + 2_000
         stand.feed(pump, numbers(20), headers=[("not-before", str(due_ms).encode())])
         stand.feed(pump, numbers(20, 20))
         stand.feed(pump, numbers(5, 40), headers=[("not-before", b"tomorrow, perhaps")])

@@ -10,7 +10,7 @@ import pytest
 
 from app.core.outcome import Action, Decision
 from app.push.receiver import Message, Retry, Skip, Stash
-from tests.pump.stand import numbers, standing
+from tests.pump.stand import ENOUGH_S, Stand, numbers, standing
 
 CONTRACTS = ["unary", "stream"]
 TIERS = [{"delay": "1h", "attempts": 1}]
@@ -73,6 +73,26 @@ async def test_a_receiver_that_goes_and_comes_back_misses_nothing_and_nothing_le
         assert attempts[2] <= 50
 
 
+@pytest.mark.parametrize("lapses", [False, True])
+async def test_a_copy_that_cannot_be_made_now_holds_up_nobody_who_lets_the_job_go(lapses: bool) -> None:
+    stands: list[Stand] = []
+
+    def never(_: Message) -> Stash:
+        if lapses:
+            stands[0].lease.expires_at_s = float("-inf")
+        return Stash("never")
+
+    async with standing(never) as stand:
+        stands.append(stand)
+        stand.copied.refuse = not lapses
+        pump = stand.pump()
+        stand.feed(pump, numbers(1))
+        await stand.until(lambda: bool(pump.copying))
+        assert await pump.drain(ENOUGH_S)
+        assert not pump.copying
+        assert pump.tracker.base == 0, "its next owner delivers it again"
+
+
 @pytest.mark.parametrize("contract", CONTRACTS)
 async def test_a_copy_that_is_not_taken_holds_its_message_back_and_no_other(contract: str) -> None:
     async with standing(as_the_value_says, target={"contract": contract}) as stand:
@@ -133,7 +153,7 @@ async def test_a_pump_that_drains_ends_with_nothing_in_flight_and_a_closed_one_f
         stand.feed(pump, numbers(200))
         stand.feed(other, numbers(200, 200))
         await stand.until(lambda: pump.in_flight + other.in_flight == 20)
-        draining = asyncio.create_task(pump.drain(10))
+        draining = asyncio.create_task(pump.drain(60))
         await asyncio.sleep(0.05)
         sent = pump.in_flight
         other.close()

@@ -175,7 +175,8 @@ async def test_a_kind_of_result_from_the_future_is_no_result_and_a_failure_may_h
         await stream.say(results={"failed": failed})
         await hold(stream)
 
-    async with streaming(foretell, timeout_s=1) as sender:
+    async with streaming(foretell, timeout_s=1.5) as sender:
+        await sender.connected()
         sender.send(rows(4))
         await sender.all_told()
 

@@ -4,82 +4,16 @@ future fails."""
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, defaultdict
-from collections.abc import Callable
+import subprocess
+import sys
+from collections import defaultdict
 from typing import Any
 
 import pytest
 
-from app.core.record import Record
-from app.push.producer import (
-    MESSAGE_ID,
-    Delivered,
-    Hooks,
-    NotDelivered,
-    ProducerClosed,
-    ProducerError,
-    Refused,
-    Region,
-    RegionalProducer,
-)
+from app.push.producer import Delivered, NotDelivered, ProducerClosed, Refused, Region, RegionalProducer
 from app.yard import Yard
-from tests.kafka.conftest import connected, create, pumping
-
-HOME, AWAY = "east-regional", "east-aggregate"
-ENOUGH_S = 90.0  # ends a test that would hang
-QUICK = {"unhealthy_after_s": 1.5, "return_after_s": 1.0}
-
-
-class Told(Hooks):
-    """Keeps what it is told."""
-
-    def __init__(self) -> None:
-        self.moves: list[tuple[str, str, int]] = []
-        self.at: Counter[str] = Counter()
-        self.failures: list[ProducerError] = []
-
-    def delivered(self, delivered: Delivered, waited_s: float) -> None:
-        assert waited_s >= 0
-        self.at[delivered.region] += 1
-        if self.at[delivered.region] == 1:
-            raise RuntimeError("what a hook raises is nobody's trouble")
-
-    def failed(self, topic: str, error: ProducerError) -> None:
-        self.failures.append(error)
-
-    def moved(self, left: str, to: str, why: str, again: int) -> None:
-        assert why
-        self.moves.append((left, to, again))
-
-
-def regions(yard: Yard, *names: str) -> list[Region]:
-    return [Region(name, yard.bootstrap(name)) for name in names or (HOME, AWAY)]
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(ENOUGH_S):
-        while not condition():  # noqa: ASYNC110 - the supervisor changes it
-            await asyncio.sleep(0.01)
-
-
-async def topics(yard: Yard, topic: str, **config: str) -> None:
-    for name in (HOME, AWAY):
-        async with connected(yard.bootstrap(name)) as client:
-            await create(client, topic, 2, **config)
-
-
-async def records(yard: Yard, name: str, topic: str) -> dict[int, list[Record]]:
-    """All there are, by partition."""
-    async with connected(yard.bootstrap(name)) as client, pumping(client) as pump:
-        ends = await client.end_offsets([(topic, 0), (topic, 1)])
-        for partition in (0, 1):
-            pump.service.add(partition, topic, partition, 0)
-        await pump.until(lambda: all(pump.position.get(p, 0) >= end for (_, p), end in ends.items()))
-        return dict(pump.records)
-
-
-def ids(found: dict[int, list[Record]]) -> Counter[bytes | None]:
-    return Counter(dict(record.headers)[MESSAGE_ID] for many in found.values() for record in many)
+from tests.push.regional import AWAY, HOME, QUICK, Told, ids, records, regions, topics, until
 
 
 async def test_a_region_is_killed_and_every_message_is_somewhere_and_home_is_gone_back_to(
@@ -99,7 +33,7 @@ async def test_a_region_is_killed_and_every_message_is_somewhere_and_home_is_gon
             if not number % 20:
                 await asyncio.sleep(0.005)
 
-    producer = RegionalProducer(regions(yard), message_ids=True, hooks=told, **QUICK)  # type: ignore[arg-type]
+    producer = RegionalProducer(regions(yard), message_ids=True, hooks=told, **QUICK)
     async with producer:
         assert producer.region == HOME
         producing = asyncio.create_task(produce(producer))
@@ -141,9 +75,9 @@ async def test_a_region_that_hangs_is_left_and_one_that_nobody_answers_for_fails
 ) -> None:
     yard, told = killable_yard, Told()
     await topics(yard, topic_name)
-    alone = RegionalProducer(regions(yard, HOME), **QUICK)  # type: ignore[arg-type]
+    alone = RegionalProducer(regions(yard, HOME), **QUICK)
     await alone.start()
-    async with RegionalProducer(regions(yard), hooks=told, **QUICK) as producer:  # type: ignore[arg-type]
+    async with RegionalProducer(regions(yard), hooks=told, **QUICK) as producer:
         assert (await producer.send_and_wait(topic_name, b"1")).region == HOME
         await asyncio.to_thread(yard.pause, HOME)
         stuck = await alone.send(topic_name, b"nobody answers")
@@ -212,3 +146,10 @@ def test_definitions_that_cannot_work_are_refused() -> None:
     for given, options in wrong:
         with pytest.raises(ValueError, match=r"region|above 0"):
             RegionalProducer(given, **options)
+
+
+def test_it_needs_aiokafka_only_and_logs_as_the_application_says() -> None:
+    # structlog that nobody configured writes to stdout, into whatever the application prints there
+    asked = "import sys, app.push.producer; print({'structlog', 'faust', 'grpc'} & set(sys.modules))"
+    told = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
+    assert told.stdout == "set()\n"

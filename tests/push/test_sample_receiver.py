@@ -33,7 +33,7 @@ class Sample:
         )  # fmt: skip
         assert self.process.stdout is not None
         self.told = json.loads(await self.process.stdout.readline())
-        self.call = Caller(UnaryTarget(self.told["address"], METHOD))
+        self.call = Caller(UnaryTarget(self.told["address"], METHOD, channels=1))
 
     async def stop(self, number: int = signal.SIGTERM) -> int:
         await self.call.target.close()
@@ -125,7 +125,11 @@ async def test_the_instant_one_takes_everything_and_keeps_no_journal(
 async def test_sigterm_lets_a_message_in_progress_end(sample: Sample) -> None:
     await sample.start()
     call = asyncio.create_task(sample.deliver({"id": "a", "behaviour": "slow", "ms": 1500}))
-    await asyncio.sleep(0.5)  # it is being handled by then
+    await asyncio.sleep(0)  # the call is begun
+    assert await sample.deliver({"id": "b"}) == (
+        OK,
+        None,
+    )  # on the same connection: the first is being handled
     sample.process.send_signal(signal.SIGTERM)
 
     assert await call == (OK, None)

@@ -259,7 +259,7 @@ async def test_what_has_no_result_in_time_is_given_up_and_the_receiver_is_told_s
         await stream.say(results={"acknowledged": [{"start": 5, "end": 6}]})
         await hold(stream)
 
-    async with streaming(forget_some, timeout_s=0.5) as sender:
+    async with streaming(forget_some, timeout_s=1.5) as sender:
         await sender.connected()
         sender.send(rows(5))
         await sender.all_told()

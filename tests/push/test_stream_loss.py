@@ -147,7 +147,8 @@ async def test_draining_does_not_wait_for_a_receiver_that_never_answers() -> Non
         await stream.accept(5)
         await hold(stream)
 
-    async with streaming(be_silent, timeout_s=0.3) as sender:
+    async with streaming(be_silent, timeout_s=1.0) as sender:
+        await sender.connected()
         sender.send(rows(3))
         await sender.until(lambda: sender.target.in_flight == 3)
         async with asyncio.timeout(ENOUGH_S / 2):

@@ -93,11 +93,11 @@ async def test_a_receiver_that_takes_too_long_ends_at_the_deadline() -> None:
         return b""
 
     async with serving(sleep) as call:
-        result = await call(timeout_s=0.5)
+        result = await call(timeout_s=2.0)
 
     assert result.code == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
     assert started.is_set()
-    assert result.latency_s >= 0.4
+    assert result.latency_s >= 1.6
 
 
 async def test_a_canceled_call_is_answered_once_as_canceled_and_the_receiver_notices() -> None:

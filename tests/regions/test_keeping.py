@@ -183,6 +183,26 @@ async def test_where_it_was_active_once_and_is_further_nothing_is_amiss(case: Ca
         assert follows.troubles == []
 
 
+async def test_somebody_else_s_position_that_is_further_is_left_and_told_as_what_would_be_passed_over(
+    case: Case,
+) -> None:
+    there = await case.committer(THERE)
+    await there.commit(case.group, {(case.topic, 0): 95, (case.topic, 1): 60})
+    await case.at(50, 50)
+    async with following(case) as follows:
+        told = await follows.until("refused")
+        assert "partition 0: the position here is further" in told.why
+        assert "it is 95, 60 mapped" in told.why
+        assert "Switchyard did not commit it" in told.why
+        assert (told.good_ms, told.lag_s(0)) == (None, None)
+        await until(lambda: follows.service.passive[HERE].rounds >= 3)
+        assert await case.there() == {0: 95, 1: 60}
+        assert [words[:2] for words in follows.troubles] == [("offset-sync", follows.key)]
+        assert "partition 0" in follows.troubles[0][2]
+        await there.commit(case.group, {(case.topic, 0): 60, (case.topic, 1): 60})
+        assert (await follows.until("unchanged")).why == ""
+
+
 async def test_while_the_active_region_s_cluster_is_away_nothing_changes_and_it_is_said_once(
     case: Case,
 ) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from aiokafka import AIOKafkaConsumer
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
+from aiokafka.errors import KafkaConnectionError
+from aiokafka.protocol.commit import OffsetCommitRequest
 from aiokafka.structs import TopicPartition
 
 from app import wire
@@ -17,6 +19,7 @@ from app.core.fencing import LogId
 from app.core.group_sync import BEHIND, QUIET_S, stamped
 from app.core.resume import NOTHING_HERE, Place
 from app.core.route import Route
+from app.regions import sync
 from app.regions.at_time import at_time, copies_of
 from app.regions.mapping import Mapper, NoRoad
 from app.regions.sync import GroupOutcome, Views
@@ -78,6 +81,38 @@ async def test_a_group_that_is_consumed_there_is_left_alone(case: Case) -> None:
             assert await case.there() == {0: 60, 1: 60}
     assert (await case.sync()).state == "synced"
     assert await case.there() == {0: 80, 1: 80}
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+async def test_what_was_not_taken_is_not_sent_again_once_it_is_consumed_there(
+    case: Case, hangs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sync, "COMMIT_S", 5.0 if not hangs else 0.1)
+    monkeypatch.setattr(sync, "RETRY_S", 0.0)
+    await case.map(*EVERY)
+    await case.at(50, 50)
+    client = (await case.stand.clusters.get(THERE)).client
+    real, tries, comes_here = client.send, 0, False
+
+    async def send(node: int, request: Any, group: Any = 0) -> Any:
+        nonlocal tries
+        if not isinstance(request, OffsetCommitRequest):
+            return await real(node, request, group)
+        tries += 1
+        if comes_here:
+            case.busy[case.group] = "workload g/t consumes it there"
+        elif tries > 1:
+            return await real(node, request, group)
+        if hangs:
+            await asyncio.Event().wait()
+        raise KafkaConnectionError("it is away")
+
+    monkeypatch.setattr(client, "send", send)
+    comes_here = True
+    assert ((await case.sync()).state, tries) == ("live", 1)
+    case.busy.clear()
+    tries, comes_here = 0, False
+    assert ((await case.sync()).state, tries) == ("synced", 2), "otherwise it is tried again"
 
 
 async def test_who_commits_there_without_being_a_member_is_left_alone_until_he_has_long_stood_still(

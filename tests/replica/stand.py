@@ -23,7 +23,8 @@ from app.kafka.fetch import FetchService
 from app.kafka.fetched import ByteBudget, Fetched, Gap, PartitionFetch
 from app.replica.pump import ReplicaPump
 from app.replica.runtime import RouteRuntime
-from app.replica.verify import new_budget
+from app.replica.unsaved import Together
+from app.replica.verify import Budget
 from tests.kafka.conftest import ENOUGH_S, connected, pumping
 
 ROUTE = "r"
@@ -59,6 +60,7 @@ class Stand:
         self.lease.renewed(time.monotonic())
         self.appender = Appender(target, may_send=lambda: self.lease.holds(time.monotonic()))
         self.told: list[tuple[str, str]] = []
+        self.remedies: list[str] = []  # of what was told
         self.barriers: list[tuple[int, int, int]] = []  # partition, source's end, destination's end
         self.stamped: list[Barrier] = []  # the same
         self.pumps: dict[Any, ReplicaPump] = {}
@@ -66,8 +68,9 @@ class Stand:
         self.saves = True
         self.runtimes: list[RouteRuntime] = []
         self._epoch = 0
-        self._verify_budget = new_budget()
+        self._verify_budget = Budget()
         self._priorities = Priorities()
+        self.unsaved = Together()
 
     async def _deliver(self, item: Any) -> None:
         pump = self.pumps.get(item.key)
@@ -111,7 +114,7 @@ class Stand:
         runtime = RouteRuntime(
             definition(self.source.name, self.target.name, topic, **spec),
             self.source, self.target, self.appender, self.lease, self._tell,
-            self._verify_budget, self._priorities,
+            self._verify_budget, self._priorities, self.unsaved,
         )  # fmt: skip
         self.runtimes.append(runtime)
         ids = await self.source.topic_ids([topic])
@@ -157,8 +160,9 @@ class Stand:
         self.barriers.append((pump.job.partition, source_end, target_end))
         self.stamped.append(Barrier(source_end, target_end, 0, stamp))
 
-    def _tell(self, kind: str, _subject: str, message: str, _remedy: str) -> None:
+    def _tell(self, kind: str, _subject: str, message: str, remedy: str) -> None:
         self.told.append((kind, message))
+        self.remedies.append(remedy)
 
     def kinds(self) -> list[str]:
         """Of what was told."""

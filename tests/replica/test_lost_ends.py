@@ -88,6 +88,10 @@ async def test_source_and_destination_that_lost_their_ends_are_told_and_copying_
         (told,) = [message for kind, message in stand.told if kind == "destination-truncated"]
         assert f"lost offsets [{end}, 100)" in told
         assert pump.base == 100, "nothing that came of the other log was taken for what follows"
+        await stand.until(lambda: pump.high_watermark > 100)
+        assert pump.ledger.read_epoch < pump.anew.truncated_in, "nor does a successor take it for read"
+        ((former_epoch, _),) = pump.ledger.epochs
+        assert former_epoch == pump.ledger.read_epoch
         await stand.until(lambda: Note.from_bytes(stand.saved[0][1]).losses == 1)
         assert Note.from_bytes(stand.saved[0][1]).floor == end
 
@@ -104,4 +108,6 @@ async def test_source_and_destination_that_lost_their_ends_are_told_and_copying_
         note = Note.from_bytes(stand.saved[0][1])
         assert (note.lineage, note.losses) == (1, 1)
         assert note.source_epoch == pump.way.source_epoch > 0
+        assert [epoch > former_epoch for epoch, _ in note.epochs] == [False, True]
+        assert note.epochs[-1].start_offset == parts_at
         assert stand.kinds() == ["destination-truncated"]

@@ -20,6 +20,7 @@ from tests.core.test_verbatim import NO_LIMIT, as_logged, read, rows_of
 from tests.kafka.test_decode import fetched
 
 TOO_LARGE, LIST_TOO_LARGE = 10, 18
+ENOUGH_S = 60.0
 ROW: Any = (1_000, b"k", b"v", [])
 
 
@@ -62,7 +63,7 @@ class Destination:
         self.mending.add(task)
 
     async def settled(self, base: int) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(ENOUGH_S):
             while self.ledger.base < base:  # noqa: ASYNC110 - callbacks move it
                 await asyncio.sleep(0)
 
@@ -91,14 +92,14 @@ async def test_a_single_record_that_is_too_large_waits_and_is_told_by_its_offset
     (copy,) = copies(a_batch(4, 700), NO_LIMIT)
     there.ledger.base = 700
     there.append(copy)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(ENOUGH_S):
         while not there.told:  # noqa: ASYNC110 - a task tells it
             await asyncio.sleep(0)
     assert "a/t/0" in there.told[0]
     assert "offsets [700, 701)" in there.told[0]
     assert "max.message.bytes" in there.obstacle.why
     for offset in range(700, 704):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(ENOUGH_S):
             while there.obstacle.at != ((offset, offset + 1),):  # noqa: ASYNC110 - a task moves it
                 await asyncio.sleep(0)
         assert there.obstacle.skip(offset, offset + 1)

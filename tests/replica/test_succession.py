@@ -138,6 +138,23 @@ async def test_without_a_note_copying_goes_on_from_the_position(stand: Stand, to
     assert await rows(stand.target, topic_name) == (await rows(stand.source, topic_name))[40:]
 
 
+async def test_where_records_may_be_twice_no_later_owner_tells_a_barrier_either(
+    stand: Stand, topic_name: str
+) -> None:
+    await both(stand, topic_name)
+    await write(stand, topic_name, 100)
+    stand.saved[0] = Snapshot(40), b"no note"
+    often = {"records": 10, "every": "200ms"}
+    first = await stand.begin(topic_name, checkpoint=often)
+    first.pause(True)
+    await stand.until(lambda: "replica-resumed-unsure" in stand.kinds() and first.way.is_ready)
+    stand.kill(first)
+    second = await stand.begin(topic_name, checkpoint=often)
+    await stand.copied([second])
+    await stand.until(lambda: stand.barriers)
+    assert {source_end for _, source_end, _ in stand.barriers} == {100}
+
+
 async def test_a_destination_that_was_made_anew_is_told_and_copying_goes_on_where_it_stood(
     stand: Stand, topic_name: str
 ) -> None:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from app.core.job import JobId, Kind
-from app.core.rate import TokenBucket
 from app.core.verbatim import LOG_APPEND_TIME, Copy
+from app.kafka import append_seek
 from app.kafka.append_encode import copies
+from app.kafka.clusters import NOT_AUTHORISED, ClusterClient
 from app.replica import verify
-from app.replica.verify import Copied, Verifier, _compare, _compare_records
+from app.replica.verify import Budget, Copied, Verifier, _compare, _compare_records
 from tests.core.test_verbatim import NO_LIMIT, as_logged, rows_of, the_batch
 from tests.kafka.conftest import create
 from tests.kafka.conftest import write as write_to
 from tests.kafka.test_decode import fetched
+from tests.replica.source import copying, same, write
 from tests.replica.stand import Stand
 
 JOB = JobId(Kind.REPLICATE, "r", "t", 0)
@@ -26,7 +29,7 @@ ROWS: list[Any] = [(1_000 + n, b"k%d" % n, b"v", [("h", b"%d" % n)]) for n in ra
 def sent(copy: Copy) -> Copied:
     """As it waits to be compared, at offset 40 of the destination."""
     client: Any = None
-    verifier = Verifier(client, lambda *_: None, TokenBucket(1e9, 1e9))
+    verifier = Verifier(client, lambda *_: None, Budget(1e9))
     verifier.add(JOB, ("t", 0), 40, copy)
     return verifier._waiting["t", 0][0]
 
@@ -72,12 +75,35 @@ def test_of_a_compacted_destination_only_what_is_still_there_is_compared() -> No
     assert "record at 40 is another" in _compare_records(copied.prints, copied, [moved])
 
 
+def with_prints(count: int) -> Copy:
+    """Records that are compared one by one."""
+    return Copy(as_logged(0, rows_of(ROWS)), count, 0, count, lambda: iter([(1, b"k", b"v", ())] * count))
+
+
+def test_how_much_waits_is_bounded_for_all_of_a_worker_however_many_records_a_copy_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """4,096 copies of a route could wait, with a print of every record: gigabytes."""
+    monkeypatch.setattr(verify, "MAX_WAITING", 1_000)
+    client: Any = None
+    budget = Budget(1e12)
+    first, second = (Verifier(client, lambda *_: None, budget) for _ in range(2))
+    for n in range(10):
+        for verifier in (first, second):
+            verifier.add(JOB, (f"t{n}", 0), 40, with_prints(600))
+    assert (first.waiting, second.waiting) == (1, 1)
+    first.close()
+    assert (first.waiting, budget.waiting) == (0, 601)
+    first.add(JOB, ("t", 0), 40, with_prints(600))
+    assert first.waiting == 1
+
+
 class Compared:
     """A verifier that is led by hand, over a real destination with `ROWS` in it."""
 
     def __init__(self, stand: Stand, topic: str) -> None:
         self.told: list[str] = []
-        self.verifier = Verifier(stand.target, lambda kind, *_: self.told.append(kind), TokenBucket(1e9, 1e9))
+        self.verifier = Verifier(stand.target, lambda kind, *_: self.told.append(kind), Budget(1e9))
         self.target = topic, 0
 
     async def compare(self, copy: Copy, topic_id: str) -> tuple[int, int]:
@@ -124,3 +150,82 @@ async def test_where_nobody_may_know_whether_it_is_compacted_bytes_are_no_eviden
     (copy,) = copies(fetched(as_logged(0, rows_of(ROWS)), 0, 6), NO_LIMIT)
     assert await compared.compare(copy, "") == (0, 0), "not compared is not the same"
     assert await compared.compare(copy, "") == (0, 6), "from now on by its records"
+
+
+class Refusing:
+    """A client that has no right to read, as long as it `refuses`."""
+
+    def __init__(self, client: ClusterClient, connection: str) -> None:
+        self.refuses = True
+        self.asked = 0
+        self._send = client.send
+        self._connection = connection
+
+    async def send(self, node: int, request: Any, group: Any = 0) -> Any:
+        found = await self._send(node, request, group)
+        if group != self._connection or not self.refuses:
+            return found
+        self.asked += 1
+        ((topic, ((partition, _, *rest),)),) = found.topics
+        return SimpleNamespace(topics=[(topic, [(partition, NOT_AUTHORISED, *rest[:-1], b"")])])
+
+
+async def test_copies_that_may_not_be_read_back_are_given_up_and_told_once_with_what_is_missing(
+    stand: Stand, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were tried again for ever, and nobody knew."""
+    for name, seconds in (("LOOK_S", 0.01), ("RETRY_S", 0.01), ("UNREAD_S", 0.1)):
+        monkeypatch.setattr(verify, name, seconds)
+    refusing = Refusing(stand.target, verify.CONNECTION)
+    monkeypatch.setattr(stand.target, "send", refusing.send)
+    pump = await copying(stand, topic_name)
+    verifier = pump.runtime.verifier
+    await stand.until(lambda: stand.told)
+    ((kind, message),) = stand.told
+    assert kind == "verify-trouble"
+    assert f"copies in {topic_name} of east-aggregate could not be read back" in message
+    assert "TopicAuthorizationFailed" in message
+    assert "Read" in stand.remedies[0]
+    await stand.until(lambda: not verifier.waiting)
+    monkeypatch.setattr(verify, "RETRY_S", 1e9)  # the next that fails stays failed
+    trouble = verifier._troubles[pump.target]
+    await write(stand, topic_name, 300, max_batch_size=300)
+    await stand.copied([pump])
+    assert verifier.waiting <= 1, "one is tried, no more wait for that"
+    await stand.until(lambda: trouble.retry_at_s > 1e8)
+    assert (verifier.compared.total(), stand.kinds()) == (0, ["verify-trouble"])
+
+    refusing.refuses = False
+    trouble.retry_at_s = 0.0
+    await write(stand, topic_name, 100)
+    await stand.copied([pump])
+    await stand.until(lambda: verifier.compared.total() > 0 and not verifier.waiting)
+    assert not verifier._troubles
+    assert verifier.differing.total() == 0
+
+
+async def test_a_successor_that_may_not_read_what_was_copied_says_what_is_missing_until_it_may(
+    stand: Stand, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pump = await copying(stand, topic_name)
+    await stand.until(lambda: pump.snapshot_version == pump.version)
+    stand.saves = False
+    await write(stand, topic_name, 50)
+    await stand.copied([pump])
+    stand.kill(pump)
+    stand.saves = True
+    refusing = Refusing(stand.target, append_seek.CONNECTION)
+    monkeypatch.setattr(stand.target, "send", refusing.send)
+    pump = await stand.begin(topic_name)
+    await stand.until(lambda: refusing.asked > 2)
+    ((kind, message),) = stand.told
+    assert kind == "append-trouble"
+    assert f"{topic_name}/0" in message
+    assert "TopicAuthorizationFailed" in message
+    assert "Read" in stand.remedies[0]
+    assert "grant" in pump.status().trouble
+    refusing.refuses = False
+    await write(stand, topic_name, 50)
+    await stand.copied([pump])
+    assert await same(stand, topic_name) == 200
+    assert pump.status().trouble == ""

@@ -32,6 +32,14 @@ Part = tuple[str, int]  # topic, partition
 Held = dict[str, tuple[str, int]]  # job -> owner, epoch
 
 
+def together(stage: Stage, count: int = 2) -> list[Process]:
+    """Workers that are started at once; returns when all are ready."""
+    started = [stage.worker(wait=False) for _ in range(count)]
+    for worker in started:
+        stage.wait_ready(worker)
+    return started
+
+
 def known_workers(worker: Process) -> list[dict[str, Any]]:
     """All workers as this one knows them."""
     return list(http("GET", f"{worker.url}/api/v1/workers?limit=1000")[1]["items"])

@@ -252,6 +252,12 @@ def test_fifty_changes_leave_no_gap_in_the_flow_of_jobs_they_do_not_concern(
         region.wait_jobs(topic_name, PARTITIONS + 3)
         region.wait_no_copying()
     wait_until(lambda: flow.sent.keys() <= journal.read().ids(), ENOUGH_S, region.workers[0].tail)
+    added = range(PARTITIONS, PARTITIONS + 3)
+    wait_until(
+        lambda: all(len(journal.read().taken[topic_name, p]) >= EARLY for p in added),
+        ENOUGH_S,
+        region.workers[0].tail,
+    )
 
     # What was idle meanwhile let its jobs go, and wakes with the first message: none is lost, none twice.
     region.wait_asleep()
@@ -268,7 +274,7 @@ def test_fifty_changes_leave_no_gap_in_the_flow_of_jobs_they_do_not_concern(
     assert doubled(journal.of(topic_name)) == []
 
     # What was added to its own topic begins at the first offset.
-    for partition in range(PARTITIONS, PARTITIONS + 3):
+    for partition in added:
         found = journal.taken[topic_name, partition]
         assert sorted(one.offset for one in found) == list(range(EARLY)), partition
         took_s = (min(one.at_ms for one in found) - min(one.timestamp_ms for one in found)) / 1e3

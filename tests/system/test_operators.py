@@ -15,7 +15,8 @@ import pytest
 
 from app.demo.stage import Process, Stage, http, wait_until
 from app.demo.traffic import Sent, messages, produce, read_all
-from tests.system.test_delivery import GROUP, Scene, owners, spread
+from tests.system.fleet import together
+from tests.system.test_delivery import GROUP, SETTLE_S, Scene, owners, spread
 
 pytestmark = pytest.mark.system
 
@@ -37,7 +38,7 @@ class Desk:
             answers.append(http("POST", f"{self.path}/{act}", body or {}, timeout_s=30))
             return bool(answers[-1][0] != 503)
 
-        wait_until(answered, 30, lambda: str(answers[-1]), 0.5)
+        wait_until(answered, SETTLE_S, lambda: str(answers[-1]), 0.5)
         status, told = answers[-1]
         assert status == 200, told
         return told
@@ -50,7 +51,7 @@ class Desk:
             told.append(self.ask("reset", {**where, "execute": True}))
             return all(row["done"] for row in told[-1]["partitions"])
 
-        wait_until(done, 40, lambda: str(told[-1]), 0.5)
+        wait_until(done, SETTLE_S, lambda: str(told[-1]), 0.5)
         return told[-1]
 
     def states(self, topic: str | None = None) -> set[str]:
@@ -59,7 +60,7 @@ class Desk:
         return {row["state"] for row in told["partitions"] if row["topic"] == wanted}
 
     def wait_states(self, *wanted: str) -> None:
-        wait_until(lambda: self.states() == set(wanted), 20, lambda: str(self.states()))
+        wait_until(lambda: self.states() == set(wanted), SETTLE_S, lambda: str(self.states()))
 
     def acts(self, event: str) -> list[Any]:
         _, told = http("GET", f"{self.worker.url}/api/v1/activity?limit=500")
@@ -73,7 +74,7 @@ class Desk:
         """Until exactly these were taken so often."""
         wait_until(
             lambda: sum(self.delivered().values()) >= sum(wanted.values()),
-            60,
+            SETTLE_S,
             lambda: str(len(self.delivered())),
         )
         assert self.delivered() == wanted
@@ -97,8 +98,7 @@ def test_while_paused_nothing_is_delivered_and_after_resuming_everything_once(
 ) -> None:
     play = scene(5_000)
     play.sent = plain(5_000)
-    first = play.stage.worker()
-    play.stage.worker()
+    first, _ = together(play.stage)
     play.stage.deploy(first, play.definition())
     spread(first, 8)
     play.produce()
@@ -111,7 +111,7 @@ def test_while_paused_nothing_is_delivered_and_after_resuming_everything_once(
         "partitions": [],
     }
     desk.wait_states("paused")
-    wait_until(lambda: not in_flight(desk), 20, lambda: str(in_flight(desk)))
+    wait_until(lambda: not in_flight(desk), SETTLE_S, lambda: str(in_flight(desk)))
     before = len(play.stage.deliveries())
     assert before < 5_000, "paused too late to show anything"
     time.sleep(2.0)
@@ -141,7 +141,7 @@ def test_one_partition_is_paused_and_the_others_flow(scene: Callable[..., Scene]
     play.produce()
     ends = {p: end for p, (_, end) in play.committed().items()}
     others = sum(end for p, end in ends.items() if p != 2)
-    wait_until(lambda: len(play.stage.deliveries()) >= others, 30, lambda: str(play.committed()))
+    wait_until(lambda: len(play.stage.deliveries()) >= others, SETTLE_S, lambda: str(play.committed()))
     time.sleep(1.0)
     assert 2 not in {d["partition"] for d in play.stage.deliveries()}
     assert not desk.ask("pause", {"partitions": [2]})["changed"]
@@ -154,7 +154,7 @@ def test_a_reset_to_earliest_delivers_everything_once_more_and_survives_its_work
 ) -> None:
     play = scene(2_000)
     play.sent = plain(2_000)
-    first, second = play.stage.worker(), play.stage.worker()
+    first, second = together(play.stage)
     play.stage.deploy(first, play.definition())
     spread(first, 8)
     play.produce()
@@ -172,7 +172,7 @@ def test_a_reset_to_earliest_delivers_everything_once_more_and_survives_its_work
     assert {done for done, _ in play.committed().values()} == {0}, "the group's commit followed"
     assert {row["to"] for row in told["partitions"]} == {0}
     second.kill()  # whoever takes over knows the new position, not the old commit
-    wait_until(lambda: len(owners(first)) == 1, 30, lambda: str(owners(first)))
+    wait_until(lambda: len(owners(first)) == 1, SETTLE_S, lambda: str(owners(first)))
     desk.wait_states("paused")
     assert desk.delivered() == ids(play.sent), "nothing is delivered while it is paused"
     desk.ask("resume")
@@ -247,13 +247,17 @@ def test_a_stuck_message_is_taken_out_of_the_way_and_the_partition_flows_on(
     scene: Callable[..., Scene], action: str
 ) -> None:
     play = scene(0, partitions=1)
-    first, second = play.stage.worker(), play.stage.worker()
+    first, second = together(play.stage)
     stuck(play, first, at=20)
     desk = Desk(play, second)  # one of two partitions of the two topics: asked of either, it is handed on
     desk.wait_delivered(ids(play.sent[:20]))
     act = f"partitions/0/tracker/{action}"
-    look = desk.ask(act, {"ranges": [[18, 22], [1_000, 1_001]]})
-    assert look["ended"] == [[20, 22]], look  # what is stuck, and what waits behind it
+    ranges = {"ranges": [[18, 22], [1_000, 1_001]]}
+    # What is stuck, and what waits behind it, once that has been read.
+    wait_until(
+        lambda: desk.ask(act, ranges)["ended"] == [[20, 22]], SETTLE_S, lambda: f"{desk.ask(act, ranges)}"
+    )
+    look = desk.ask(act, ranges)
     assert look["refused"] == {"already finished": [[18, 20]], "not read yet": [[1_000, 1_001]]}
     assert len(desk.delivered()) == 20, "a look changes nothing"
     told = switchyard(
@@ -273,6 +277,11 @@ def test_a_stuck_message_is_taken_out_of_the_way_and_the_partition_flows_on(
         reason = dict(letter.headers)["switchyard-reason"].decode()
         assert reason.startswith("stashed by ")
         assert "known bug 17" in reason
-    acts = [item for item in desk.acts("operator-act") if item["action"] == action]
+
+    def done() -> list[Any]:
+        return [item for item in desk.acts("operator-act") if item["action"] == action]
+
+    wait_until(done, SETTLE_S, second.tail)  # it was told to this worker's log, by the other one maybe
+    acts = done()
     assert "known bug 17" in acts[-1]["detail"]
     assert "1 ended" in acts[-1]["detail"]

@@ -43,7 +43,8 @@ class Yardmaster:
         self.journal = Journal(stage.journal)
 
     def worker(self, *, wait: bool = True, **settings: Any) -> Process:
-        self.stage.settings["worker"] = {"grace": "10s", **settings}
+        # What moves for want of room, on a machine that others use too, is shown by one test alone.
+        self.stage.settings["worker"] = {"grace": "10s", "capacity": {"cpu": 16}, **settings}
         return self.stage.worker(wait=wait)
 
     def deploy(self, worker: Process, *topics: str, **spec: Any) -> None:
@@ -146,7 +147,7 @@ def test_a_worker_that_joins_takes_nothing_by_itself_and_jobs_move_gracefully_wh
         (job, *_) = sorted(job for job, (owner, _) in shared.items() if owner == one)
         switchyard(first, "placement", "move", job, "--to", two, "--reason", "by hand", "--execute", "--yes")
         play.wait_owners(first, {one: 1, two: 3})
-        assert "operator wants it" in reasons(second)[job]
+        wait_until(lambda: "operator wants it" in reasons(second)[job], ENOUGH_S, second.tail)
         switchyard(first, "placement", "move", job, "--to", two, "--execute", "--yes", code=5)
         play.wait_flow(topic)
 
@@ -159,7 +160,7 @@ def test_a_worker_that_joins_takes_nothing_by_itself_and_jobs_move_gracefully_wh
         wait_until(lambda: state(first, two) == "drained", ENOUGH_S, first.tail)
         play.wait_flow(topic)
         switchyard(first, "worker", "drain", two, "--undo", "--execute", "--yes")
-        wait_until(lambda: state(first, two) == "running", ENOUGH_S, first.tail)
+        wait_until(lambda: {state(w, two) for w in (first, second)} == {"running"}, ENOUGH_S, first.tail)
         assert switchyard(first, "placement", "plan")["moves"] == [], "it may have jobs, it gets none back"
         assert {
             move["to"] for move in switchyard(first, "placement", "plan", "--even", code=10)["moves"]
@@ -224,7 +225,9 @@ def test_a_worker_over_capacity_gives_what_is_too_much_to_one_with_room_and_then
             return any(owner == receives for owner, _ in assignments(small).values())
 
         wait_until(relieved, ENOUGH_S, small.tail)
-        moved = {job: why for job, why in reasons(large).items() if assignments(small)[job][0] == receives}
+        shown = switchyard(small, "placement", "show", "--why")
+        moved = {row["job"]: row["reason"] for row in shown if row["worker"] == receives}
+        assert moved
         assert all("above 90 %" in why and "of its cpu" in why for why in moved.values()), moved
         rest(play, small)
         play.wait_flow(topic)

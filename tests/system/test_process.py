@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -15,12 +16,29 @@ import orjson
 import pytest
 
 from app.application import AGENTS, TABLES
-from app.demo.stage import Stage, wait_until, workload
+from app.demo.stage import Process, Stage, wait_until, workload
 from app.demo.stage import http as ask
 from app.demo.traffic import create_topic, messages, produce
+from app.yard import Yard
+from tests.system.conftest import make_stage
+from tests.system.fleet import committed
 
 pytestmark = pytest.mark.system
 ROOT = Path(__file__).resolve().parents[2]
+ENOUGH_S = 90.0
+
+
+@pytest.fixture(scope="module")
+def standing(_shared_yard: Yard) -> Iterator[Stage]:
+    """A stage for all that start nothing of their own, and leave nothing in its region."""
+    with make_stage(_shared_yard) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def worker(standing: Stage) -> Process:
+    """Its worker."""
+    return standing.worker()
 
 
 def faust(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -42,21 +60,20 @@ def test_an_invalid_configuration_ends_with_3_and_tells_everything_at_once(tmp_p
         assert part in ended.stderr
 
 
-def test_the_application_has_exactly_its_agents_and_tables(stage: Stage) -> None:
+def test_the_application_has_exactly_its_agents_and_tables(standing: Stage) -> None:
     script = (
         "from app import app; app.discover(); "
         "print(sorted(n.rsplit('.', 1)[-1] for n in app.agents), sorted(app.tables))"
     )
-    env = {**os.environ, "SWITCHYARD_CONFIG": str(stage.config())}
+    env = {**os.environ, "SWITCHYARD_CONFIG": str(standing.config())}
     ended = subprocess.run(
         [sys.executable, "-c", script], env=env, cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert ended.stdout.strip() == f"{sorted(AGENTS)} {sorted(TABLES)}"
 
 
-def test_faust_and_switchyard_commands_are_the_same(stage: Stage) -> None:
-    worker = stage.worker()
-    env = {"SWITCHYARD_CONFIG": str(stage.config()), "SWITCHYARD_URL": worker.url}
+def test_faust_and_switchyard_commands_are_the_same(standing: Stage, worker: Process) -> None:
+    env = {"SWITCHYARD_CONFIG": str(standing.config()), "SWITCHYARD_URL": worker.url}
     ended = faust("workload", "list", "-o", "json", **env)
     assert ended.returncode == 0, ended.stderr
     assert orjson.loads(ended.stdout) == []
@@ -64,13 +81,12 @@ def test_faust_and_switchyard_commands_are_the_same(stage: Stage) -> None:
     assert faust("tracker", "show", "nonsense", "0", **env).returncode == 2
 
 
-def test_the_server_is_safe_by_default(stage: Stage) -> None:
-    worker = stage.worker()
+def test_the_server_is_safe_by_default(worker: Process) -> None:
     for path in ("/router/", "/table/", "/stats/", "/graph"):
         assert ask("GET", worker.url + path)[0] == 404, path
 
     def raw(method: str, path: str, **headers: str) -> tuple[int, dict[str, str]]:
-        connection = http.client.HTTPConnection("127.0.0.1", worker.port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", worker.port, timeout=60)
         connection.request(
             method, path, headers={name.replace("_", "-"): value for name, value in headers.items()}
         )
@@ -89,8 +105,7 @@ def test_the_server_is_safe_by_default(stage: Stage) -> None:
         assert f"0.0.0.0:{worker.port}" not in listening
 
 
-def test_definitions_that_are_wrong_change_nothing_and_say_why(stage: Stage) -> None:
-    worker = stage.worker()
+def test_definitions_that_are_wrong_change_nothing_and_say_why(worker: Process) -> None:
     url = f"{worker.url}/api/v1/workloads/g/t"
     good = workload("g", "t", "east-aggregate", "127.0.0.1:1")
     wrong = workload("g", "t", "east-agregate", "127.0.0.1:1", orderin="key")
@@ -105,10 +120,16 @@ def test_definitions_that_are_wrong_change_nothing_and_say_why(stage: Stage) -> 
     assert ask("PUT", url, moved)[0] == 409
     activity = ask("GET", f"{worker.url}/api/v1/activity")[1]["items"]
     assert sum(item["event"] == "workload-put" for item in activity) == 1
+    assert ask("DELETE", url)[0] == 200
 
 
 def delivered(stage: Stage, wanted: int) -> bool:
     return len({d["id"] for d in stage.deliveries()}) >= wanted
+
+
+def all_committed(bootstrap: str, topic: str) -> bool:
+    at = [(topic, partition) for partition in range(2)]
+    return all(done == end for done, end in committed(bootstrap, "g", at).values())
 
 
 def test_a_worker_comes_back_with_a_wiped_or_a_foreign_data_directory(stage: Stage, topic_name: str) -> None:
@@ -123,7 +144,8 @@ def test_a_worker_comes_back_with_a_wiped_or_a_foreign_data_directory(stage: Sta
     for number, hurt in enumerate(("wipe", "foreign", "kill")):
         asyncio.run(produce(bootstrap, topic_name, messages(100, prefix=hurt)))
         total += 100
-        wait_until(partial(delivered, stage, total), 30, worker.tail)
+        wait_until(partial(delivered, stage, total), ENOUGH_S, worker.tail)
+        wait_until(partial(all_committed, bootstrap, topic_name), ENOUGH_S, worker.tail, 0.5)
         if hurt == "kill":
             worker.kill()
         else:
@@ -133,6 +155,8 @@ def test_a_worker_comes_back_with_a_wiped_or_a_foreign_data_directory(stage: Sta
         elif hurt == "foreign":
             (data / "owner.json").write_text('{"cluster_id": "another", "app_id": "another"}')
         worker = stage.worker(f"again-{number}")
+    asyncio.run(produce(bootstrap, topic_name, messages(100, prefix="after")))
+    wait_until(partial(delivered, stage, total + 100), ENOUGH_S, worker.tail)
     # What was acknowledged before stays acknowledged, wherever the local tables came from.
     acknowledged = [d["id"] for d in stage.deliveries() if d["outcome"] == "ok"]
     assert len(acknowledged) == len(set(acknowledged))

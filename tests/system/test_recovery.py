@@ -33,6 +33,8 @@ class Cast:
 
     def __init__(self, stage: Stage, topic: str) -> None:
         self.play = Scene(stage, topic, 0, partitions=6)
+        # What moves for want of room, on a machine that others use too, is not what is shown here.
+        stage.settings["worker"] |= {"capacity": {"cpu": 16}}
         self.workers = [stage.worker(wait=False) for _ in range(3)]
         for worker in self.workers:
             stage.wait_ready(worker)

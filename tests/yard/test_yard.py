@@ -21,7 +21,7 @@ from app.yard.jars import JarSet
 from app.yard.probe import answers
 from app.yard.processes import running
 
-GONE_WITHIN_S = 20.0
+ENOUGH_S = 60.0
 USER = """
 import os, sys, time
 from app.yard import Yard
@@ -69,7 +69,7 @@ async def test_a_killed_broker_comes_back_on_its_port_with_its_data(
 
     assert killable_yard.start(name).bootstrap == bootstrap
     async with AIOKafkaConsumer(
-        topic_name, bootstrap_servers=bootstrap, auto_offset_reset="earliest"
+        topic_name, bootstrap_servers=bootstrap, auto_offset_reset="earliest", metadata_max_age_ms=1_000
     ) as consumer:
         record = await consumer.getone()
     assert record.value == b"kept"
@@ -91,7 +91,9 @@ def test_a_paused_broker_keeps_its_process_and_answers_again_when_resumed(killab
     killable_yard.pause("east-aggregate")
     assert not answers(bootstrap, timeout_s=0.3)
     killable_yard.resume("east-aggregate")
-    assert answers(bootstrap)
+    deadline = time.monotonic() + ENOUGH_S
+    while not answers(bootstrap):  # it has lain still, and the machine may have much to do
+        assert time.monotonic() < deadline
     assert running(killable_yard.home)["east-aggregate"].pid == pid
 
 
@@ -158,12 +160,12 @@ def test_no_broker_outlives_a_user_killed_with_9(cached: JarSet, moment: str) ->
         assert user.stdout is not None
         home = Path(user.stdout.readline().strip())
         children = [int(user.stdout.readline())] if forks else []
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + ENOUGH_S
         while not running(home) and time.monotonic() < deadline:
             time.sleep(0.02)
         assert running(home)
         user.kill()
-        deadline = time.monotonic() + GONE_WITHIN_S
+        deadline = time.monotonic() + ENOUGH_S
         while (running(home) or home.exists()) and time.monotonic() < deadline:
             time.sleep(0.05)
         for child in children:

@@ -35,7 +35,7 @@ function partitions(plan) {
   const rows = plan.workloads.flatMap((w) => w.partitions.map((p) => [
     w.workload, String(p.partition), w.region, number(p.next_offset), number(p.again), number(p.passed_over), number(p.not_replicated), number(p.unreachable), number(p.lag), p.why,
   ]));
-  return [table("Plan", columns, rows, "No partition is known."), plan.workloads.filter((w) => w.why).map((w) => el("div", { class: "note" }, `${w.workload}: ${w.why}`))];
+  return [plan.left_out ? el("div", { class: "note" }, plan.left_out) : "", table("Plan", columns, rows, "No partition is known."), plan.workloads.filter((w) => w.why).map((w) => el("div", { class: "note" }, `${w.workload}: ${w.why}`))];
 }
 
 export function runSections(r, tiles) {

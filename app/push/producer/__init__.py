@@ -10,7 +10,8 @@ message was written.
 
 Rules
 1. What `send` takes is acknowledged by all in-sync replicas of one region, or its future fails: with
-   `Refused` it is nowhere, with `NotDelivered` nobody knows.
+   `Refused` it is nowhere, with `NotDelivered` nobody knows. What a region will not take (too large, no such
+   topic or partition) fails alone, and is not offered to another region: let their topics be alike.
 2. The first region is home. A region is left when it does not answer, or acknowledges nothing of what waits,
    for `unhealthy_after_s`; what it did not acknowledge is sent to the next healthy one, in the order in which
    it was taken. It comes back to home once that has been healthy for `return_after_s`, and longer after each
@@ -21,7 +22,7 @@ Rules
 4. Messages of one key are in order within a region, if `send` was called in that order; after a failover what
    one region has may have come before or after what the other has.
 
-Needs aiokafka only: neither Faust nor gRPC.
+Needs aiokafka only: neither Faust nor gRPC. Logs to the standard logger `switchyard.producer`.
 """
 
 from app.push.producer.link import Region

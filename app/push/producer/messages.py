@@ -1,8 +1,8 @@
 """What crosses the producer SDK: messages on their way, what becomes of them, who is told.
 
 ProducerError
-├── Refused          the region's cluster will not take this message: it is nowhere
-├── NotDelivered     nobody acknowledged it in time: it may be in the region that was asked
+├── Refused          the region that was asked will not take this message: it is nowhere
+├── NotDelivered     nobody acknowledged it: it may be in the regions that were asked
 └── ProducerClosed   the producer takes nothing any more
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -25,11 +25,13 @@ class ProducerError(Exception):
 
 
 class Refused(ProducerError):
-    """It is nowhere, and sending it again does not help: too large, no such topic, not allowed."""
+    """It is nowhere, and sending it again does not help: too large, no such topic or partition, not allowed,
+    not bytes."""
 
 
 class NotDelivered(ProducerError):
-    """No region acknowledged it in time. It may be in the one that was asked last."""
+    """No region acknowledged it: in time, or before another one would not take it. It may be in each that was
+    asked."""
 
 
 class ProducerClosed(ProducerError):
@@ -68,7 +70,7 @@ class Message:
     Attributes:
         taken_s: when, monotonic.
         link: who has it now.
-        was_sent: a region may have it.
+        asked: who was given it and has not said that it is not there: its region may have it.
         goes_alone: in a batch of its own, as it may have been refused for its company.
     """
 
@@ -81,5 +83,5 @@ class Message:
     future: asyncio.Future[Delivered]
     taken_s: float
     link: Link | None = None
-    was_sent: bool = False
+    asked: set[Link] = field(default_factory=set)
     goes_alone: bool = False

@@ -3,14 +3,15 @@
     send ──▶ pending (in order) ──▶ the active region's link ──▶ acknowledged
                  └── what is left of it when the region is left ──▶ the next region's link
 
-The supervisor alone changes the link. While it does, the gate is shut: what is new waits behind what is sent
-again.
+The supervisor alone changes the link. The gate is open only while the link works and has all that was taken:
+what is new waits behind what is sent again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
@@ -18,9 +19,16 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-import structlog
-
-from app.push.producer.link import REFUSALS, TOO_LARGE, TROUBLE, Link, Region, answers
+from app.push.producer.link import (
+    DRAIN_S,
+    NOT_THERE,
+    OF_ONE_IN_THE_BATCH,
+    REFUSALS,
+    TROUBLE,
+    Link,
+    Region,
+    answers,
+)
 from app.push.producer.messages import (
     MESSAGE_ID,
     Delivered,
@@ -33,10 +41,8 @@ from app.push.producer.messages import (
     Refused,
 )
 
-log = structlog.get_logger(__name__)
+log = logging.getLogger("switchyard.producer")
 
-REQUEST_S = 10.0
-DRAIN_S = 5.0  # until what is on its way is answered, before home is gone back to
 AGAIN_S = 0.2  # no region answers: they are asked again
 MOST_PATIENCE = 16  # times `return_after_s`
 
@@ -81,6 +87,7 @@ class RegionalProducer:
         self._message_ids = message_ids
         self._hooks = hooks or Hooks()
         self._room = asyncio.Semaphore(max_pending)
+        self._turn = asyncio.Lock()
         self._gate = asyncio.Event()
         self._stirred = asyncio.Event()
         self._pending: dict[int, Message] = {}
@@ -173,9 +180,10 @@ class RegionalProducer:
             headers.append((MESSAGE_ID, uuid.uuid4().hex.encode()))
         await self._room.acquire()
         try:
-            while not self._gate.is_set():
-                self._check_open()
-                await self._gate.wait()
+            async with self._turn:  # who comes when the gate opens goes behind those who wait
+                while not self._gate.is_set():
+                    self._check_open()
+                    await self._gate.wait()
             self._check_open()
         except BaseException:
             self._room.release()
@@ -187,8 +195,8 @@ class RegionalProducer:
         future.add_done_callback(partial(self._over, self._count))
         try:
             await self._hand(message)
-        except asyncio.CancelledError:
-            future.cancel()
+        except BaseException:
+            future.cancel()  # nobody would learn how it ends
             raise
         return future
 
@@ -205,51 +213,64 @@ class RegionalProducer:
             self._room.release()
 
     async def _hand(self, message: Message) -> None:
-        """Gives it to the active link; whatever is wrong with that is the supervisor's."""
+        """Gives it to the active link; whatever is wrong with that is the supervisor's, and whatever is wrong
+        with the message ends this one only."""
         link = message.link = self._link
         assert link is not None, "the gate is open only while there is one"
         try:
             answer = await link.send(message)
-        except REFUSALS as error:
-            if message.link is link:
+        except Exception as error:  # noqa: BLE001 - of any type: its future tells it
+            if isinstance(error, TROUBLE) and not isinstance(error, REFUSALS):
+                self._breaks(link, f"{error!r}")
+            elif message.link is link:
                 self._refuse(message, link, error)
-        except TROUBLE as error:
-            self._breaks(link, f"{error!r}")
         else:
             answer.add_done_callback(partial(self._answered, message, link))
 
     def _answered(self, message: Message, link: Link, answer: asyncio.Future[Any]) -> None:
-        error = None if answer.cancelled() else answer.exception()
-        if message.link is not link or message.future.done():
-            return
         if answer.cancelled():
             self._breaks(link, "it was cancelled")
-        elif error is None:
-            found, now_s = answer.result(), time.monotonic()
-            self._answered_s = now_s
-            at_ms = -1 if found.timestamp is None else found.timestamp
-            place = Delivered(link.region.name, found.topic, found.partition, found.offset, at_ms)
-            message.future.set_result(place)
-            self._tell(self._hooks.delivered, place, now_s - message.taken_s)
+            return
+        error = answer.exception()
+        if isinstance(error, NOT_THERE):
+            message.asked.discard(link)
+        is_its = message.link is link and not message.future.done()
+        if error is None:
+            now_s = time.monotonic()
+            if link is self._link:
+                self._answered_s = now_s
+            if is_its:
+                self._deliver(message, link, answer.result(), now_s)
         elif isinstance(error, REFUSALS):
-            link.has_hole = True
-            self._stirred.set()
-            if isinstance(error, TOO_LARGE) and not message.goes_alone:
+            self._breaks(link, "a message was refused", has_hole=True)
+            if is_its and isinstance(error, OF_ONE_IN_THE_BATCH) and not message.goes_alone:
                 message.goes_alone = True
-            else:
+            elif is_its:
                 self._refuse(message, link, error)
-        elif not link.has_hole:  # behind one everything fails: it is sent again through another producer
+        else:  # behind a refused one everything fails, which changes nothing
             self._breaks(link, f"{error!r}")
 
-    def _breaks(self, link: Link, why: str) -> None:
+    def _breaks(self, link: Link, why: str, *, has_hole: bool = False) -> None:
+        """It sends nothing more, and the supervisor goes on with another. The first reason counts."""
         if link is self._link and not link.broken:
-            link.broken = why
+            link.has_hole = has_hole
+            link.stop(why)
+            self._gate.clear()
             self._stirred.set()
 
+    def _deliver(self, message: Message, link: Link, found: Any, now_s: float) -> None:
+        at_ms = -1 if found.timestamp is None else found.timestamp
+        place = Delivered(link.region.name, found.topic, found.partition, found.offset, at_ms)
+        message.future.set_result(place)
+        self._tell(self._hooks.delivered, place, now_s - message.taken_s)
+
     def _refuse(self, message: Message, link: Link, error: BaseException) -> None:
-        said = f"region {link.region.name}, topic {message.topic}: {type(error).__name__} {error}".rstrip()
-        again = message.was_sent and not link.has_hole
-        self._fail(message, NotDelivered(f"{said}; another region may have it") if again else Refused(said))
+        why = ": ".join([type(error).__name__, *map(str, error.args)])
+        said = f"region {link.region.name}, topic {message.topic}: {why}"
+        asked = ", ".join(sorted({one.region.name for one in message.asked}))
+        failure = NotDelivered(f"{said}; it may be in {asked}") if asked else Refused(said)
+        failure.__cause__ = error
+        self._fail(message, failure)
 
     def _fail(self, message: Message, error: ProducerError) -> None:
         if not message.future.done():
@@ -260,10 +281,10 @@ class RegionalProducer:
     def _tell(self, hook: Callable[..., None], *said: Any) -> None:
         try:
             hook(*said)
-        except Exception as error:
+        except Exception:
             if hook.__name__ not in self._failing_hooks:
                 self._failing_hooks.add(hook.__name__)
-                log.exception("a hook fails; this is told once", hook=hook.__name__, error=repr(error))
+                log.exception("the hook %s fails; this is told once", hook.__name__)
 
     # -- the supervisor --------------------------------------------------------------------------
 
@@ -283,18 +304,13 @@ class RegionalProducer:
     async def _look(self, patience_s: float) -> None:
         link = self._link
         assert link is not None, "it was started"
-        if link.has_hole:
-            await self._renew(link)
-        elif why := link.broken or self._stalled(link) or await self._silent(link, patience_s):
-            await self._move(why)
+        stalled = link.broken or link.stalled(self._unhealthy_after_s)
+        if why := stalled or await self._silent(link, patience_s):
+            self._breaks(link, why)
+        if link.broken:
+            await self._replace(link)
         elif link.region is not self._regions[0]:
-            await self._maybe_return(patience_s)
-
-    def _stalled(self, link: Link) -> str:
-        waits_s = time.monotonic() - link.waits_s
-        if link.flying and waits_s > self._unhealthy_after_s:
-            return f"nothing was acknowledged for {waits_s:.1f} s"
-        return ""
+            await self._maybe_return(link, patience_s)
 
     async def _silent(self, link: Link, patience_s: float) -> str:
         if await answers(link.region, patience_s):
@@ -315,65 +331,54 @@ class RegionalProducer:
         while True:
             for region in regions:
                 self._expire()
-                if not await answers(region, self._unhealthy_after_s):
+                address = await answers(region, self._unhealthy_after_s)
+                if not address:
                     continue
                 with contextlib.suppress(*TROUBLE):
-                    self._link = await Link.open(region, REQUEST_S, REQUEST_S)
+                    self._link = await Link.open(region, address)
                     self._answered_s = time.monotonic()
                     return self._link
             await asyncio.sleep(AGAIN_S)
 
-    async def _move(self, why: str) -> None:
-        """To the next region that answers, with all that is not acknowledged."""
-        self._gate.clear()
-        link = self._link
-        assert link is not None, "it was started"
-        left = link.region
-        log.warning("a region is left", region=left.name, why=why, pending=len(self._pending))
-        if left is self._regions[0]:
-            soon = time.monotonic() - self._returned_s < self._return_after_s * self._patience
-            self._patience = min(MOST_PATIENCE, 2 * self._patience) if soon else 1
-        while True:
+    async def _replace(self, link: Link) -> None:
+        """Goes on through another producer, with all that is not acknowledged: in the same region where a
+        message was refused, else in the next one that answers."""
+        left, why = link.region, link.broken
+        while link.broken:
+            at = self._regions.index(link.region)
+            if link.has_hole:
+                await link.settled()
+            else:
+                self._note_left(link)
+                at += 1
             await link.end()
-            at = self._regions.index(link.region) + 1
             link = await self._connect([*self._regions[at:], *self._regions[:at]])
             again = len(self._pending)
-            await self._send_again()
-            if not link.broken:
-                break
-        self._home_since_s = None
+            await self._send_again(link)
+        if link.region is not left:
+            self._home_since_s = None
         self._tell(self._hooks.moved, left.name, link.region.name, why, again)
         self._gate.set()
 
-    async def _send_again(self) -> None:
-        link = self._link
+    def _note_left(self, link: Link) -> None:
+        log.warning(
+            "region %s is left, %d messages wait: %s", link.region.name, len(self._pending), link.broken
+        )
+        if link.region is self._regions[0]:
+            soon = time.monotonic() - self._returned_s < self._return_after_s * self._patience
+            self._patience = min(MOST_PATIENCE, 2 * self._patience) if soon else 1
+
+    async def _send_again(self, link: Link) -> None:
         for message in list(self._pending.values()):
-            if link is None or link.broken:
+            if link.broken:
                 return
             if not message.future.done():
                 await self._hand(message)
 
-    async def _renew(self, link: Link) -> None:
-        """A broker takes nothing behind what it refused: another producer goes on in the same region."""
-        self._gate.clear()
-        await self._settled(link)
-        await link.end()
-        await self._connect([link.region, *(one for one in self._regions if one is not link.region)])
-        again = len(self._pending)
-        await self._send_again()
-        self._tell(self._hooks.moved, link.region.name, self.region, "a message was refused", again)
-        self._gate.set()
-
-    @staticmethod
-    async def _settled(link: Link) -> None:
-        """Until all that is on its way is answered, one way or the other; not for long."""
-        deadline_s = time.monotonic() + DRAIN_S
-        while link.flying and time.monotonic() < deadline_s:  # noqa: ASYNC110 - callbacks change it
-            await asyncio.sleep(0.01)
-
-    async def _maybe_return(self, patience_s: float) -> None:
+    async def _maybe_return(self, away: Link, patience_s: float) -> None:
         home, now_s = self._regions[0], time.monotonic()
-        if not await answers(home, patience_s):
+        address = await answers(home, patience_s)
+        if not address:
             self._home_since_s = None
             return
         self._home_since_s = self._home_since_s or now_s
@@ -381,19 +386,19 @@ class RegionalProducer:
             return
         self._home_since_s = None
         try:
-            link = await Link.open(home, REQUEST_S, REQUEST_S)
+            link = await Link.open(home, address)
         except TROUBLE:
             return
         self._gate.clear()
-        away = self._link
-        assert away is not None, "it was started"
-        await self._settled(away)
-        if self._pending:
-            self._gate.set()
-            await link.end()
-            return
-        self._link, self._returned_s = link, time.monotonic()
-        self._answered_s = self._returned_s
-        self._gate.set()
-        self._tell(self._hooks.moved, away.region.name, home.name, "home has been healthy again", 0)
-        await away.end()
+        try:
+            deadline_s = time.monotonic() + DRAIN_S
+            while away.flying and not away.broken and time.monotonic() < deadline_s:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            if not away.broken and all(message.future.done() for message in self._pending.values()):
+                self._link, self._returned_s = link, time.monotonic()
+                self._answered_s = self._returned_s
+                self._tell(self._hooks.moved, away.region.name, home.name, "home has been healthy again", 0)
+        finally:
+            if self._link is link or not away.broken:
+                self._gate.set()
+            await (away if self._link is link else link).end()

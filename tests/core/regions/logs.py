@@ -12,7 +12,19 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from app.core.fencing import LogId
-from app.core.offset_map import Barrier, BarrierItem, Line, NeedItem, after, asked_for, needs_of
+from app.core.leader_epochs import ENDLESS, Epochs, read_in
+from app.core.offset_map import (
+    Barrier,
+    BarrierItem,
+    Ended,
+    EndedItem,
+    Line,
+    NeedItem,
+    after,
+    asked_for,
+    at_end,
+    needs_of,
+)
 from app.core.resume import Copying, Place
 from app.core.sequences import SEQUENCES, Stamp
 from app.core.verbatim import Copy
@@ -50,6 +62,9 @@ class SourceLog:
 
     def delete_below(self, start: int) -> None:
         self.start = max(self.start, min(start, self.end))
+
+    def epoch_at(self, offset: int) -> int:
+        return max((epoch for epoch, at in enumerate(self.cuts, 1) if at <= offset), default=0)
 
     def cut(self, at: int) -> None:
         del self.records[at:]
@@ -125,12 +140,14 @@ class CopyLog:
 
 @dataclass
 class CopyTopic:
-    """A region's aggregate topic. `ids`: the cluster's: the last producer id that was given."""
+    """A region's aggregate topic. `ids`: the cluster's: the last producer id that was given; `routes`: whose
+    it was."""
 
     region: str
     logs: list[CopyLog]
     anew: int = 0
     ids: int = 0
+    routes: dict[int, str] = field(default_factory=dict)
 
     @property
     def log_id(self) -> LogId:
@@ -156,7 +173,9 @@ class Lane:
 
     Attributes:
         sent: goes next. base: below it all is acknowledged. saved: as the tracker table knows it.
+        read_epoch: of the source's leader when it was fetched from last. epochs: that were read.
         line: the checkpoint table's.
+        route: its name. gone: it was deleted.
     """
 
     def __init__(
@@ -167,9 +186,13 @@ class Lane:
         takes: Callable[[int], bool],
         pace: tuple[int, int],
         first_sequence: int,
+        generation: int = 0,
     ) -> None:
-        """`pace`: a barrier every so many acts, or records. `first_sequence`: any number will do."""
+        """`pace`: a barrier every so many acts, or records. `first_sequence`: any number will do.
+        `generation`: how often the route was given another name."""
         self.source, self.target, self.partition, self.takes = source, target, partition, takes
+        self.route = f"{source.region}-to-{target.region}-{generation}"
+        self.generation, self.gone = generation, False
         self.line: Line | None = None
         self.epoch = 1
         self.lineage = self.source_epoch = self.read_epoch = 0
@@ -181,6 +204,9 @@ class Lane:
         self.producer: Stamp | None = None  # that was written under last
         self.stamp: Stamp | None = None  # of what goes next; None: the lane is not open
         self._pace, self._first = pace, first_sequence
+        self.epochs: Epochs = ()
+        self._saved_epochs: Epochs = ()  # with `saved`
+        self._told_in = 0  # the `read_epoch` when the last barrier was told
         self._is_first, self._has_landed, self._drops = True, False, False
         self._marks = self._new_marks()
 
@@ -191,7 +217,14 @@ class Lane:
     @property
     def told_to(self) -> int:
         """Nothing below it is copied again for the first time."""
-        return max([self.base, *(barrier.source_end for barrier in self._barriers()[-1:])])
+        told = max((barrier.source_end for barrier in self._barriers()[-1:]), default=0)
+        return max(
+            min(self.base, self._cut_since(self.read_epoch)), min(told, self._cut_since(self._told_in))
+        )
+
+    def _cut_since(self, epoch: int) -> int:
+        """From where on the source has other records than it had in that leader epoch."""
+        return min(self.source.cuts[epoch:], default=self.source.end)
 
     def _barriers(self) -> list[Barrier]:
         line = self.line
@@ -200,10 +233,10 @@ class Lane:
 
     @property
     def copying(self) -> Copying | None:
-        if self.line is None or self.line.source_epoch != self.source_epoch:
-            return None  # see `play`, of a cut
+        if self.line is None:
+            return None
         region = self.target.region
-        return Copying(region, f"{self.source.region}-to-{region}", self.source.place, self.line)
+        return Copying(region, self.route, self.source.place, self.line)
 
     def _new_marks(self) -> Marks:
         every, records = self._pace
@@ -221,9 +254,11 @@ class Lane:
         item = BarrierItem(
             "route", TOPIC, self.source.partition, self.epoch, self.lineage,
             LogId(self.source.place.cluster_id, self.topic_id), self.target.log_id, TOPIC, self.partition,
-            [Barrier(source_end, target_end, 0, stamp)], source_epoch=self.source_epoch,
+            [Barrier(source_end, target_end, 0, stamp)], source_epoch=self.source_epoch, epochs=self.epochs,
         )  # fmt: skip
         self.line = after(self.line, item) or self.line
+        if self._barriers()[-1:] == item.barriers:
+            self._told_in = self.read_epoch
 
     # -- copying -----------------------------------------------------------------------------------
 
@@ -232,8 +267,8 @@ class Lane:
         source = self.source
         if self.topic_id != source.topic_id:
             self._begin_lineage(source.start, 0, now)
-            self.topic_id = source.topic_id
-        elif (at := min(source.cuts[self.read_epoch :], default=self.sent)) < self.sent:
+            self.topic_id, self.epochs, self._saved_epochs = source.topic_id, (), ()
+        elif (at := self._cut_since(self.read_epoch)) < self.sent:
             self._begin_lineage(at, len(source.cuts), now)
         self.read_epoch = len(source.cuts)
 
@@ -263,6 +298,7 @@ class Lane:
         start, end = self.sent, min(source.end, self.sent + count)
         if end <= start:
             return
+        self.epochs = read_in(self.epochs, source.epoch_at(end - 1), start)
         records = [one for one in source.records[start:end] if one is not None and self.takes(one)]
         copy = Copy(b"", len(records), start, end)
         if not records:
@@ -285,6 +321,7 @@ class Lane:
     def _open(self, copy: Copy, now: int) -> Stamp:
         if self.producer is None:
             self.target.ids += 1
+            self.target.routes[self.target.ids] = self.route
             stamp = Stamp(self.target.ids, 0, self._first)
         else:
             stamp = Stamp(self.producer.producer_id, self.producer.epoch + STEP, self._first)
@@ -339,7 +376,7 @@ class Lane:
             self._marks.idle(self.base, self.log.end, now)
 
     def save(self) -> None:
-        self.saved = self.base
+        self.saved, self._saved_epochs = self.base, self.epochs
 
     def need(self, read: Iterable[int], resumed: Iterable[int]) -> None:
         """Readers lie still there."""
@@ -363,12 +400,41 @@ class Lane:
     def take_over(self, *, sure: bool) -> None:
         """Another owner goes on: behind what is found in the log, or from what was saved."""
         landed = [flight.copy.source_end for flight in self.flying if flight.landed is not None]
-        if sure:
-            self._begin_again(max([self.base, *landed]))
+        found_to = max([self.base, *landed])
+        if sure and self._cut_since(self.read_epoch) >= found_to:  # else what is found is not in the source
+            self._begin_again(found_to)
         else:
+            self.epochs = self._saved_epochs
             self._begin_again(self.saved)
             self.producer = None
             self._is_unsure()
+
+    def anew(self) -> Lane:
+        """That of a route of another name, which copies all that there is."""
+        return Lane(
+            self.source, self.target, self.partition, self.takes, self._pace, self._first, self.generation + 1
+        )
+
+    def delete(self, *, sure: bool) -> None:
+        """Its route is: what is on its way may come yet."""
+        self.take_over(sure=sure)
+        self.gone = True
+
+    def come_back(self) -> None:
+        self.gone, self.epoch = False, self.epoch + 1
+
+    def look(self, *, asks_source: bool) -> None:
+        """The leader does, at what its route has left behind, once nothing of it is on its way."""
+        self.ghosts.clear()
+        line, source_end = self.line, ENDLESS
+        if line is None:
+            return
+        if asks_source and line.source.topic_id == self.source.topic_id:
+            source_end = max(self.source.end, line.barriers[-1].source_end)
+        end = self.log.end
+        ended = Ended(self.epoch, self.target.log_id, source_end, end, end)
+        item = EndedItem("route", TOPIC, self.source.partition, line.lineage, line.source, ended)
+        self.line = at_end(line, item) or line
 
     def target_made_anew(self) -> None:
         """What was copied before is not there any more."""

@@ -18,13 +18,13 @@ OFTEN: dict[str, float] = {
     "tell": 10, "tell-lines": 5, "tell-trackers": 5,
     "fail-over": 2, "force": 2, "zombie": 1, "down": 0.6, "up": 2, "lose": 0.12,
     "need": 2, "marker": 1.5, "retain": 0.7, "retain-source": 0.7, "compact": 1.5, "compact-source": 1.5,
-    "source-anew": 0.3, "cut": 0.5, "copy-anew": 0.25,
+    "source-anew": 0.3, "cut": 2, "copy-anew": 0.25, "delete-route": 0.25, "deploy-route": 1, "look": 4,
 }  # fmt: skip
 
 
 RARELY = [
-    "compact", "compact-source", "copy-anew", "cut", "marker", "retain", "retain-source", "source-anew",
-    "unheard", "unsure", "zombie",
+    "compact", "compact-source", "copy-anew", "cut", "delete-route", "marker", "retain", "retain-source",
+    "source-anew", "unheard", "unsure", "zombie",
 ]  # fmt: skip
 
 
@@ -46,7 +46,7 @@ def play(world: World, acts: Iterable[Act]) -> None:
         world.now += 1
         if name not in _LANE:
             _ACTS[name](world, who, count)
-        elif world.works(lane := world.lanes[who % len(world.lanes)]):
+        elif world.works(lane := world.lanes[who % len(world.lanes)], gone=name == "haunt"):
             _LANE[name](lane, count, world.now)
 
 
@@ -131,13 +131,11 @@ def _source_anew(world: World, who: int, _count: int) -> None:
 
 
 def _cut(world: World, who: int, count: int) -> None:
-    """A regional log loses its end (an unclean election), which all lanes notice, and all regions hear of, at
-    once: a line that had come further, as it was before, and that of a lane that had not come so far, which
-    notices nothing, would be taken for lines of one log."""
+    """A regional log gets another leader, in an unclean election one that has not its end. Lanes notice when
+    they fetch: those that have come further; to the others it is as if nothing had happened."""
     source = world.sources[who % len(world.sources)]
-    mine = [lane for lane in world.lanes if lane.source is source and lane.topic_id == source.topic_id]
-    at = source.end - count
-    if at < source.start or not all(world.works(lane) or lane.sent <= at for lane in mine):
+    at = source.end - count + 1
+    if at < source.start:
         return
     before = source.kept()
     world.cut_off |= {
@@ -146,12 +144,6 @@ def _cut(world: World, who: int, count: int) -> None:
         if log is source and anew == source.anew and offset >= at
     }
     source.cut(at)
-    for lane in mine:
-        if world.works(lane):
-            lane.notice(world.now)
-    for table in (*world.lines.values(), *world.line_copies.values()):
-        for key in [key for key in table if key[0] == source.place]:
-            del table[key]
     world.gone(before - source.kept())
 
 
@@ -171,6 +163,32 @@ def _copy_anew(world: World, who: int, _count: int) -> None:
     if world.stint.region == topic.region:
         world.leave()
         world.begin(topic.region)
+
+
+def _delete_route(world: World, who: int, count: int) -> None:
+    lanes = world.route(who)
+    if world.works(lanes[0]):
+        for lane in lanes:
+            lane.delete(sure=count > 2)
+
+
+def _deploy_route(world: World, who: int, count: int) -> None:
+    """It comes back, or one of another name takes its place."""
+    lanes = world.route(who)
+    if not all(lane.gone for lane in lanes) or not world.works(lanes[0], gone=True):
+        return
+    newest = max(lane.generation for lane in lanes)
+    for lane in lanes:
+        if lane.generation == newest and count > 2:
+            lane.come_back()
+        elif lane.generation == newest:
+            world.lanes.append(lane.anew())
+
+
+def _look(world: World, _who: int, _count: int) -> None:
+    for lane in world.lanes:
+        if lane.gone and world.works(lane, gone=True) and world.chance.random() < 0.7:
+            lane.look(asks_source=world.chance.random() < 0.8)
 
 
 # -- the group -------------------------------------------------------------------------------------------
@@ -270,7 +288,7 @@ def _down(world: World, who: int, count: int) -> None:
     if world.zombie is not None and world.zombie.region == region:
         world.zombie = None
     for lane in world.lanes:
-        if lane.target.region == region:
+        if lane.target.region == region and not lane.gone:
             lane.take_over(sure=count > 2)
     if world.stint.region == region:
         _force(world, who, count)
@@ -303,6 +321,7 @@ _ACTS: dict[str, Callable[[World, int, int], None]] = {
     "produce": _produce, "flow": _flow, "idle": _idle, "marker": _marker, "retain": _retain,
     "retain-source": _retain_source, "compact": _compact, "compact-source": _compact_source,
     "source-anew": _source_anew, "cut": _cut, "copy-anew": _copy_anew,
+    "delete-route": _delete_route, "deploy-route": _deploy_route, "look": _look,
     "read": _read, "finish": _finish, "save": _save, "kill": _kill, "look-again": _look_again,
     "tell": _tell,
     "tell-lines": lambda world, who, count: _tell(world, who, count, trackers=False),

@@ -33,7 +33,7 @@ from tests.core.regions.logs import TOPIC, Batch, CopyLog, CopyTopic, Lane, Sour
 from tests.core.regions.reader import Facts, Part, Saved, Stint
 
 REGIONS = ("east", "north", "west")
-LineKey = tuple[Place, int]  # source and the copy's partition
+LineKey = tuple[Place, int, str]  # source, the copy's partition, and the route
 
 
 class Broken(AssertionError):
@@ -134,7 +134,7 @@ class World:
         unknown = {
             (lane.source.place, lane.partition): NO_LINE
             for lane in self.lanes
-            if lane.target is topic and (lane.source.place, lane.partition) not in self.lines[region]
+            if lane.target is topic and not lane.gone and _key(lane) not in self.lines[region]
         }
         positions: dict[int, list[int]] = {at: [] for at in logs}
         readers: list[Mapping[Hashable, Done]] = []
@@ -190,6 +190,7 @@ class World:
                 line=msgspec.structs.replace(
                     copying.line,
                     barriers=[one for one in copying.line.barriers if self.chance.random() < 0.7],
+                    ended=copying.line.ended if self.chance.random() < 0.7 else None,
                 )
             )
             for copying in lines
@@ -209,18 +210,19 @@ class World:
             if offset < base
         }
         for partition, answer in resumed.answers.items():
-            seen: dict[Place, set[int]] = {}
+            seen: dict[tuple[Place, str], set[int]] = {}
             log = topic.logs[partition]
             copies = list(log.copies())
             twice = {record for record, offset, _ in copies if offset < answer.next_offset}
             twice |= log.deleted | log.compacted
-            for record, offset, _ in copies:
+            for record, offset, batch in copies:
                 if offset >= answer.next_offset and record in read - twice:
                     source, anew, _at = self.where[record]
                     if anew == source.anew and record not in self.cut_off:
-                        seen.setdefault(source.place, set()).add(record)
+                        route = topic.routes[batch.stamp.producer_id]
+                        seen.setdefault((source.place, route), set()).add(record)
             for told in answer.sources:
-                count = len(seen.get(told.source, ()))
+                count = len(seen.get((told.source, told.route), ()))
                 if not answer.why and told.again is not None and count > told.again:
                     raise Broken(f"{count} records are read again of {told}, partition {partition}")
 
@@ -313,7 +315,7 @@ class World:
         missing = self.where.keys() - self.delivered.keys() - self.absent - topic.present()
         coming: set[int] = set()
         for lane in self.lanes:
-            if lane.target is topic and lane.topic_id == lane.source.topic_id:
+            if lane.target is topic and lane.topic_id == lane.source.topic_id and not lane.gone:
                 rest = lane.source.records[max(lane.told_to, lane.source.start) :]
                 coming.update(one for one in rest if one is not None and lane.takes(one))
         return missing - coming
@@ -339,8 +341,16 @@ class World:
             part.finish(0, 10**9, partial(self._finish, self.stint))
         return self.topics[self.stint.region].present() - self.delivered.keys() - self.absent
 
-    def works(self, lane: Lane) -> bool:
-        return lane.target.region not in self.down and lane.source.region not in self.down
+    def works(self, lane: Lane, *, gone: bool = False) -> bool:
+        """`gone`: also one whose route was deleted."""
+        down = {lane.target.region, lane.source.region} & self.down
+        return not down and (gone or not lane.gone)
+
+    def route(self, which: int) -> list[Lane]:
+        """The lanes between two regions, under all names that the route had."""
+        one = self.lanes[which % len(self.lanes)]
+        ends = one.source.region, one.target
+        return [lane for lane in self.lanes if (lane.source.region, lane.target) == ends]
 
     def needed(self) -> None:
         """Lines learn which barriers the group asks for."""
@@ -352,11 +362,19 @@ class World:
 
     def tell_lines(self) -> None:
         """What lanes have told stands in their region's table: of a source all of them, or none yet."""
-        told = [(lane.target.region, lane.source.place, lane.partition, lane.copying) for lane in self.lanes]
-        silent = {(region, place) for region, place, _, copying in told if copying is None}
-        for region, place, partition, copying in told:
-            if copying is not None and (region, place) not in silent:
-                self.lines[region][place, partition] = copying
+        told = [(lane.target.region, _key(lane), lane.copying) for lane in self.lanes]
+        silent = {
+            (lane.target.region, lane.source.place, lane.route)
+            for lane in self.lanes
+            if lane.copying is None and not lane.gone
+        }
+        for region, key, copying in told:
+            if copying is not None and (region, copying.source, copying.route) not in silent:
+                self.lines[region][key] = copying
+
+
+def _key(lane: Lane) -> LineKey:
+    return lane.source.place, lane.partition, lane.route
 
 
 def _job(partition: int) -> str:
@@ -384,10 +402,11 @@ def _read_to(
         line, place = copying.line, copying.source
         at = bases.get(line.target_partition)
         k = None if at is None or line.target.is_another(log) else line.read_up_to(at)
-        if k is None or any(other.is_of_another(line) for other in lines_to.get(place, ())):
+        if k is None:
             unknown.add(place)
         else:
-            found[place] = min(found.get(place, k), k)
+            known = [found.get(place, k), *(line.agrees_below(other) for other in lines_to.get(place, ()))]
+            found[place] = min(k, *known)
     return {place: k for place, k in found.items() if place not in unknown}
 
 

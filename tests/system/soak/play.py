@@ -35,7 +35,7 @@ GROUP = "soak"
 TICK_S = 0.1
 RATE = 50.0  # a workload, messages a second
 MAX_BACKLOG = 150  # of a workload
-SETTLE_S = 45.0
+SETTLE_S = 90.0
 QUIET_S = 1.0
 STALL_MS = 1000.0
 GOES_S = 30.0
@@ -294,7 +294,7 @@ class Play:
     def _wait_committed(self) -> str:
         """Until the group has committed the end of every log it reads; what is missing otherwise."""
         lag = ""
-        until_s = time.monotonic() + 20.0
+        until_s = time.monotonic() + SETTLE_S
         while time.monotonic() < until_s:
             lag = asyncio.run(self._lag())
             if not lag:

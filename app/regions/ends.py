@@ -1,0 +1,135 @@
+"""The copied end of another region's tracker topic: folded on top of its table's copy, in the store.
+
+    switchyard-west-trackers-changelog ─copied─▶ TRACKERS ─┬─▶ `position`, `positions`
+    switchyard-west-trackers           ─copied─▶ ENDS ─────┘
+
+A table's writer may be tens of seconds behind on a busy machine; the topic itself is not. What it says above
+the table is folded here (`app.core.tracker_fold`, rule 6), and kept by job, with the offset that was read to:
+a worker that begins again goes on there.
+
+Rules
+1. What is read first begins `MARGIN_MS` before the newest record of the table's copy, by the time at which
+   it was written, and `MAX_EVENTS` before the end at the most: of what is older the table's copy has to tell.
+2. A partition's end and table are joined once the table's copy has come `MARGIN_MS` past the time since
+   which all is read. The margin is for clocks, and for what the table's writer writes late: its records are
+   of all that it has folded by then.
+3. A region whose topic is not copied here (an older one) has no end: its table's copy is all there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+import structlog
+from aiokafka import AIOKafkaConsumer, TopicPartition
+
+from app import wire
+from app.clock import now_ms
+from app.core.fencing import TrackerRecord
+from app.core.job import JobId, Kind
+from app.core.tracker_fold import CopyFold, together
+from app.regions.store import ENDS, TRACKERS, Origin, Store
+
+log = structlog.get_logger(__name__)
+
+MARGIN_MS = 60_000
+MAX_EVENTS = 10_000  # of a partition
+PREFIX = f"{Kind.DISPATCH.value}:"
+
+
+class Beginning(NamedTuple):
+    """Where reading begins, and since when all is read (ms), by partition."""
+
+    next_offsets: dict[TopicPartition, int]
+    since_ms: dict[int, int]
+
+
+async def beginning(
+    consumer: AIOKafkaConsumer,
+    starts: Mapping[TopicPartition, int],
+    ends: Mapping[TopicPartition, int],
+    table: Origin | None,
+) -> Beginning:
+    """Rule 1. `table`: how far its copy was read. Raises KafkaError."""
+    newest_ms = {} if table is None else table.newest_ms
+    wanted = {at: newest_ms[at.partition] - MARGIN_MS for at in ends if at.partition in newest_ms}
+    found = await consumer.offsets_for_times(wanted) if wanted else {}
+    at_ms = now_ms()
+    begun = Beginning({}, {})
+    for at, end in ends.items():
+        start, since_ms = starts[at], at_ms
+        if at in wanted and (lately := found.get(at)) is not None:
+            # Of what was before the first one that there is, nothing is known.
+            start = lately.offset
+            since_ms = wanted[at] if lately.offset > starts[at] else lately.timestamp
+        elif at in wanted and end > starts[at]:
+            start, since_ms = end, wanted[at]
+        if start < end - MAX_EVENTS:
+            start, since_ms = end - MAX_EVENTS, at_ms
+        begun.next_offsets[at], begun.since_ms[at.partition] = start, since_ms
+    return begun
+
+
+def fold_in(
+    store: Store, region: str, records: Mapping[TopicPartition, Iterable[Any]], origin: Origin
+) -> None:
+    """Folds what was read into the store; `origin`: how far that is. Blocking, as the store."""
+    table = store.origin(TRACKERS, region)
+    changed: dict[bytes, bytes | None] = {}
+    for at, read in records.items():
+        fold = CopyFold(
+            PREFIX, lambda job: _known(store, region, job), joined=_is_joined(at.partition, table, origin)
+        )
+        for record in read:
+            try:
+                fold.apply(wire.tracker_event(record.value), record.offset)
+            except wire.BadEvent as error:
+                log.error("an event of a region's tracker topic is passed over", region=region,
+                          offset=record.offset, error=str(error))  # fmt: skip
+        changed |= {job.encode(): wire.encode(known) for job, known in fold.records().items()}
+    store.write(ENDS, region, changed, origin)
+
+
+def _is_joined(partition: int, table: Origin | None, origin: Origin) -> bool:
+    """Rule 2."""
+    if table is None or partition not in table.newest_ms or partition not in origin.since_ms:
+        return False
+    return table.newest_ms[partition] >= origin.since_ms[partition] + MARGIN_MS
+
+
+def _known(store: Store, region: str, job: str) -> tuple[TrackerRecord | None, TrackerRecord | None]:
+    table, end = (_read(store.record(name, region, job), region, job) for name in (TRACKERS, ENDS))
+    return table, end
+
+
+def positions(store: Store, region: str, prefix: str) -> dict[str, TrackerRecord]:
+    """How far a region's jobs are whose names begin so, by all that was read. Blocking."""
+    found: dict[str, TrackerRecord] = {}
+    for name in (TRACKERS, ENDS):
+        for job, value in store.records(name, region, prefix):
+            known = together(found.get(job), _read(value, region, job))
+            if known is not None:
+                found[job] = known
+    return found
+
+
+def _read(value: bytes | None, region: str, job: str) -> TrackerRecord | None:
+    if value is None:
+        return None
+    try:
+        JobId.parse(job)
+        return wire.tracker_record(value)
+    except ValueError as error:
+        log.error("a region's position cannot be read", region=region, job=job, error=str(error))
+        return None
+
+
+def with_newest(origin: Origin, records: Mapping[TopicPartition, Iterable[Any]]) -> Origin:
+    """The origin with the time of the newest record of each partition, which is none that is yet to come."""
+    newest, at_ms = dict(origin.newest_ms), now_ms()
+    for at, read in records.items():
+        times = [newest.get(at.partition, 0), *(record.timestamp for record in read)]
+        newest[at.partition] = min(max(times), at_ms)
+    return msgspec.structs.replace(origin, newest_ms=newest)

@@ -1,0 +1,179 @@
+"""What a failover plan says, and what the control log keeps of it, however large it is."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app import wire
+from app.control.failover_plan import MAX_WORKLOADS, Planner, PlanRefused
+from app.control.failover_rows import away, passed_by
+from app.control.failover_told import (
+    MAX_KEPT_BYTES,
+    MAX_RECORD_BYTES,
+    Check,
+    Plan,
+    PlannedPartition,
+    PlannedWorkload,
+    Unreplicated,
+    kept,
+    lasting,
+    read,
+    totals,
+)
+from app.core.control_events import RunWorkload
+from tests.control.regions_by_hand import Region
+
+MAX_REQUEST_BYTES = 1_048_576  # of a producer that nobody told otherwise
+
+CHECKS = [
+    *(
+        Check(name=name, level="ok", detail=f"what was found of {name} is well, as far as west says")
+        for name in ("topic", "offset-map", "positions", "definition", "left-behind", "regions")
+    ),
+    Check(name="sources", level="warn", detail="west-regional does not answer: 7 records or more of it are "
+          "not here", remedy="they come once region west returns; nothing else waits for them"),
+]  # fmt: skip
+
+
+def rows(count: int, **told: Any) -> list[PlannedPartition]:
+    return [
+        PlannedPartition(partition=n, mapped=1, again=2, lag=3, not_replicated=0, unreachable=0, **told)
+        for n in range(count)
+    ]
+
+
+def a_plan(
+    workloads: int, partitions: int = 0, checks: list[Check] | None = None, key: str = "billing-{}/orders"
+) -> Plan:
+    made = [
+        PlannedWorkload(
+            workload=key.format(n), mode="active-passive", region="west", epoch=65,
+            checks=CHECKS if checks is None else checks, partitions=rows(partitions),
+        )
+        for n in range(workloads)
+    ]  # fmt: skip
+    heard = Check(name="heard", level="blocked", detail="nothing was heard of it", may_force=True)
+    return Plan(at_ms=1, checks=[heard], workloads=made, totals=totals(made))
+
+
+def planned(plan: Plan) -> Any:
+    """The run that a planner makes of it."""
+    chosen = [RunWorkload(one.workload, one.region, one.epoch) for one in plan.workloads]
+    east = Region("east")
+    runtime: Any = SimpleNamespace(failover=SimpleNamespace(keeper=east.keeper), control=east.log)
+    return Planner(runtime).made(
+        "east", chosen, plan, forced=True, actor="me", reason="west is lost", name="f"
+    )
+
+
+def again(plan: Plan, most_bytes: int = MAX_KEPT_BYTES) -> Plan:
+    """As it is read from the control log."""
+    found = kept(plan, most_bytes)
+    assert found is not None
+    assert len(msgspec.json.encode(found)) <= most_bytes
+    made = read(found)
+    assert made is not None
+    return made
+
+
+def test_a_small_plan_is_kept_with_all_but_its_sources() -> None:
+    made = again(a_plan(1, 3))
+    assert (len(made.workloads[0].partitions), made.totals.again, made.totals.lag) == (3, 6, 9)
+    assert (made.workloads[0].checks, made.left_out) == (CHECKS, "")
+    assert read({"rows": 1}) is None
+    assert read(None) is None
+
+
+def test_a_plan_with_too_many_partitions_is_kept_without_them_and_says_so() -> None:
+    made = again(a_plan(1, MAX_KEPT_BYTES // 50))
+    assert (made.workloads[0].partitions, made.workloads[0].checks) == ([], CHECKS)
+    assert "too large to be kept with its partitions" in made.left_out
+    assert made.totals.partitions == MAX_KEPT_BYTES // 50
+
+
+@pytest.mark.parametrize("partitions", [0, 8])
+def test_a_plan_of_as_many_workloads_as_may_be_planned_fits_into_the_control_log(partitions: int) -> None:
+    plan = a_plan(MAX_WORKLOADS, partitions)
+    run = planned(plan)
+    assert len(run.workloads) == MAX_WORKLOADS
+    assert len(wire.encode(run)) < MAX_REQUEST_BYTES
+    assert wire.control_event(wire.encode(run)) == run
+    found = read(run.plan)
+    assert found is not None
+    assert (found.totals, found.checks) == (plan.totals, plan.checks)
+    assert "failover plan showed them" in found.left_out
+
+
+def test_with_long_names_it_fits_or_is_refused() -> None:
+    long = a_plan(MAX_WORKLOADS, 8, key="{}-" + "x" * 400 + "/orders")
+    assert len(wire.encode(planned(long))) < MAX_REQUEST_BYTES
+    with pytest.raises(PlanRefused, match="name some of them"):
+        planned(a_plan(MAX_WORKLOADS, 8, key="{}-" + "x" * 500 + "/orders"))
+    assert MAX_RECORD_BYTES < MAX_REQUEST_BYTES
+
+
+def test_what_is_in_the_way_of_one_of_very_many_is_still_known_when_it_is_to_be_carried_out() -> None:
+    plan = a_plan(MAX_WORKLOADS, 8)
+    gone = Check(name="topic", level="blocked", detail="topic t does not exist in here", remedy="see why")
+    fails = msgspec.structs.replace(plan.workloads[1_500], checks=[*CHECKS, gone])
+    plan.workloads[1_500] = fails
+    ((of, check),) = lasting(again(plan), forced=True)
+    assert (of, check.detail) == (fails.workload, gone.detail)
+
+
+@given(
+    st.lists(st.sampled_from(["ok", "warn", "blocked"]), min_size=1, max_size=12),
+    st.integers(0, 3),
+    st.booleans(),
+    st.integers(1_000, 20_000),
+)
+def test_whatever_is_left_out_blocks_as_much(levels: Any, partitions: int, may: bool, most: int) -> None:
+    plan = a_plan(len(levels), partitions)
+    for n, level in enumerate(levels):
+        check = Check(name="regions", level=level, detail="d" * 500, remedy="r" * 500, may_force=may)
+        plan.workloads[n] = msgspec.structs.replace(plan.workloads[n], checks=[check, *CHECKS])
+    for forced in (False, True):
+        blocks = bool(lasting(again(plan, most), forced=forced))
+        assert blocks is bool(lasting(plan, forced=forced))
+        assert blocks is ("blocked" in levels and not (forced and may))
+
+
+def test_what_is_not_known_makes_no_sum() -> None:
+    def of(*counts: int | None) -> Any:
+        found = [PlannedPartition(partition=n, unreachable=count) for n, count in enumerate(counts)]
+        one = PlannedWorkload(workload="a/b", mode="", region="west", epoch=1, checks=[], partitions=found)
+        return totals([one]).unreachable
+
+    assert of(3, 4) == 7
+    assert of(3, None) is None
+    gone = Unreplicated(route="r", cluster="west-regional", region="west", records=7, reachable=False)
+    unknown = msgspec.structs.replace(gone, records=None)
+    (some,) = away([PlannedPartition(partition=0, routes=[gone])])
+    (more,) = away([PlannedPartition(partition=0, routes=[gone, unknown])])
+    assert "7 records or more of it are not here" in some.detail
+    assert "at least 7 records of it are not here, how many more is not known" in more.detail
+
+
+def test_a_position_that_nobody_of_switchyard_committed_is_told_with_what_would_be_passed_over() -> None:
+    def told(*found: tuple[int | None, int, bool]) -> list[str]:
+        made = [
+            PlannedPartition(partition=n, mapped=mapped, own=own, own_is_foreign=foreign)
+            for n, (mapped, own, foreign) in enumerate(found)
+        ]
+        return [f"{check.detail}; {check.remedy}" for check in passed_by(made, "g", "t")]
+
+    assert told((60, 65, False), (60, 60, True), (60, 5, True)) == []
+    (one,) = told((60, 65, False), (60, 80, True))
+    assert "partition 1: group g is at 80 here" in one
+    assert "20 records beyond 60, where it is elsewhere; they are passed over" in one
+    assert "--reset-offsets --group g --topic t:1 --to-offset 60" in one
+    (many,) = told((60, 80, True), (10, 20, True))
+    assert "likewise 1 more partitions, 30 records in all" in many
+    (unknown,) = told((None, 80, True))
+    assert "where it is elsewhere is not known" in unknown

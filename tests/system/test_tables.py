@@ -1,0 +1,49 @@
+"""The tables that people and Spark read of the control log, as their changelogs have them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import orjson
+import pytest
+
+from app import wire
+from app.core.control_events import WorkloadPut, compaction_key
+from app.demo.stage import Stage, wait_until, workload
+from app.demo.traffic import read_all
+from tests.kafka.conftest import producing
+from tests.system.fleet import control_log
+
+pytestmark = pytest.mark.system
+
+ENOUGH_S = 60.0
+
+
+def test_what_the_control_log_refuses_is_never_in_a_table(stage: Stage, topic_name: str) -> None:
+    control = stage.yard.bootstrap("east-regional")
+    app = f"switchyard-{stage.region}"
+    worker = stage.worker()
+    stage.deploy(worker, workload("g", topic_name, "east-aggregate", "127.0.0.1:1"))
+    (stands,) = [event for _, event in control_log(stage) if isinstance(event, WorkloadPut)]
+    wrong = [msgspec.structs.replace(stands, etag=f"wrong{n}", expected="another") for n in range(2)]
+
+    async def append() -> int:
+        async with producing(control) as producer:
+            sent = [
+                await producer.send_and_wait(
+                    f"{app}-control", wire.encode(event), key=compaction_key(event).encode(), partition=0
+                )
+                for event in wrong
+            ]
+            return int(sent[-1].offset)
+
+    last = asyncio.run(append())
+
+    def is_written() -> bool:
+        activity = asyncio.run(read_all(control, f"{app}-activity-changelog"))
+        return any(orjson.loads(record.value)["offset"] == last for record in activity)
+
+    wait_until(is_written, ENOUGH_S, worker.tail, 0.5)
+    told = asyncio.run(read_all(control, f"{app}-workloads-changelog"))
+    assert {wire.control_event(record.value).etag for record in told} == {stands.etag}  # type: ignore[union-attr]
