@@ -1,15 +1,15 @@
-"""What routes have left behind that copy no more: told by the leader, so that it holds back no reader for ever.
+"""What routes have left behind that copy no more: told by the leader, so that it holds nobody back for ever.
 
-A line of the offset map whose job has no owner gets no barriers. Its copies lie where they lie, and none comes:
-that is told as the destination goes on (`app.core.offset_map.Ended`), as an owner would tell idle barriers.
+A line of the offset map whose job has no owner gets no barriers. Its copies lie where they lie, and no more
+come: that is told as the destination goes on (`app.core.offset_map.Ended`), as an owner tells idle barriers.
 
 Rules
-1. A job has had no owner for `SETTLED_S` before anything is told: what its last one had sent has landed by then.
-2. Ends are asked for first, then the control log is read to its end. Who copies later was given the job behind
+1. A job has had no owner for `SETTLED_S` before anything is told: what its last one sent has landed by then.
+2. Ends are asked for first, then the control log is read to its end. Who copies later is given the job behind
    that, and copies behind those ends.
 3. Behind the source's end, asked for after that time, nothing was ever read: so nothing from there on was
-   copied. Without it (its cluster is away, or its log another one) that is not told; then what was copied holds
-   back who has not read it until retention takes it.
+   copied. Without it (its cluster is away, or its log is another one) that is not told, and what was copied
+   holds back who may not have read it until retention takes it.
 4. What is told late or not at all costs precision, nothing else. Copies of regions' bookkeeping are left out:
    nobody's position is in them, and each word on them would be copied in turn.
 """
@@ -17,6 +17,7 @@ Rules
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
@@ -25,6 +26,7 @@ import structlog
 from aiokafka.errors import KafkaError
 from mode import Service
 
+from app import wire
 from app.control.barriers import BarrierSender
 from app.control.log import ControlLog
 from app.core.fencing import LogId
@@ -34,17 +36,39 @@ from app.core.offset_map import Ended, EndedItem, Line, at_end, line_key
 from app.core.topology import RESERVED as BOOKKEEPING
 from app.kafka.clusters import LATEST, ClusterClient, ClusterUnreachable
 from app.kafka.commit import At
+from app.regions.store import CHECKPOINTS, Store
+from app.regions.tables import Cluster, Tables
 
 log = structlog.get_logger(__name__)
 
 LOOK_S = 10.0
 SETTLED_S = 60.0
 PER_S = 100  # a line is up to 40 kB, written anew with every word on it
+READ_S = 30.0  # patience with the region's own table: it goes on there
 LOOKS = 60  # then lines are read again
 PREFIX = f"{Kind.REPLICATE.value}:"
 
 Read = Callable[[Collection[str]], Awaitable[Mapping[str, Line]]]
-Reach = Callable[[str], Awaitable[ClusterClient]]
+Reach = Callable[[str], Awaitable[Cluster]]
+
+
+def own_lines(tables: Tables) -> Read:
+    """Lines of this region by their keys, without those that cannot be read. Raises NotRead, KafkaError."""
+    region = tables.atlas.region
+
+    async def read(keys: Collection[str]) -> Mapping[str, Line]:
+        await tables.read(READ_S, (CHECKPOINTS,), {region})
+
+        def found(store: Store) -> dict[str, Line]:
+            lines = {}
+            for key in keys:
+                with contextlib.suppress(wire.BadEvent):
+                    lines[key] = wire.checkpoint_line(store.record(CHECKPOINTS, region, key))
+            return lines
+
+        return await tables.ask(found)
+
+    return read
 
 
 class EndedRoutes(Service):
@@ -167,7 +191,7 @@ class EndedRoutes(Service):
 
         async def reached(name: str) -> tuple[str, ClusterClient] | None:
             try:
-                client = await self._reach(name)
+                client = (await self._reach(name)).client
                 return await client.cluster_id(), client
             except (ClusterUnreachable, KafkaError, OSError, TimeoutError):
                 return None

@@ -6,8 +6,11 @@ Rules
 2. It lies still when its position is the same as `LOOK_S` ago. A group that never comes back needs nothing
    once Kafka forgets its positions (`offsets.retention.minutes`, seven days, after its last member left).
 3. What is told stands in the line itself, so that another leader and another writer of the table know it. A
-   need that comes late, or not at all, costs precision, nothing else.
+   need that comes late, or not at all, costs precision, nothing else. What was told before its line was there
+   is told again.
 4. Clusters are asked seldom, a group at a time: nobody waits for it.
+5. Who cannot be asked now lies where he lay: a barrier that nobody asks for is gone for good. Of a cluster
+   of which not all groups are known nothing is told; of a group that cannot be read its last positions count.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ from app.replica.runtime import group_of
 log = structlog.get_logger(__name__)
 
 LOOK_S = 60.0
+TOLD_AGAIN = 30  # looks
 BUSY_SHARE = 20  # a look that takes long is not had again before so many times as long
 PREFIX = f"{Kind.REPLICATE.value}:"
 OWN = group_of("")
@@ -76,6 +80,7 @@ class NeededBarriers(Service):
         self._may_act = may_act
         self._before: dict[str, Seen] = {}
         self._told: dict[str, tuple[LogId, Needs]] = {}  # by line
+        self._looks = 0
 
     @Service.task
     async def _look_for_ever(self) -> None:
@@ -94,6 +99,9 @@ class NeededBarriers(Service):
 
     async def look(self) -> None:
         """Tells what has changed since the last look. Raises KafkaError: it was not taken."""
+        self._looks += 1
+        if self._looks % TOLD_AGAIN == 0:
+            self._told = {}
         copied = list(self._copied())
         seen: dict[str, Seen] = {}
         for name in sorted({name for one in copied for name in (one.source, one.target)}):
@@ -134,10 +142,18 @@ class NeededBarriers(Service):
         client, committer = cluster.client, cluster.committer
         topics = {one.copy for one in copied if one.target == cluster.name}
         ids = await client.topic_ids(topics) if topics else {}
-        positions = {}
-        for group in await committer.groups():
-            if not group.startswith(OWN):
+        positions: dict[str, Mapping[At, int]] = {}
+        before = self._before.get(cluster.name)
+        for group in await committer.groups(every_broker=True):
+            if group.startswith(OWN):
+                continue
+            try:
                 found = await committer.positions(group)
+            except (ClusterUnreachable, KafkaError, OSError, TimeoutError) as error:
+                log.debug("positions of a group are not known", group=group, error=repr(error))
+                if before is not None and group in before.positions:
+                    positions[group] = before.positions[group]
+            else:
                 positions[group] = {at: position.next_offset for at, position in found.items()}
         return Seen(positions, await client.cluster_id(), ids)
 

@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import NamedTuple
 
-import structlog
-
 from app.core.route import Route
 from app.core.routes_graph import Beside, find_duplicate, find_loop
 from app.core.routes_words import TooComplicated
-
-log = structlog.get_logger(__name__)
 
 
 class Refused(NamedTuple):
@@ -23,21 +19,50 @@ class Refused(NamedTuple):
 
 
 def conflicts(routes: list[Route], changed: Collection[str], beside: Beside) -> list[Refused]:
-    """Sets of routes that must not run together; some of them may be other regions'."""
+    """Sets of routes that must not run together; some of them may be other regions'.
+
+    `changed` are the names of those that are new or changed; the others are known to be sound together. Of
+    which nothing can be proved is refused in turn: a version that could have deployed it.
+    """
     found: list[Refused] = []
     left = list(routes)
     try:
-        while True:
-            if loop := find_loop(left, changed=changed, beside=beside):
-                names = frozenset(name for name, _, _ in loop.hops)
-                found.append(Refused(names, f"would loop: {loop}", loop.remedy))
-            elif double := find_duplicate(left, beside):
-                names = frozenset(double.routes)
-                found.append(Refused(names, f"would copy twice: {double}", double.remedy))
-            else:
-                return found
-            left = [route for route in left if route.name not in names]
-            beside = Beside(beside.ids, tuple(route for route in beside.routes if route.name not in names))
-    except TooComplicated as error:  # it was proved when it was deployed, by a version that could
-        log.warning("it cannot be proved that routes do not loop", error=str(error))
-        return found
+        while (refused := _conflict(left, changed, beside)) is not None:
+            found.append(refused)
+            left, beside = _without(refused, left, beside)
+    except TooComplicated:
+        found += _one_by_one(left, changed, beside)
+    return found
+
+
+def _conflict(routes: list[Route], changed: Collection[str], beside: Beside) -> Refused | None:
+    """Raises TooComplicated."""
+    if loop := find_loop(routes, changed=changed, beside=beside):
+        return Refused(frozenset(name for name, _, _ in loop.hops), f"would loop: {loop}", loop.remedy)
+    if double := find_duplicate(routes, beside):
+        return Refused(frozenset(double.routes), f"would copy twice: {double}", double.remedy)
+    return None
+
+
+def _one_by_one(routes: list[Route], changed: Collection[str], beside: Beside) -> list[Refused]:
+    """Those that are new, each beside all that are sound: what cannot be proved need not be all of them."""
+    found: list[Refused] = []
+    sound = [route for route in routes if route.name not in changed]
+    for route in sorted((one for one in routes if one.name in changed), key=lambda one: one.name):
+        together = [*sound, route]
+        try:
+            refused = _conflict(together, {route.name}, beside)
+        except TooComplicated as error:
+            message, _, remedy = str(error).rpartition("; ")
+            refused = Refused(frozenset({route.name}), message, remedy)
+        if refused is None:
+            sound = together
+        else:
+            found.append(refused)
+            sound, beside = _without(refused, together, beside)
+    return found
+
+
+def _without(refused: Refused, routes: list[Route], beside: Beside) -> tuple[list[Route], Beside]:
+    left = [route for route in routes if route.name not in refused.names]
+    return left, Beside(beside.ids, tuple(one for one in beside.routes if one.name not in refused.names))

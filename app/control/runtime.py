@@ -27,6 +27,7 @@ from app.control.barriers import BarrierSender
 from app.control.catalog import Catalog
 from app.control.data_clusters import DataClusters
 from app.control.elsewhere import make_regions
+from app.control.ended import EndedRoutes, own_lines
 from app.control.failover import FailoverSide
 from app.control.failover_plan import Planner
 from app.control.jobs import Jobs
@@ -60,6 +61,7 @@ LEASE_S = 2.0
 DEAD_AFTER_S = 3.0  # above LEASE_S + HEARTBEAT_S: a worker stops before anybody takes its jobs
 KEEP_INCIDENTS = 500
 GOODBYE_S = 2.0
+READ_CONTROL_S = 5.0
 
 assert DEAD_AFTER_S > LEASE_S + HEARTBEAT_S
 
@@ -150,6 +152,7 @@ class Runtime(Service):
             self.worker, self.members, lambda: self.control.view.leader, self.leader.look
         )
         self.regions: Regions | None = None
+        self.ended: EndedRoutes | None = None
         if atlas is not None and directory is not None:
             self.regions = make_regions(
                 atlas, directory, self.control, self.catalog, self.clusters,
@@ -157,6 +160,12 @@ class Runtime(Service):
                 self.failover.failovers.regions_of,
             )  # fmt: skip
             self.jobs.carrying.carrier = self.regions.carrier
+            tables = self.regions.tables
+            self.ended = EndedRoutes(
+                self.control, clusters.keys(), tables.reach, own_lines(tables), self.barriers,
+                partial(self.control.read_to_end, self._control_client, READ_CONTROL_S),
+                lambda: self.leader.leads and self._may_act(),
+            )  # fmt: skip
             others = self.regions.others
             self.catalog.routes.beside = lambda: others.beside
         self._incident_tail = TopicTail(
@@ -182,8 +191,9 @@ class Runtime(Service):
             self.watchdog,
         ):
             await self.add_runtime_dependency(service)
-        if self.regions is not None:
-            await self.add_runtime_dependency(self.regions)
+        for other in (self.regions, self.ended):
+            if other is not None:
+                await self.add_runtime_dependency(other)
         # Faust's stores collect the whole heap at every rebalance, in the loop: what is here by now stays.
         gc.collect()
         gc.freeze()

@@ -31,7 +31,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from app.core.fencing import LogId
-from app.core.leader_epochs import NOWHERE
+from app.core.leader_epochs import ENDLESS, NOWHERE
 from app.core.offset_map import Barrier, Line, Source
 from app.core.ranges import Range, Snapshot, outside
 from app.core.sequences import NEAR, Producer, Stamp, later
@@ -98,11 +98,13 @@ def _finished(line: Line, progress: Progress) -> Snapshot:
     frontier = line.read_up_to(base) or 0
     marks = _by_producer(line.barriers)
     ranges: list[Range] = []
+    newest = next((one.stamp.producer for one in reversed(line.barriers) if one.stamp is not None), None)
     for produced in progress.producers:
+        producer = produced.producer_id, produced.epoch
         # Barriers by how far their stamp is behind `produced.sequence`.
         placed = [
             (distance, barrier)
-            for barrier, stamp in marks.get((produced.producer_id, produced.epoch), ())
+            for barrier, stamp in marks.get(producer, ())
             if base - NEAR < barrier.target_end < base + NEAR
             and min(0, barrier.target_end - reach)
             <= (distance := later(stamp.sequence, produced.sequence))
@@ -110,11 +112,17 @@ def _finished(line: Line, progress: Progress) -> Snapshot:
         ]
         if not _in_order(placed):
             continue
+        distances = [at for at, _ in placed]
+        # Of what a former owner's producer wrote behind its last barrier nothing is concluded: the source may
+        # have lost it, and have others at those offsets.
+        known_to = max(distances, default=0) if producer != newest else ENDLESS
         if produced.all_below:
             below = [(at, barrier) for at, barrier in placed if at <= 0 and barrier.target_end <= base]
-            frontier = max([frontier, *(barrier.source_end - at for at, barrier in below[-1:])])
-        distances = [at for at, _ in placed]
-        for start, end in produced.finished:
+            frontier = max(
+                [frontier, *(barrier.source_end + min(0, known_to) - at for at, barrier in below[-1:])]
+            )
+        for start, told_end in produced.finished:
+            end = min(told_end, known_to)
             above, below_end = bisect_left(distances, start), bisect_right(distances, end) - 1
             if above < len(placed) and below_end >= 0:
                 first = placed[above][1].source_end - (distances[above] - start)

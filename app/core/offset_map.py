@@ -270,7 +270,7 @@ def after(line: Line | None, item: BarrierItem) -> Line | None:
         if _ends(item.barriers) > _ends(before):  # else it may come once more, late
             epochs, holds_below = gone_on(line.epochs, item.epochs)
             if holds_below < ENDLESS:
-                before = _holding(before, holds_below, item.barriers)
+                before = _holding(before, holds_below)
     barriers = thinned(_extended(before, item.barriers), needs)
     if not barriers:
         return None
@@ -316,15 +316,10 @@ def needs_of(read: Iterable[int], resumed: Iterable[int]) -> Needs:
     return Needs(*(sorted({at for at in found if at >= 0})[:MAX_NEEDS] for found in (read, resumed)))
 
 
-def _holding(barriers: Sequence[Barrier], below: int, more: Sequence[Barrier]) -> list[Barrier]:
+def _holding(barriers: Sequence[Barrier], below: int) -> list[Barrier]:
     """Those that hold where the source is known only below that offset to be what it was. What former owners'
-    producers wrote behind their last barriers may have come from beyond: of their stamps nothing is known."""
-    mine = {barrier.stamp.producer for barrier in more if barrier.stamp is not None}
-    return [
-        one if one.stamp is None or one.stamp.producer in mine else msgspec.structs.replace(one, stamp=None)
-        for one in barriers
-        if one.source_end <= below
-    ]
+    producers wrote behind their last barriers may have come from beyond (`app.core.frontier`)."""
+    return [one for one in barriers if one.source_end <= below]
 
 
 def _ends(barriers: Sequence[Barrier]) -> tuple[int, int]:

@@ -163,27 +163,28 @@ class OffsetCommitter:
             await asyncio.sleep(RETRY_S)
         raise ClusterUnreachable(f"group {group} in {self._client.name} cannot be described: {error}")
 
-    async def groups(self) -> list[str]:
-        """All groups of consumers. Those of a broker that does not answer are left out.
+    async def groups(self, *, every_broker: bool = False) -> list[str]:
+        """All groups of consumers. Those of a broker that does not answer are left out, unless `every_broker`
+        has to.
 
         Raises:
-            ClusterUnreachable: no broker answers.
+            ClusterUnreachable: no broker answers, or one does not that has to.
         """
         found: set[str] = set()
         error: object = "it has no live broker"
-        answered = False
+        answered, failed = False, False
         for broker in (await self._client.metadata([])).brokers:
             try:
                 response = await self._client.send(broker[0], ListGroupsRequest(), CONNECTION)
             except (KafkaError, OSError, TimeoutError) as failure:
-                error = failure
+                error, failed = failure, True
                 continue
             if response.error_code:
-                error = for_code(response.error_code).__name__
+                error, failed = for_code(response.error_code).__name__, True
                 continue
             answered = True
             found.update(group for group, protocol in response.groups if protocol in CONSUMERS)
-        if not answered:
+        if not answered or (every_broker and failed):
             raise ClusterUnreachable(f"the groups of {self._client.name} cannot be listed: {error}")
         return sorted(found)
 

@@ -200,6 +200,16 @@ def test_a_frontier_is_exact_between_barriers_however_the_copy_is_interleaved() 
     assert offsets(progress, line((1_060, 165, 60))) == Snapshot(0), "and what is below, one before it"
 
 
+def test_what_a_former_owner_wrote_behind_its_last_barrier_stands_for_nothing() -> None:
+    former, successor = line((0, 0, 0), (50, 50, 50)), line((60, 90, 0), pid=PID + 1)
+    read = trailed(80, batches=[(0, 90, 0)])
+    assert offsets(read, former) == Snapshot(80)
+    both = msgspec.structs.replace(former, barriers=[*former.barriers, *successor.barriers])
+    assert offsets(read, both) == Snapshot(50), "the source may have others at 50 now"
+    within = trailed(30, (40, 60), batches=[(0, 60, 0)])
+    assert offsets(within, both) == Snapshot(30, ((40, 50),))
+
+
 def test_where_offsets_were_skipped_what_may_be_another_s_is_not_passed_over() -> None:
     progress = trailed(130, (150, 160), batches=[(100, 20, 0), (125, 40, 20)])
     into_a = line((1_000, 100, 0), (1_064, 165, 60))

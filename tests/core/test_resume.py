@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app import wire
 from app.core import resume as why
 from app.core.fencing import LogId
-from app.core.offset_map import Barrier, Line
+from app.core.leader_epochs import ENDLESS
+from app.core.offset_map import Barrier, BarrierItem, Ended, EndedItem, Line, after, at_end
 from app.core.resume import Copying, Log, Place, Resumed, Road, Topic, resume, roads
 from tests.core.aggregates import ACTS, Act, Copier, Record, World
 from tests.core.aggregates import Log as Records
@@ -223,3 +225,99 @@ def test_sources_that_the_other_topic_has_not_are_named() -> None:
     back = resume(Road.BACK, TO, READ, {0: 0}, read, [], {0: Log(0, 9)})
     assert back.elsewhere == (Place("east", "only-there", 0),)
     assert replace(back.answers[0], sources=()).next_offset == 0
+
+
+# -- routes that were deleted --------------------------------------------------------------------------
+
+
+def ended(copying: Copying, source_end: int, since: int, until: int, target: str = "t") -> Copying:
+    known = Ended(2, LogId("west", target), source_end, since, until)
+    return copying._replace(line=msgspec.structs.replace(copying.line, ended=known))
+
+
+def test_a_route_that_was_deleted_holds_back_nobody_who_has_read_all_that_it_copied() -> None:
+    """One of another name has copied all of it again."""
+    old, new = of((0, 0), (100, 100)), of((0, 100), (1_000, 1_100))._replace(route="new")
+    log = {0: Log(0, 1_100)}
+    assert resume(Road.COPY, READ, TO, {0: 1_000}, [], [old, new], log).next_offsets == {0: 100}
+    old = ended(old, 100, 100, 1_100)
+    answer = resume(Road.COPY, READ, TO, {0: 1_000}, [], [old, new], log).answers[0]
+    assert (answer.next_offset, answer.again) == (1_100, 0)
+    for at in (0, 60, 99):
+        answer = resume(Road.COPY, READ, TO, {0: at}, [], [old, new], log).answers[0]
+        assert answer.next_offset == 0, "what was not read lies there"
+
+
+def test_what_a_deleted_route_may_have_copied_behind_its_last_barrier_is_not_passed_over() -> None:
+    old = ended(of((0, 0), (100, 100)), 150, 180, 1_100)
+    log = {0: Log(0, 1_100)}
+    assert resume(Road.COPY, READ, TO, {0: 149}, [], [old], log).next_offsets == {0: 100}
+    assert resume(Road.COPY, READ, TO, {0: 150}, [], [old], log).next_offsets == {0: 1_100}
+
+
+def test_copies_that_retention_has_taken_hold_back_nobody_however_far_they_were_read() -> None:
+    old = ended(of((0, 0), (100, 100)), ENDLESS, 180, 1_100)
+    for positions in ({0: 7}, {}):
+        for start, expected in ((179, 179), (180, 1_100)):
+            answer = resume(Road.COPY, READ, TO, positions, [], [old], {0: Log(start, 1_100)}).answers[0]
+            assert answer.next_offset == expected
+    other = ended(of((0, 0), (100, 100)), 100, 180, 1_100, target="made anew")
+    assert resume(Road.COPY, READ, TO, {0: 100}, [], [other], {0: Log(500, 1_100)}).next_offsets == {0: 500}
+
+
+def test_a_source_whose_routes_were_deleted_in_both_regions_holds_back_no_other() -> None:
+    r0, r1 = of((0, 0), (100, 100), topic="r0"), of((0, 0), (100_000, 100_050), topic="r1")
+    here, log = [r0, r1], {0: Log(0, 100_100)}
+    assert resume(Road.COMMON, TO, TO, {0: 100_050}, [r0, r1], here, log).next_offsets == {0: 100}
+    here = [ended(r0, 100, 100, 100_100), r1]
+    assert resume(Road.COMMON, TO, TO, {0: 100_050}, [r0, r1], here, log).next_offsets == {0: 100_050}
+
+
+def test_another_line_takes_the_place_of_a_deleted_route_s_in_what_was_read() -> None:
+    old, new = of((0, 0), (100, 100)), of((0, 120), (1_000, 1_120), (2_000, 2_120))._replace(route="new")
+    here, log = [of((0, 0), (1_000, 1_000), (2_000, 2_000))], {0: Log(0, 2_000)}
+    assert resume(Road.COMMON, TO, TO, {0: 2_120}, [old, new], here, log).next_offsets == {0: 0}
+    old = ended(old, ENDLESS, 120, 2_120)
+    for at, expected in ((2_120, 2_000), (1_500, 1_000), (119, 0)):
+        assert resume(Road.COMMON, TO, TO, {0: at}, [old, new], here, log).next_offsets == {0: expected}
+    late = ended(old, ENDLESS, 120, 1_500)
+    found = resume(Road.COMMON, TO, TO, {0: 2_120}, [late, new], here, log).next_offsets
+    assert found == {0: 1_000}, "what lies behind there is not known: its route may be back"
+
+
+def test_what_is_known_without_an_owner_is_folded_into_the_line_and_goes_with_the_next_owner_s_barrier() -> (
+    None
+):
+    before = line((0, 0), (100, 100))
+    log, source = before.target, before.source
+
+    def told(epoch: int, *known: int, lineage: int = 0) -> EndedItem:
+        return EndedItem("r", "orders", 0, lineage, source, Ended(epoch, log, *known))
+
+    first = at_end(before, told(2, ENDLESS, 120, 120))
+    assert first is not None
+    assert first.ended == Ended(2, log, ENDLESS, 120, 120)
+    assert at_end(first, told(2, ENDLESS, 120, 120)) is None
+    second = at_end(first, told(2, 150, 400, 400))
+    assert second is not None
+    assert second.ended == Ended(2, log, 150, 120, 400)
+    assert second.barriers == before.barriers
+    third = at_end(second, told(3, 170, 500, 500))
+    assert third is not None
+    assert third.ended == Ended(3, log, 170, 500, 500), "there was an owner in between"
+    assert at_end(third, told(2, 100, 100, 600)) is None
+    assert at_end(before, told(0, 100, 100, 100)) is None
+    assert at_end(before, told(2, 100, 100, 100, lineage=1)) is None
+    assert at_end(None, told(2, 100, 100, 100)) is None
+
+    def barrier(epoch: int) -> BarrierItem:
+        return BarrierItem("r", "orders", 0, epoch, 0, source, log, "t", 0, [Barrier(110, 600)])
+
+    late, back = after(third, barrier(3)), after(third, barrier(4))
+    assert late is not None
+    assert back is not None
+    assert late.ended == third.ended
+    assert back.ended is None
+    encoded = wire.encode(third)
+    assert wire.checkpoint_line(encoded) == third
+    assert wire.checkpoint_line(encoded.replace(b',"ended":' + wire.encode(third.ended), b"")) == before

@@ -18,20 +18,23 @@ OFTEN: dict[str, float] = {
     "tell": 10, "tell-lines": 5, "tell-trackers": 5,
     "fail-over": 2, "force": 2, "zombie": 1, "down": 0.6, "up": 2, "lose": 0.12,
     "need": 2, "marker": 1.5, "retain": 0.7, "retain-source": 0.7, "compact": 1.5, "compact-source": 1.5,
-    "source-anew": 0.3, "cut": 2, "copy-anew": 0.25, "delete-route": 0.25, "deploy-route": 1, "look": 4,
+    "source-anew": 0.3, "cut": 2, "copy-anew": 0.25,
 }  # fmt: skip
+ROUTES: dict[str, float] = {"delete-route": 4, "deploy-route": 2, "look": 8}
 
 
 RARELY = [
-    "compact", "compact-source", "copy-anew", "cut", "delete-route", "marker", "retain", "retain-source",
+    "compact", "compact-source", "copy-anew", "cut", "marker", "retain", "retain-source",
     "source-anew", "unheard", "unsure", "zombie",
 ]  # fmt: skip
 
 
-def history(seed: int, acts: int = 220, *, calm: bool = False) -> list[Act]:
-    """By chance; `calm`: regions and workers are lost, but logs keep what they have."""
+def history(seed: int, acts: int = 220, *, calm: bool = False, routes: bool = False) -> list[Act]:
+    """By chance; `calm`: regions and workers are lost, but logs keep what they have. `routes`: and routes are
+    deleted, and come back."""
     chance = random.Random(seed)
     often = {name: weight for name, weight in OFTEN.items() if not (calm and name in RARELY)}
+    often |= ROUTES if routes else {}
     for name in ("save", "tell-trackers"):
         often[name] *= chance.choice([1, 3, 8])  # a worker saves often, and what it saves soon comes across
     for name in [] if calm else chance.sample(RARELY, 3):
@@ -166,8 +169,14 @@ def _copy_anew(world: World, who: int, _count: int) -> None:
 
 
 def _delete_route(world: World, who: int, count: int) -> None:
-    lanes = world.route(who)
-    if world.works(lanes[0]):
+    """One whose lines have come, of a source all of them or none."""
+    lanes = [lane for lane in world.route(who) if not lane.gone]
+    told = {lane.copying is not None for lane in lanes}
+    if (
+        len(told) == 1
+        and world.works(lanes[0])
+        and all(lane.producer is None or True in told for lane in lanes)
+    ):
         for lane in lanes:
             lane.delete(sure=count > 2)
 
@@ -249,8 +258,8 @@ def _go(world: World, to: str, who: int, *, forced: bool) -> None:
     if not forced:
         world.save(former, former.parts)
         world.tell_lines()
-        for table, copies in ((world.trackers, world.tracker_copies), (world.lines, world.line_copies)):
-            copies[to, former.region].update(table[former.region])  # type: ignore[attr-defined]
+        world.tracker_copies[to, former.region].update(world.trackers[former.region])
+        world.line_copies[to, former.region].update(world.lines[former.region])
     world.leave()
     world.zombie = None
     if forced and former.region not in world.down and who % 3 == 0:

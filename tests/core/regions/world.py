@@ -190,7 +190,7 @@ class World:
                 line=msgspec.structs.replace(
                     copying.line,
                     barriers=[one for one in copying.line.barriers if self.chance.random() < 0.7],
-                    ended=copying.line.ended if self.chance.random() < 0.7 else None,
+                    ended=copying.line.ended and (copying.line.ended if self.chance.random() < 0.7 else None),
                 )
             )
             for copying in lines
@@ -364,9 +364,7 @@ class World:
         """What lanes have told stands in their region's table: of a source all of them, or none yet."""
         told = [(lane.target.region, _key(lane), lane.copying) for lane in self.lanes]
         silent = {
-            (lane.target.region, lane.source.place, lane.route)
-            for lane in self.lanes
-            if lane.copying is None and not lane.gone
+            (lane.target.region, lane.source.place, lane.route) for lane in self.lanes if lane.copying is None
         }
         for region, key, copying in told:
             if copying is not None and (region, copying.source, copying.route) not in silent:

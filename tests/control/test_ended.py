@@ -1,0 +1,168 @@
+"""What the leader tells of lines whose job has no owner. Logs and the control log are played by hand: what
+happens between two questions is the point."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from typing import Any
+
+import pytest
+
+from app.control.ended import LOOKS, SETTLED_S, EndedRoutes
+from app.core.control import ControlState
+from app.core.control_events import Assignment, Claim, Released
+from app.core.fencing import LogId
+from app.core.leader_epochs import ENDLESS
+from app.core.offset_map import Barrier, Ended, EndedItem, Line, at_end
+from app.kafka.clusters import ClusterUnreachable
+
+JOB, KEY = "replicate:old:orders:0", "old/orders/0"
+SOURCE, TARGET = LogId("east-id", "s"), LogId("west-id", "t")
+LINE = Line(
+    target_topic="copy", target_partition=0, epoch=1, lineage=0, source=SOURCE, target=TARGET,
+    barriers=[Barrier(0, 0), Barrier(100, 120)],
+)  # fmt: skip
+
+
+class PlayedCluster:
+    """A client of a cluster: one topic, its id and its end."""
+
+    def __init__(self, name: str, topic: str, topic_id: str, end: int) -> None:
+        self.name, self.topic, self.topic_id, self.end = name, topic, topic_id, end
+        self.client = self
+
+    async def cluster_id(self) -> str:
+        return f"{self.name}-id"
+
+    async def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
+        return {self.topic: self.topic_id} if self.topic in topics else {}
+
+    async def offsets(self, wanted: Iterable[tuple[str, int]], _timestamp: int) -> dict[tuple[str, int], int]:
+        return dict.fromkeys(wanted, self.end)
+
+
+class Stand:
+    """A leader, the control log's fold, a line in the table, and what was told."""
+
+    def __init__(self) -> None:
+        self.view, self.told = ControlState(), list[EndedItem]()
+        self.east = PlayedCluster("east", "orders", "s", 130)
+        self.west = PlayedCluster("west", "copy", "t", 200)
+        self.away: set[str] = set()
+        self.lines, self.leads = {KEY: LINE}, True
+        self.meanwhile: Callable[[], object] = lambda: None  # while the control log is read
+        sender: Any = self
+        control: Any = self
+        reach: Any = self._reach
+        self.ended = EndedRoutes(
+            control, ["east", "west"], reach, self._read, sender, self._read_control, lambda: self.leads
+        )
+        self.view.apply(Claim(at_ms=0, term=1, worker="w"))
+        self.assign(1)
+
+    async def _reach(self, name: str) -> PlayedCluster:
+        if name in self.away:
+            raise ClusterUnreachable(name)
+        return {"east": self.east, "west": self.west}[name]
+
+    async def _read(self, keys: Collection[str]) -> dict[str, Line]:
+        return {key: line for key, line in self.lines.items() if key in keys}
+
+    async def _read_control(self) -> None:
+        self.meanwhile()
+
+    async def end(self, items: Iterable[EndedItem]) -> list[Awaitable[Any]]:
+        for item in items:
+            self.told.append(item)
+            new = at_end(self.lines[item.key], item)
+            assert new is not None, "it says something new"
+            self.lines[item.key] = new
+        return []
+
+    def assign(self, epoch: int, job: str = JOB) -> None:
+        self.view.apply(Assignment(at_ms=0, job=job, worker="w", epoch=epoch, term=1, reason=""))
+
+    def release(self, epoch: int, job: str = JOB) -> None:
+        self.view.apply(Released(at_ms=0, job=job, worker="w", epoch=epoch, reason="the job is gone"))
+
+    async def looked(self, now_s: float) -> list[Ended]:
+        self.told.clear()
+        assert await self.ended.look(now_s) == len(self.told) or not self.leads
+        return [item.ended for item in self.told]
+
+
+@pytest.fixture
+def stand() -> Stand:
+    return Stand()
+
+
+async def test_nothing_is_told_of_who_copies_nor_before_what_he_sent_has_landed(stand: Stand) -> None:
+    assert await stand.looked(0) == []
+    assert await stand.looked(1_000) == []
+    stand.release(1)
+    assert await stand.looked(2_000) == []
+    assert await stand.looked(2_000 + SETTLED_S - 1) == []
+    assert await stand.looked(2_000 + SETTLED_S) == [Ended(1, TARGET, 130, 200, 200)]
+
+
+async def settled(stand: Stand) -> None:
+    stand.release(1)
+    await stand.looked(0)
+
+
+async def test_it_is_told_again_when_the_destination_goes_on_and_the_source_is_not_asked_again(
+    stand: Stand,
+) -> None:
+    await settled(stand)
+    await stand.looked(SETTLED_S)
+    assert await stand.looked(100) == []
+    stand.west.end, stand.east.end = 260, 900
+    await stand.looked(110)
+    assert stand.lines[KEY].ended == Ended(1, TARGET, 130, 200, 260)
+    stand.west.end = 300
+    for look in range(LOOKS):
+        await stand.looked(120 + look)
+    assert stand.lines[KEY].ended == Ended(1, TARGET, 130, 200, 300)
+
+
+async def test_a_source_that_is_away_or_another_one_is_not_passed_over_until_it_answers(stand: Stand) -> None:
+    await settled(stand)
+    stand.away = {"east"}
+    assert await stand.looked(SETTLED_S) == [Ended(1, TARGET, ENDLESS, 200, 200)]
+    stand.away, stand.east.topic_id = set(), "anew"
+    assert await stand.looked(70) == []
+    stand.east.topic_id, stand.east.end = "s", 90
+    assert await stand.looked(80) == [Ended(1, TARGET, 100, 200, 200)], "no less than what was copied"
+
+
+async def test_who_was_given_the_job_meanwhile_copies_behind_nothing_that_is_told(stand: Stand) -> None:
+    await settled(stand)
+    stand.meanwhile = lambda: stand.assign(2)
+    await stand.ended.look(SETTLED_S)
+    assert stand.told == []
+    stand.meanwhile = lambda: None
+    stand.release(2)
+    assert await stand.looked(SETTLED_S + 1) == [], "that one's copies have to land, too"
+    stand.west.end = 500
+    assert await stand.looked(2 * SETTLED_S + 1) == [Ended(2, TARGET, 130, 500, 500)]
+
+
+async def test_who_was_deposed_meanwhile_tells_nothing(stand: Stand) -> None:
+    await settled(stand)
+    stand.meanwhile = lambda: setattr(stand, "leads", False)
+    assert await stand.looked(SETTLED_S) == []
+
+
+async def test_of_bookkeeping_of_what_is_gone_and_of_jobs_without_a_line_nothing_is_told(
+    stand: Stand,
+) -> None:
+    for job in ("replicate:old:switchyard-east-control:0", "replicate:old:empty:0"):
+        stand.assign(1, job)
+        stand.release(1, job)
+    stand.lines["old/switchyard-east-control/0"] = LINE
+    await settled(stand)
+    stand.west.topic = "another"
+    assert await stand.looked(SETTLED_S) == []
+    stand.west.topic = "copy"
+    await stand.looked(SETTLED_S + 1)
+    assert [item.key for item in stand.told] == [KEY]

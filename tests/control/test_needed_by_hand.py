@@ -1,0 +1,137 @@
+"""Groups that cannot be read for a while: what they need stays told. Brokers are played by hand: which of
+them answers is the point."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from app.control import needed as module
+from app.control.catalog import Catalog
+from app.control.needed import NeededBarriers
+from app.core.control import ControlState
+from app.core.control_events import Assignment, Claim
+from app.core.offset_map import NeedItem, Needs
+from app.kafka.clusters import ClusterSpec, ClusterUnreachable
+from app.kafka.commit import At, OffsetCommitter, Position
+from tests.console.hand_fed import put_route, route
+
+AT = "orders", 0
+
+
+class Played:
+    """A cluster: what its groups have committed, and which of them cannot be read. `silent`: a broker that
+    coordinates a group does not answer."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.client = self.committer = self
+        self.groups_of: dict[str, int] = {}
+        self.unread: set[str] = set()
+        self.silent: set[str] = set()
+
+    async def cluster_id(self) -> str:
+        return self.name
+
+    async def topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
+        return dict.fromkeys(topics, "id")
+
+    async def groups(self, *, every_broker: bool = False) -> list[str]:
+        if self.silent and every_broker:
+            raise ClusterUnreachable(self.name)
+        return sorted(self.groups_of.keys() - self.silent)
+
+    async def positions(self, group: str) -> dict[At, Position]:
+        if group in self.unread:
+            raise ClusterUnreachable(group)
+        return {AT: Position(self.groups_of[group], "")}
+
+
+class Stand:
+    """A leader that looks."""
+
+    def __init__(self) -> None:
+        self.east, self.west = Played("east"), Played("west")
+        self.told: list[NeedItem] = []
+        view = ControlState()
+        control: Any = SimpleNamespace(view=view)
+        clusters: Any = self
+        sender: Any = self
+        self.specs = {name: ClusterSpec(name, ("127.0.0.1:1",)) for name in ("east", "west")}
+        catalog = Catalog(control, clusters, lambda *_: None)
+        self.needed = NeededBarriers(control, catalog, clusters, sender, lambda: True)
+        view.apply(put_route(route("mirror", "east", "west", "orders")))
+        view.apply(Claim(at_ms=0, term=1, worker="w"))
+        job = "replicate:mirror:orders:0"
+        view.apply(Assignment(at_ms=0, job=job, worker="w", epoch=1, term=1, reason=""))
+
+    async def get(self, name: str) -> Played:
+        return {"east": self.east, "west": self.west}[name]
+
+    async def ask(self, items: Iterable[NeedItem]) -> list[Awaitable[Any]]:
+        self.told += items
+        return []
+
+    async def looked(self, times: int = 1) -> list[Needs]:
+        self.told.clear()
+        for _ in range(times):
+            await self.needed.look()
+        return [item.needs for item in self.told]
+
+
+@pytest.fixture
+async def stand() -> Stand:
+    stand = Stand()
+    stand.west.groups_of = {"idle": 7, "other": 30}
+    assert await stand.looked(2) == [Needs([7, 30], [])]
+    return stand
+
+
+async def test_a_group_whose_coordinator_restarts_keeps_what_it_needs(stand: Stand) -> None:
+    stand.west.silent = {"idle"}
+    stand.west.groups_of["other"] = 40
+    assert await stand.looked(3) == []
+    stand.west.silent = set()
+    assert await stand.looked(2) == [Needs([7], []), Needs([7, 40], [])]
+
+
+async def test_a_group_that_cannot_be_read_lies_where_it_lay_and_costs_no_other(stand: Stand) -> None:
+    stand.west.unread = {"idle", "never-read"}
+    stand.west.groups_of |= {"other": 40, "never-read": 3}
+    assert await stand.looked(2) == [Needs([7], []), Needs([7, 40], [])]
+
+
+async def test_what_was_told_before_its_line_was_there_is_told_again(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "TOLD_AGAIN", 5)
+    assert await stand.looked(5) == [Needs([7, 30], [])]
+
+
+class Brokers:
+    """Two, of which the second one may not answer."""
+
+    name = "played"
+
+    def __init__(self, *, answers: bool) -> None:
+        self.answers = answers
+
+    async def metadata(self, _topics: object) -> Any:
+        return SimpleNamespace(brokers=[(1, "a", 1, None), (2, "b", 1, None)])
+
+    async def send(self, node: int, *_: object) -> Any:
+        if node == 2 and not self.answers:
+            raise TimeoutError
+        return SimpleNamespace(error_code=0, groups=[(f"of-{node}", "consumer")])
+
+
+async def test_groups_are_listed_without_a_broker_that_is_silent_unless_all_are_asked_for() -> None:
+    silent: Any = Brokers(answers=False)
+    heard: Any = Brokers(answers=True)
+    assert await OffsetCommitter(silent).groups() == ["of-1"]
+    with pytest.raises(ClusterUnreachable, match="cannot be listed"):
+        await OffsetCommitter(silent).groups(every_broker=True)
+    assert await OffsetCommitter(heard).groups(every_broker=True) == ["of-1", "of-2"]
