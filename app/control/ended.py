@@ -22,6 +22,7 @@ import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 
+import msgspec
 import structlog
 from aiokafka.errors import KafkaError
 from mode import Service
@@ -32,7 +33,7 @@ from app.control.log import ControlLog
 from app.core.fencing import LogId
 from app.core.job import JobId, Kind
 from app.core.leader_epochs import ENDLESS
-from app.core.offset_map import Ended, EndedItem, Line, at_end, line_key
+from app.core.offset_map import NOBODY, Ended, EndedItem, Line, at_end, line_key
 from app.core.topology import RESERVED as BOOKKEEPING
 from app.kafka.clusters import LATEST, ClusterClient, ClusterUnreachable
 from app.kafka.commit import At
@@ -41,7 +42,7 @@ from app.regions.tables import Cluster, Tables
 
 log = structlog.get_logger(__name__)
 
-LOOK_S = 10.0
+LOOK_S = 60.0
 SETTLED_S = 60.0
 PER_S = 100  # a line is up to 40 kB, written anew with every word on it
 READ_S = 30.0  # patience with the region's own table: it goes on there
@@ -125,7 +126,7 @@ class EndedRoutes(Service):
         self._lines = {job: known[job] for job in jobs if job in known}
         if missing := {_key(job): job for job in jobs if job not in self._lines}:
             found = await self._read(missing)
-            self._lines |= {job: found.get(key) for key, job in missing.items()}
+            self._lines |= {job: _end_of(found.get(key)) for key, job in missing.items()}
         lines = {job: line for job, line in self._lines.items() if line is not None}
         if not lines:
             return 0
@@ -198,6 +199,13 @@ class EndedRoutes(Service):
 
         found = await asyncio.gather(*map(reached, sorted(self._names)))
         return dict(one for one in found if one is not None)
+
+
+def _end_of(line: Line | None) -> Line | None:
+    """What is needed here: of many ended lines that stays in memory."""
+    if line is None:
+        return None
+    return msgspec.structs.replace(line, barriers=line.barriers[-1:], needs=NOBODY, epochs=())
 
 
 async def _ends(client: ClusterClient, asked: Iterable[At]) -> dict[At, tuple[str, int]]:

@@ -116,7 +116,7 @@ class ControlLog(Service):
             state.next_offset = record.offset + 1
             if not self._fold(state, record):
                 return
-            if self._anew is not None and record.offset >= self._anew_to:
+            if self._anew is not None and record.offset >= max(self._anew_to, self._tail.end - 1):
                 self.view, self._anew = self._anew, None
         if self._anew is None:
             for listener in self._listeners:

@@ -39,7 +39,9 @@ log = structlog.get_logger(__name__)
 
 LOOK_S = 60.0
 TOLD_AGAIN = 30  # looks
-BUSY_SHARE = 20  # a look that takes long is not had again before so many times as long
+FEW = 2  # times that a group is asked: the others wait
+RARELY_S = 600.0
+BUSY_SHARE = 20  # a look that takes long is not had again before so many times as long, or `RARELY_S`
 PREFIX = f"{Kind.REPLICATE.value}:"
 OWN = group_of("")
 
@@ -86,7 +88,7 @@ class NeededBarriers(Service):
     async def _look_for_ever(self) -> None:
         took_s = 0.0
         while not self.should_stop:
-            await self.sleep(max(LOOK_S, BUSY_SHARE * took_s))
+            await self.sleep(max(LOOK_S, min(BUSY_SHARE * took_s, RARELY_S)))
             began_s = time.monotonic()
             if not self._may_act():
                 self._before, self._told = {}, {}
@@ -148,7 +150,7 @@ class NeededBarriers(Service):
             if group.startswith(OWN):
                 continue
             try:
-                found = await committer.positions(group)
+                found = await committer.positions(group, tries=FEW)
             except (ClusterUnreachable, KafkaError, OSError, TimeoutError) as error:
                 log.debug("positions of a group are not known", group=group, error=repr(error))
                 if before is not None and group in before.positions:

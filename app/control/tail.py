@@ -39,6 +39,7 @@ class TopicTail(Service):
         super().__init__()
         self.topic = topic
         self.next_offset = 0
+        self.end = 0
         self.caught_up = asyncio.Event()
         self._options = kafka_options
         self._on_records = on_records
@@ -68,7 +69,7 @@ class TopicTail(Service):
         try:
             partition = TopicPartition(self.topic, 0)
             consumer.assign([partition])
-            end = (await consumer.end_offsets([partition]))[partition]
+            self.end = end = (await consumer.end_offsets([partition]))[partition]
             if not self._positioned:
                 beginning = (await consumer.beginning_offsets([partition]))[partition]
                 self.next_offset = beginning if self._from_start else end

@@ -105,18 +105,20 @@ class OffsetCommitter:
             for at, position in (await self._positions(group, list(topics.items()))).items()
         }
 
-    async def positions(self, group: str) -> dict[At, Position]:
-        """All that the group has committed.
+    async def positions(self, group: str, tries: int = TRIES) -> dict[At, Position]:
+        """All that the group has committed; it is asked so often.
 
         Raises:
             ClusterUnreachable: the group's coordinator does not answer.
         """
-        found = await self._positions(group, None)
+        found = await self._positions(group, None, tries)
         return {at: position for at, position in found.items() if position.next_offset >= 0}
 
-    async def _positions(self, group: str, topics: list[tuple[str, list[int]]] | None) -> dict[At, Position]:
+    async def _positions(
+        self, group: str, topics: list[tuple[str, list[int]]] | None, tries: int = TRIES
+    ) -> dict[At, Position]:
         error: object = None
-        for _ in range(TRIES):
+        for _ in range(tries):
             try:
                 node = await self._coordinator(group)
                 response = await self._client.send(node, OffsetFetchRequest(group, topics), CONNECTION)

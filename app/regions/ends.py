@@ -8,8 +8,9 @@ the table is folded here (`app.core.tracker_fold`, rule 6), and kept by job, wit
 a worker that begins again goes on there.
 
 Rules
-1. What is read first begins `MARGIN_MS` before the newest record of the table's copy, by the time at which
-   it was written, and `MAX_EVENTS` before the end at the most: of what is older the table's copy has to tell.
+1. What is read first, or after more than `MAX_EVENTS` have come, begins `MARGIN_MS` before the newest record
+   of the table's copy, by the time at which it was written, and `MAX_EVENTS` before the end at the most: of
+   what is older the table's copy has to tell.
 2. A partition's end and table are joined once the table's copy has come `MARGIN_MS` past the time since
    which all is read. The margin is for clocks, and for what the table's writer writes late: its records are
    of all that it has folded by then.
@@ -44,6 +45,11 @@ class Beginning(NamedTuple):
 
     next_offsets: dict[TopicPartition, int]
     since_ms: dict[int, int]
+
+
+def lies_far_behind(origin: Origin, ends: Mapping[TopicPartition, int]) -> bool:
+    """Whether so much has come since it was read that it is read anew, from where the table's copy ends."""
+    return any(end - origin.next_offsets.get(at.partition, end) > MAX_EVENTS for at, end in ends.items())
 
 
 async def beginning(

@@ -41,7 +41,7 @@ from app.core.job import Kind
 from app.core.resume import Copying
 from app.kafka.clusters import ClusterClient, ClusterSpec, ClusterUnreachable
 from app.kafka.commit import OffsetCommitter
-from app.regions.ends import beginning, fold_in, with_newest
+from app.regions.ends import beginning, fold_in, lies_far_behind, with_newest
 from app.regions.store import CHECKPOINTS, ENDS, ROUTES, TRACKERS, Origin, Store, StoreDamaged
 from app.topics import ControlTopics
 
@@ -287,7 +287,8 @@ class Tables:
         try:
             consumer.assign(parts)
             starts, ends = await consumer.beginning_offsets(parts), await consumer.end_offsets(parts)
-            if origin is None or not _goes_on(origin, fresh, starts, ends):
+            is_old = origin is not None and table == ENDS and lies_far_behind(origin, ends)
+            if origin is None or is_old or not _goes_on(origin, fresh, starts, ends):
                 if origin is not None and origin.cluster:
                     log.warning("a region's table is read anew", region=region, table=table, topic=topic)
                 if table == ENDS:

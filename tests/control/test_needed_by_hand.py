@@ -44,7 +44,7 @@ class Played:
             raise ClusterUnreachable(self.name)
         return sorted(self.groups_of.keys() - self.silent)
 
-    async def positions(self, group: str) -> dict[At, Position]:
+    async def positions(self, group: str, tries: int = 20) -> dict[At, Position]:
         if group in self.unread:
             raise ClusterUnreachable(group)
         return {AT: Position(self.groups_of[group], "")}

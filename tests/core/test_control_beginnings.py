@@ -27,7 +27,7 @@ def fold(records: Iterable[Record]) -> ControlState:
     state = ControlState()
     for key, event in records:
         if event is None:
-            state.stale.discard(key)
+            state.dropped(key)
         else:
             state.apply(event)
     return state
@@ -71,9 +71,9 @@ class Region:
             case "record" | "record half":
                 self.record(key, behind, half=act == "record half")
             case "sweep":
-                stale = fold(self.log[: len(self.log) - behind]).stale
-                self.log += [(key, None) for key in sorted(stale)]
-                self.state.stale -= stale
+                for stale in fold(self.log[: len(self.log) - behind]).stale:
+                    self.log.append((stale, None))
+                    self.state.dropped(stale)
 
     def record(self, key: str, behind: int, *, half: bool) -> None:
         """As a leader does that finds it not to be recorded; half of it when it dies."""

@@ -143,6 +143,5 @@ async def test_who_has_patience_waits_until_positions_can_be_read(
         assert (found.next_offset, found.why) == (20, "")
         left = 10**9
         found = await stand.carrier.carried(stand.job(), stand.workload, 0.1)
-        assert (found.next_offset, found.why) == (
-            20, "the control cluster is slow; see that the control cluster answers",
-        ), "then by what was read before"  # fmt: skip
+        assert found.next_offset == 20, "then by what was read before"
+        assert found.why.endswith("; see that the control cluster answers")

@@ -87,7 +87,7 @@ async def test_a_group_that_is_consumed_there_is_left_alone(case: Case) -> None:
 async def test_what_was_not_taken_is_not_sent_again_once_it_is_consumed_there(
     case: Case, hangs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sync, "COMMIT_S", 5.0 if not hangs else 0.1)
+    monkeypatch.setattr(sync, "COMMIT_S", 5.0 if not hangs else 2.0)
     monkeypatch.setattr(sync, "RETRY_S", 0.0)
     await case.map(*EVERY)
     await case.at(50, 50)
