@@ -112,24 +112,29 @@ def _finished(line: Line, progress: Progress) -> Snapshot:
         ]
         if not _in_order(placed):
             continue
-        distances = [at for at, _ in placed]
-        # Of what a former owner's producer wrote behind its last barrier nothing is concluded: the source may
-        # have lost it, and have others at those offsets.
-        known_to = max(distances, default=0) if producer != newest else ENDLESS
+        known_to = _known_to(line, marks[producer][-1][0]) if placed and producer != newest else ENDLESS
         if produced.all_below:
             below = [(at, barrier) for at, barrier in placed if at <= 0 and barrier.target_end <= base]
-            frontier = max(
-                [frontier, *(barrier.source_end + min(0, known_to) - at for at, barrier in below[-1:])]
-            )
-        for start, told_end in produced.finished:
-            end = min(told_end, known_to)
+            frontier = max([frontier, *(min(known_to, one.source_end - at) for at, one in below[-1:])])
+        distances = [at for at, _ in placed]
+        for start, end in produced.finished:
             above, below_end = bisect_left(distances, start), bisect_right(distances, end) - 1
             if above < len(placed) and below_end >= 0:
                 first = placed[above][1].source_end - (distances[above] - start)
-                last = placed[below_end][1].source_end + (end - distances[below_end])
+                last = min(known_to, placed[below_end][1].source_end + (end - distances[below_end]))
                 if 0 <= first < last:
                     ranges.append((first, last))
     return Snapshot(frontier, tuple(ranges))
+
+
+def _known_to(line: Line, last: Barrier) -> int:
+    """Up to which offset of the source is certain what a former owner's producer wrote, whose last barrier
+    this is. Behind it the source may have lost what was copied, where a later leader's epoch begins, and have
+    others there."""
+    starts = [start.start_offset for start in line.epochs]
+    if starts and last.source_end < starts[0]:
+        return last.source_end  # the epochs of that time are not kept
+    return min((start for start in starts if start >= last.source_end), default=ENDLESS)
 
 
 def _by_producer(barriers: Sequence[Barrier]) -> dict[Producer, list[tuple[Barrier, Stamp]]]:

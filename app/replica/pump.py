@@ -106,7 +106,6 @@ class ReplicaPump:
             source_epoch=source_epoch, is_first=is_first, begin=self._begin, tell=self.tell,
             unsure=self._unsure, lost=self._marks.lost,
         )  # fmt: skip
-        self._marks.quiet_below = self.way.quiet_below
         self.obstacle = Obstacle(self.tell, self.where)  # after the way, whose end it names
         self.clearance = Clearance(job, runtime, self.intake, self.way, self.unsaved)
         self.pause = self.clearance.pause  # what was fetched waits
@@ -178,6 +177,7 @@ class ReplicaPump:
 
     async def _run(self) -> None:
         await self.way.meet()
+        self._marks.quiet_below = self.way.quiet_below
         while True:
             item = await self.intake.get()
             if isinstance(item, Gap) and item.begun_anew:

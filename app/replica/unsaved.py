@@ -63,6 +63,7 @@ class Unsaved:
     def close(self) -> None:
         """They are the successor's from now on."""
         self._saved = self._appended
+        self._taken.clear()  # one that is on its way may be taken yet
         self._count()
 
     def _count(self) -> None:

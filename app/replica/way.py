@@ -115,7 +115,8 @@ class Way:
         self.quiet_below = -1
         if former is not None and is_same_log:
             ledger.read_epoch, ledger.epochs = former.read_epoch, former.epochs
-            self.quiet_below = former.quiet_below
+            if former.lineage in {-1, lineage}:
+                self.quiet_below = former.quiet_below
             self.source_epoch = former.source_epoch if source_epoch is None else source_epoch
 
     @property
@@ -154,7 +155,7 @@ class Way:
                 f"{self._ledger.base}, what was copied before is not there any more",
                 "reset the route's topic to copy it from its start",
             )
-            note = None
+            note, self.quiet_below = None, -1
         self._succession = self._succeed(note)
         self._ledger.inherit(note)
         await self._trying(self._succession.look_up)

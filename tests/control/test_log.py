@@ -112,6 +112,17 @@ def test_a_reader_that_compaction_has_overtaken_reads_the_log_again_and_has_what
     assert not hand(log, {7: claim(3)})
 
 
+def test_however_much_was_compacted_the_log_is_read_again_once() -> None:
+    first, _, last = changes()
+    log = read(claim(1), first)
+    assert not hand(log, {5: claim(2)})
+    log._tail.end = 10
+    assert hand(log, {0: claim(1), 3: last, 5: claim(2), 8: claim(3)})
+    assert (log.view.term, log.view.workloads["g/t"]) == (1, first), "the end has not come"
+    assert hand(log, {9: claim(4)})
+    assert (log.view.term, log.view.workloads["g/t"]) == (4, last)
+
+
 def test_a_reader_that_compaction_overtakes_before_it_has_caught_up_begins_once_more() -> None:
     first, second, last = changes()
     log = ControlLog("control", {})

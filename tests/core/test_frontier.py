@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from app.core import trail as trail_module
 from app.core.fencing import LogId
 from app.core.frontier import PassOver, finished, together
+from app.core.leader_epochs import EpochStart
 from app.core.offset_map import Barrier, Line, Source
 from app.core.ranges import Range, Snapshot
 from app.core.sequences import SEQUENCES, Stamp
@@ -200,14 +201,19 @@ def test_a_frontier_is_exact_between_barriers_however_the_copy_is_interleaved() 
     assert offsets(progress, line((1_060, 165, 60))) == Snapshot(0), "and what is below, one before it"
 
 
-def test_what_a_former_owner_wrote_behind_its_last_barrier_stands_for_nothing() -> None:
+def test_what_a_former_owner_wrote_behind_its_last_barrier_counts_up_to_the_next_leader_s_epoch() -> None:
     former, successor = line((0, 0, 0), (50, 50, 50)), line((60, 90, 0), pid=PID + 1)
-    read = trailed(80, batches=[(0, 90, 0)])
-    assert offsets(read, former) == Snapshot(80)
+    read, within = trailed(80, batches=[(0, 90, 0)]), trailed(30, (40, 60), batches=[(0, 60, 0)])
     both = msgspec.structs.replace(former, barriers=[*former.barriers, *successor.barriers])
-    assert offsets(read, both) == Snapshot(50), "the source may have others at 50 now"
-    within = trailed(30, (40, 60), batches=[(0, 60, 0)])
-    assert offsets(within, both) == Snapshot(30, ((40, 50),))
+
+    def after(*epochs: tuple[int, int]) -> list[Snapshot | None]:
+        told = msgspec.structs.replace(both, epochs=tuple(EpochStart(*one) for one in epochs))
+        return [offsets(read, told), offsets(within, told)]
+
+    assert offsets(read, former) == Snapshot(80)
+    assert after() == after((1, 0), (2, 45)) == [Snapshot(80), Snapshot(30, ((40, 60),))]
+    assert after((1, 0), (2, 54)) == [Snapshot(54), Snapshot(30, ((40, 54),))], "it may have others at 54 now"
+    assert after((7, 51), (8, 70)) == [Snapshot(50), Snapshot(30, ((40, 50),))], "older epochs are not known"
 
 
 def test_where_offsets_were_skipped_what_may_be_another_s_is_not_passed_over() -> None:

@@ -53,8 +53,11 @@ async def in_doubt(
         await write(stand, topic, 50)
         pump = await stand.begin(topic)
         await stand.copied([pump])
-        await second.kill()
+        pump.pause(True)  # the leader takes them only while it does not know that it is alone
         await write(stand, topic, 50, "too few")
+        await stand.until(lambda: pump.intake.expected == 100)
+        await second.kill()
+        pump.pause(False)
         await stand.until(lambda: "NotEnoughReplicas" in pump.status().trouble)
         yield stand, second, pump
 
