@@ -44,6 +44,7 @@ import msgspec
 
 from app.core.fencing import (
     SnapshotItem,
+    Snapshots,
     Takeover,
     TakeoverAnswer,
     TrackerEvent,
@@ -117,7 +118,7 @@ class CopyFold:
         joined: whether the changelog's copy has come past the beginning of that end.
     """
 
-    __slots__ = ("_asked", "_fold", "_joined", "_known", "_prefix", "_seen")
+    __slots__ = ("_asked", "_fold", "_joined", "_known", "_prefix", "_tables")
 
     def __init__(
         self,
@@ -130,7 +131,7 @@ class CopyFold:
         self._known = known
         self._joined = joined
         self._fold = TrackerFold()
-        self._seen: set[str] = set()
+        self._tables: dict[str, TrackerRecord | None] = {}  # of jobs that were looked at
         self._asked: set[str] = set()  # jobs whose owner has asked within the end
 
     def apply(self, event: TrackerEvent, offset: int) -> None:
@@ -145,21 +146,28 @@ class CopyFold:
                 elif not changed:
                     self._fold.changed.discard(event.job)
             return
-        items = [item for item in event.items if item.job.startswith(self._prefix) and self._counts(item.job)]
+        items = [
+            item for item in event.items if item.job.startswith(self._prefix) and self._counts(event, item)
+        ]
         self._fold.apply(msgspec.structs.replace(event, items=items), offset)
 
     def _look(self, job: str) -> None:
-        if job not in self._seen:
-            self._seen.add(job)
+        if job not in self._tables:
             table, end = self._known(job)
+            self._tables[job] = table
             if (known := together(table, end)) is not None:
                 self._fold.restore(job, known)
             if end is not None and not _is_past(table, end):
                 self._asked.add(job)
 
-    def _counts(self, job: str) -> bool:
-        self._look(job)
-        return self._joined or job in self._asked
+    def _counts(self, event: Snapshots, item: SnapshotItem) -> bool:
+        self._look(item.job)
+        table = self._tables[item.job]
+        if table is not None and event.at_ms < table.at_ms:
+            owner = item.epoch, event.worker, item.lineage
+            if owner == (table.epoch, table.worker, table.lineage):
+                return False  # the table has a later one of it, whose note says more
+        return self._joined or item.job in self._asked
 
     def records(self) -> dict[str, TrackerRecord]:
         """What has changed, by job: to be `known` to the next."""
