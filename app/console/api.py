@@ -30,6 +30,7 @@ from app.console.route_acts import RouteActRoutes
 from app.console.routes import RouteRoutes
 from app.console.sizing import SizingRoutes
 from app.console.workloads import WorkloadRoutes
+from app.control.operators import Operators
 from app.control.runtime import Runtime
 from app.core.control_events import WorkloadPut
 from app.core.job import JobId, Kind
@@ -61,6 +62,12 @@ class Api:
         if runtime is None or not runtime.control.caught_up:
             raise ApiError(503, "Starting", "the worker is starting; ask again in a moment")
         return runtime
+
+    @property
+    def operators(self) -> Operators:
+        """What people do to jobs. Raises as `runtime`."""
+        runtime = self.runtime
+        return Operators(runtime.jobs, runtime.control)
 
     def beats(self) -> dict[str, Heartbeat]:
         """The last word of every worker that lives."""

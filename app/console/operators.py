@@ -32,7 +32,7 @@ from app.console.answers import ApiError, is_number, json_response
 from app.console.describe import ACTOR, TIER, described
 from app.console.hop import HOP, ask_worker, hand_over
 from app.control.acts import Move
-from app.control.operators import NotHere, Operators, Refused
+from app.control.operators import NotHere, Refused
 from app.core.control_events import ALL
 from app.core.job import JobId, Kind
 from app.dlq.query import BadQuery
@@ -97,11 +97,6 @@ class OperatorRoutes:
             web.post(tracker + "/stash", acting(self.stash)),
         ]
 
-    @property
-    def _operators(self) -> Operators:
-        runtime = self._api.runtime
-        return Operators(runtime.jobs, runtime.control)
-
     # -- pause and resume ------------------------------------------------------------------------
 
     @described(shapes.PausedNow, headers=ACTOR, body=bodies.PauseBody, problems=(404, 409))
@@ -117,7 +112,7 @@ class OperatorRoutes:
     async def _pause(self, request: web.Request, *, paused: bool) -> web.Response:
         workload = self._api.workload_of(request)
         wanted = self._chosen(workload, await read_body(request, bodies.PauseBody))
-        changed = await self._operators.pause(workload.key, wanted or [ALL], paused, actor_of(request))
+        changed = await self._api.operators.pause(workload.key, wanted or [ALL], paused, actor_of(request))
         now = self._api.runtime.control.view.paused.get(workload.key, set())
         told = {"key": workload.key, "changed": changed, "all": ALL in now, "partitions": sorted(now - {ALL})}
         return json_response(told)
@@ -156,7 +151,7 @@ class OperatorRoutes:
         async def foresee(partition: int) -> Move:
             async with gate:
                 job = _main_job(workload, partition)
-                return await self._operators.foresee_reset(job, wanted[partition], at_ms=at_ms)
+                return await self._api.operators.foresee_reset(job, wanted[partition], at_ms=at_ms)
 
         moves = dict(zip(wanted, await asyncio.gather(*map(foresee, wanted)), strict=True))
         execute = flag_of(body, "execute")
@@ -204,7 +199,7 @@ class OperatorRoutes:
 
     async def _reset_here(self, request: web.Request, partition: int, move: Move) -> list[dict[str, Any]]:
         try:
-            done = await self._operators.reset(move.job, move.to, actor_of(request))
+            done = await self._api.operators.reset(move.job, move.to, actor_of(request))
         except (Refused, LookupError) as error:
             return [{"partition": partition, "done": False, "why": str(error)}]
         return [move_told(partition, done) | {"done": True}]
@@ -242,7 +237,7 @@ class OperatorRoutes:
             raise ApiError(404, "No such partition", f"nobody owns {job}; GET the workload to see them")
         if held.worker != runtime.worker and not request.headers.get(HOP):
             return await hand_over(self._api, request, held.worker, body)
-        operators = self._operators
+        operators = self._api.operators
         if not execute:
             ended = operators.foresee(job, ranges)
         elif action == "skip":

@@ -28,7 +28,7 @@ from app.console.describe import ACTOR, described
 from app.console.hop import HOP, hand_over
 from app.console.operators import AT_ONCE, MAX_PARTITIONS, acting, reset_by
 from app.control.acts import Move
-from app.control.operators import Operators, Refused
+from app.control.operators import Refused
 from app.core.job import JobId, Kind
 from app.core.placement_round import is_gone
 from app.dlq.query import BadQuery
@@ -55,11 +55,6 @@ class RouteActRoutes:
             web.post(route + "/topics/{topic}/partitions/{partition}/skip", acting(self.skip_route)),
         ]
 
-    @property
-    def _operators(self) -> Operators:
-        runtime = self._api.runtime
-        return Operators(runtime.jobs, runtime.control)
-
     # -- reset -----------------------------------------------------------------------------------
 
     @described(shapes_routes.RouteReset, headers=ACTOR, body=bodies.ROUTE_RESET_BODY, problems=(404, 409))
@@ -75,7 +70,7 @@ class RouteActRoutes:
 
         async def foresee(at: At) -> Move:
             async with gate:
-                return await self._operators.foresee_reset(_job(name, *at), wanted[at], at_ms=at_ms)
+                return await self._api.operators.foresee_reset(_job(name, *at), wanted[at], at_ms=at_ms)
 
         moves = dict(zip(wanted, await asyncio.gather(*map(foresee, wanted)), strict=True))
         execute = flag_of(body, "execute")
@@ -148,7 +143,7 @@ class RouteActRoutes:
     async def _reset_here(self, request: web.Request, at: At, move: Move) -> list[dict[str, Any]]:
         row = {"topic": at[0], "partition": at[1]}
         try:
-            done = await self._operators.reset(move.job, move.to, actor_of(request))
+            done = await self._api.operators.reset(move.job, move.to, actor_of(request))
         except (Refused, LookupError) as error:
             return [row | {"done": False, "why": str(error)}]
         return [row | move_told(at[1], done) | {"done": True}]
@@ -181,9 +176,9 @@ class RouteActRoutes:
         held = runtime.control.view.owner(job)
         if held is not None and held.worker != runtime.worker and not request.headers.get(HOP):
             return await hand_over(self._api, request, held.worker, body)
-        skipped, why = self._operators.foresee_pass(job, start, end)
+        skipped, why = self._api.operators.foresee_pass(job, start, end)
         if execute:
-            skipped = await self._operators.pass_over(job, start, end, actor_of(request), reason)
+            skipped = await self._api.operators.pass_over(job, start, end, actor_of(request), reason)
         many = sum(end - start for start, end in skipped)
         told = {"job": job, "execute": execute, "skipped": skipped, "count": many, "why": why}
         return json_response(told)

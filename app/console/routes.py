@@ -33,7 +33,6 @@ from app.console.defining import (
 from app.console.describe import ACTOR, JSON, PAGE, Answer, Page, described
 from app.console.failover import refuse_derived
 from app.console.hop import HOP, LOOK_S, hand_over
-from app.control.operators import Operators
 from app.core.control_events import ALL, RoutePut
 from app.core.route import is_topic
 from app.core.routes_graph import ALONE
@@ -220,7 +219,6 @@ class RouteRoutes:
         return await self._pause(request, paused=False)
 
     async def _pause(self, request: web.Request, *, paused: bool) -> web.Response:
-        put, runtime = self.put_of(request), self._api.runtime
-        operators = Operators(runtime.jobs, runtime.control)
-        changed = await operators.pause(put.key, [ALL], paused, actor_of(request))
+        put = self.put_of(request)
+        changed = await self._api.operators.pause(put.key, [ALL], paused, actor_of(request))
         return json_response({"key": put.key, "changed": changed, "paused": paused})

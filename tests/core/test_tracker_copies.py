@@ -7,12 +7,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec.structs import replace
 
-from app.core.fencing import LogId, Snapshots, Takeover, TrackerEvent, TrackerRecord, on_snapshot, on_takeover
+from app.core.fencing import LogId, Snapshots, Takeover, TrackerEvent, TrackerRecord, on_takeover
 from app.core.ranges import Snapshot
 from app.core.tracker_fold import CopyFold, together
-from tests.core.test_tracker_fold import END, JOBS, WORKERS, Owner, finished
+from tests.core.test_tracker_fold import END, JOBS, WORKERS, Owner, Table, finished, truth_after
 
-Table = dict[str, TrackerRecord]
 SHIFT = 1_000  # a copy's offsets are others
 OTHERS = "replicate:r:orders:0"
 
@@ -35,17 +34,8 @@ class Copies(RuleBasedStateMachine):
         self.ends: Table = {}
 
     def append(self, event: TrackerEvent) -> None:
-        offset, table = len(self.log), dict(self.truth[-1])
+        self.truth.append(truth_after(self.truth[-1], event, len(self.log)))
         self.log.append(event)
-        if isinstance(event, Takeover):
-            table[event.job] = replace(on_takeover(table.get(event.job), event)[0], offset=offset)
-        else:
-            for item in event.items:
-                known = table.get(item.job)
-                if known is not None and (known.epoch, known.worker) == (item.epoch, event.worker):
-                    changed = on_snapshot(known, item, worker=event.worker, at_ms=event.at_ms)
-                    table[item.job] = replace(changed or known, offset=offset)
-        self.truth.append(table)
 
     @property
     def now(self) -> int:

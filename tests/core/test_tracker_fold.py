@@ -28,6 +28,7 @@ JOBS = [JOB, OTHER]
 WORKERS = ["a", "b", "c"]
 END = 60  # offsets of the data topic
 MARGIN = 3  # events
+Table = dict[str, TrackerRecord]
 
 
 @dataclass
@@ -72,6 +73,20 @@ def finished(packed: bytes) -> set[int]:
     return {o for start, end in [(0, known.base), *known.finished] for o in range(start, end)}
 
 
+def truth_after(before: Table, event: TrackerEvent, offset: int) -> Table:
+    """Every event is folded in, one after the other, by the rules of `app.core.fencing`."""
+    table = dict(before)
+    if isinstance(event, Takeover):
+        table[event.job] = replace(on_takeover(table.get(event.job), event)[0], offset=offset)
+        return table
+    for item in event.items:
+        known = table.get(item.job)
+        if known is not None and (known.epoch, known.worker) == (item.epoch, event.worker):
+            changed = on_snapshot(known, item, worker=event.worker, at_ms=event.at_ms)
+            table[item.job] = replace(changed or known, offset=offset)
+    return table
+
+
 class AnyReaderAnswers(RuleBasedStateMachine):
     """Workers take jobs over, finish, save, and go on as zombies, while the table's writer lags, loses what
     is under way, is replaced and is paused, and readers begin and read whenever they like.
@@ -91,18 +106,8 @@ class AnyReaderAnswers(RuleBasedStateMachine):
         self.readers: list[TrackerFold] = []
 
     def append(self, event: TrackerEvent) -> None:
-        """The truth: every event is folded in, one after the other, by the rules of `app.core.fencing`."""
-        offset, table = len(self.log), dict(self.truth[-1])
+        self.truth.append(truth_after(self.truth[-1], event, len(self.log)))
         self.log.append(event)
-        if isinstance(event, Takeover):
-            table[event.job] = replace(on_takeover(table.get(event.job), event)[0], offset=offset)
-        else:
-            for item in event.items:
-                known = table.get(item.job)
-                if known is not None and (known.epoch, known.worker) == (item.epoch, event.worker):
-                    changed = on_snapshot(known, item, worker=event.worker, at_ms=event.at_ms)
-                    table[item.job] = replace(changed or known, offset=offset)
-        self.truth.append(table)
 
     def begun(self) -> TrackerFold:
         fold = TrackerFold(max(0, self.committed - MARGIN))
