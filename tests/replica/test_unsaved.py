@@ -73,7 +73,7 @@ async def test_while_nothing_is_saved_copying_stops_within_a_bound_and_goes_on_a
     await stand.until(lambda: pump.awaits_snapshot and not pump.in_flight)
     assert 200 <= pump.base < 200 + BATCH
     assert len(await rows(stand.target, topic_name)) == pump.base, "more than is saved, and no more than that"
-    assert pump.status().trouble == NOT_SAVED
+    await stand.until(lambda: pump.status().trouble == NOT_SAVED)
     stand.save(pump)
     await stand.until(lambda: pump.base >= 400 and pump.awaits_snapshot and not pump.in_flight)
     assert pump.base < 400 + 2 * BATCH
