@@ -25,7 +25,7 @@ demo-failover: $(STAMP) ## a region is killed, another goes on, it comes back; O
 	$(BIN)/python -m app.demo --story failover $(if $(ONCE),--once)
 
 test: $(STAMP) ## all tests, on real Kafka
-	$(BIN)/python -m pytest
+	$(BIN)/python -m tests
 
 lint: $(STAMP) ## format, rules, types, direction of imports
 	$(BIN)/ruff format --check .

@@ -1,28 +1,68 @@
-"""Fixtures of real Kafka, shared by all tests of a session, and the Hypothesis profiles.
+"""Fixtures of real Kafka, shared by all tests of a session, the Hypothesis profiles, and second tries.
 
 - `bootstrap`: the address of a broker; `SWITCHYARD_TEST_BOOTSTRAP` names one that is already there.
 - `yard`: a yard of at least one region. `yard2`: the same yard with both regions, started when first asked
   for. `killable_yard`: the same for a test that kills, stops or pauses; it is mended afterwards.
 - `topic_name`: a name no other test uses, since the brokers are shared.
+
+In CI a test with brokers, processes or sockets that failed is tried once more; the summary names it with what
+failed first, so that it is mended. Never tried again: pure logic, Hypothesis, tests/system, and what may be a
+message lost or doubled.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, is_hypothesis_test, settings
 
 from app.yard import Yard
 
 BOOTSTRAP_VARIABLE = "SWITCHYARD_TEST_BOOTSTRAP"
+PROFILE = os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev")
 
+BUSY = [HealthCheck.too_slow]  # examples are the same each time: that they came slowly says who was busy
 settings.register_profile("dev", max_examples=50, deadline=None)
-settings.register_profile("ci", max_examples=200, deadline=None, derandomize=True)
+settings.register_profile("ci", max_examples=200, deadline=None, derandomize=True, suppress_health_check=BUSY)
 settings.register_profile("soak", max_examples=20_000, deadline=None)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev"))
+settings.load_profile(PROFILE)
+
+STARTING = {"_shared_yard", "bootstrap", "cached", "engine"}  # fixtures that start brokers or containers
+BESIDE = {"cli", "config", "console", "core", "dlq", "payload"}  # nothing there depends on how long it takes
+PURE = {"config", "core", "payload"}
+COUNTED = {"system"}  # every message, after kills: what fails there once is a finding
+
+COUNTS = re.compile(
+    "(^|_)(all|doubles?|every|loses?|lost|miss|none|no_message|no_record|nothing|once|twice)(_|$)"
+)
+SAYS_LOST = r"(?i)(?<!connection )\b(lost|missing|twice|doubled)\b|never came|Counter\("
+OUT_OF_TIME = "from pytest-timeout"  # the second try would have no end
+
+
+def second_try(name: str) -> pytest.MarkDecorator:
+    """Once more, unless the failure says that messages were lost, or that what a test of this name counts is
+    not as it should be."""
+    final: list[str | type[Exception]] = [SAYS_LOST, OUT_OF_TIME]
+    if COUNTS.search(name):
+        final.append(AssertionError)
+    return pytest.mark.flaky(reruns=1, rerun_except=final)
+
+
+@pytest.hookimpl(tryfirst=True)  # `-m beside` is looked at after that
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        assert isinstance(item, pytest.Function)
+        folder = item.path.relative_to(Path(__file__).parent).parts[0]
+        starts = not STARTING.isdisjoint(item.fixturenames) or item.get_closest_marker("browser")
+        if folder in BESIDE and not starts:
+            item.add_marker("beside")
+        if PROFILE == "ci" and folder not in PURE | COUNTED and not is_hypothesis_test(item.obj):
+            item.add_marker(second_try(item.function.__name__))
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,7 @@ from typing import Any
 
 import structlog
 from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
-from aiokafka.record.util import calc_crc32c
+from app.kafka.checksum import crc32c
 
 from app.core.verbatim import stamped
 from app.kafka.append_errors import (
@@ -176,7 +176,7 @@ class Appender:
             pending = lane.take()
             if pending is not None:
                 producer = lane.producer
-                data = stamped(pending.data, producer.id, producer.epoch, pending.sequence, calc_crc32c)
+                data = stamped(pending.data, producer.id, producer.epoch, pending.sequence, crc32c)
                 batches.setdefault(lane.topic, []).append((lane.partition, data))
                 sent[at] = lane, pending
                 size += len(data)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
-from aiokafka.record.util import calc_crc32c
+from app.kafka.checksum import crc32c
 
 from app.core.record import Record
 from app.core.record_batch import CHECKED_FROM, MAGIC, Batch, Committed, iter_batches
@@ -191,5 +191,5 @@ def _encoded(records: Records, codec: int) -> bytes:
     if later:
         times = _TIMES.unpack_from(data, _TIMES_AT)
         _TIMES.pack_into(data, _TIMES_AT, *(time - later for time in times))
-        _CRC.pack_into(data, _CRC_AT, calc_crc32c(data[CHECKED_FROM:]))
+        _CRC.pack_into(data, _CRC_AT, crc32c(data[CHECKED_FROM:]))
     return bytes(data)

@@ -30,7 +30,7 @@ from typing import Any
 
 import structlog
 from aiokafka.errors import KafkaError, for_code
-from aiokafka.record.util import calc_crc32c
+from app.kafka.checksum import crc32c
 from mode import Service
 
 from app.core.record_batch import MAX_BATCH_BYTES, CorruptBatch, take
@@ -308,7 +308,7 @@ class FetchService(Service):
 
     async def _deliver_data(self, part: PartitionFetch, data: bytes, aborted: list[tuple[int, int]]) -> None:
         try:
-            pieces = take(data, part.next_offset, part.high_watermark, calc_crc32c)
+            pieces = take(data, part.next_offset, part.high_watermark, crc32c)
         except CorruptBatch as error:  # in trouble alone; the others of the response come through
             part.max_bytes = min(part.max_bytes * 2, DAMAGE_MAX_BYTES)  # what follows may tell its offsets
             await self._failed(part, CORRUPT, f"{part.topic}-{part.partition}: {error}")

@@ -28,7 +28,7 @@ from typing import NamedTuple
 import structlog
 from aiokafka.errors import KafkaError
 from aiokafka.protocol.fetch import FetchRequest
-from aiokafka.record.util import calc_crc32c
+from app.kafka.checksum import crc32c
 
 from app.core.job import JobId
 from app.core.rate import TokenBucket
@@ -54,7 +54,7 @@ CONNECTION = "verify"
 CLEANUP_POLICY, COMPACT = "cleanup.policy", "compact"
 _CODEC = 0x07
 
-checksum: Callable[..., int] = calc_crc32c
+checksum: Callable[..., int] = crc32c
 Tell = Callable[[str, str, str, str], None]  # kind, subject, message, remedy
 
 

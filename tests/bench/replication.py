@@ -2,7 +2,8 @@
 
 Both copy the same filled topic from its beginning, by turns, into a new topic every time, and are counted by
 what the destination has (its log's ends), between a tenth and nine tenths of the records. All is counted:
-a record too many or too few fails the bench. CPU and memory: `replication-cost`.
+a record too many or too few fails the bench. A bare copier, which moves the bytes and does nothing else, shows what
+brokers and machine leave to anybody. CPU and memory: `replication-cost`.
 """
 
 from __future__ import annotations
@@ -19,11 +20,10 @@ from tests.bench.run import Progress, alternate
 def run(progress: Progress) -> dict[str, Any]:
     """Every shape, and the latency of a steady flow."""
     with both_sides(progress) as sides:
-        rows = {
-            shape: compare(sides, shape, progress).row("replication", "records_per_s", "records/s")
-            for shape in SHAPES
-        }
+        compared = [compare(sides, shape, progress) for shape in SHAPES]
         latencies = _latencies(sides, progress)
+    told = "replication", "records_per_s", "records/s"
+    rows = {one.shape: one.row(*told) for one in compared}
     first = rows.pop(HEADLINE)
     return {
         **{key: first[key] for key in first if key != "bench"},
@@ -31,7 +31,7 @@ def run(progress: Progress) -> dict[str, Any]:
             **SETUP,
             "latency": f"producer (linger 5 ms) to consumer, {PER_SECOND:,} records/s for {MEASURED_S} s",
         },
-        "rows": [*rows.values(), *latencies],
+        "rows": [*rows.values(), *(one.row(*told, bare=True) for one in compared), *latencies],
     }
 
 

@@ -20,6 +20,7 @@ from tests.bench.copying.watch import Figures
 from tests.bench.run import Progress, alternate
 
 PEER = f"MirrorMaker 2 {mirror_maker.VERSION}"
+BARE = "a bare copier, which checks and promises nothing"
 SMALL, LARGE, ALONE = 2_000_000, 500_000, 100_000  # records of 200 bytes, of 2 KB, of one a batch
 SHAPES = (
     *(
@@ -39,18 +40,20 @@ SETUP = {
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Both sides' figures of a shape, every round's."""
+    """The sides' figures of a shape, every round's."""
 
     shape: Shape
     ours: list[Figures]
     peer: list[Figures]
+    bare: list[Figures]
 
-    def row(self, bench: str, figure: str, unit: str) -> dict[str, Any]:
-        """A row of the bench's answer: medians of one figure."""
-        value, peer_value = (median(map(attrgetter(figure), side)) for side in (self.ours, self.peer))
+    def row(self, bench: str, figure: str, unit: str, *, bare: bool = False) -> dict[str, Any]:
+        """A row of the bench's answer: medians of one figure; beside the bare copier's, if told."""
+        theirs, peer = (self.bare, BARE) if bare else (self.peer, PEER)
+        value, peer_value = (median(map(attrgetter(figure), side)) for side in (self.ours, theirs))
         return {
             "bench": f"{bench}, {self.shape.title}", "value": round(value, 3), "unit": unit,
-            "peer": PEER, "peer_value": round(peer_value, 3), "ratio": round(value / peer_value, 4),
+            "peer": peer, "peer_value": round(peer_value, 3), "ratio": round(value / peer_value, 4),
         }  # fmt: skip
 
 
@@ -64,18 +67,23 @@ def both_sides(progress: Progress) -> Iterator[Sides]:
 
 
 def compare(sides: Sides, shape: Shape, progress: Progress) -> Compared:
-    """Fills a topic of the shape, and lets both copy it by turns."""
+    """Fills a topic of the shape, and lets both copy it by turns; and a bare copier after each of our turns."""
     bootstrap = sides.stage.yard.bootstrap(SOURCE)
     progress(f"filling a topic: {shape.title}")
     asyncio.run(fill(bootstrap, shape))
-    compared = Compared(shape, [], [])
+    compared = Compared(shape, [], [], [])
 
     def keep(kept: list[Figures], figures: Figures) -> float:
         kept.append(figures)
         return figures.records_per_s
 
+    def ours() -> float:
+        rate = keep(compared.ours, sides.ours(shape))
+        compared.bare.append(sides.bare(shape))
+        return rate
+
     alternate(
-        lambda: keep(compared.ours, sides.ours(shape)),
+        ours,
         lambda: keep(compared.peer, sides.peer(shape)),
         progress=progress,
     )

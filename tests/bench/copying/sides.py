@@ -1,10 +1,11 @@
-"""Both sides of the comparison: a route of one worker, and MirrorMaker 2. Each copies a topic from its
-beginning into a new topic every time, which is deleted afterwards."""
+"""The sides of the comparison: a route of one worker, MirrorMaker 2, and what does the least (`bare`). Each copies
+a topic from its beginning into a new topic every time, which is deleted afterwards."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,6 +40,10 @@ class Sides:
     def peer(self, shape: Shape) -> Figures:
         """MirrorMaker 2 copies it."""
         return self._watched(self._peer(shape.topic, shape.codec), shape)
+
+    def bare(self, shape: Shape) -> Figures:
+        """Nothing but the bytes is moved."""
+        return self._watched(self._bare(shape.topic), shape)
 
     def our_latency_ms(self) -> tuple[float, float]:
         """p50 and p99 through a route."""
@@ -81,6 +86,18 @@ class Sides:
             yield self.worker, copy
         finally:
             http("DELETE", f"{self.worker.url}/api/v1/routes/{name}")
+            asyncio.run(drop(self._bootstraps[1], copy))
+
+    @contextmanager
+    def _bare(self, topic: str) -> Iterator[tuple[Process, str]]:
+        copy = f"bare{next(self._numbers)}.{topic}"
+        asyncio.run(create_topic(self._bootstraps[1], copy, PARTITIONS))
+        command = [sys.executable, "-m", "tests.bench.copying.bare", *self._bootstraps, topic, copy]
+        process = self.stage.start(copy, [*command, str(PARTITIONS)])
+        try:
+            yield process, copy
+        finally:
+            process.kill()
             asyncio.run(drop(self._bootstraps[1], copy))
 
     @contextmanager
