@@ -24,7 +24,6 @@ from typing import Any
 
 import structlog
 from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
-from app.kafka.checksum import crc32c
 
 from app.core.verbatim import stamped
 from app.kafka.append_errors import (
@@ -38,6 +37,7 @@ from app.kafka.append_lane import IN_FLIGHT, Lane, Pending
 from app.kafka.append_producers import ProducerId, new_producer
 from app.kafka.append_protocol import AppendRequest, answers_of
 from app.kafka.append_seek import TooFewReplicas, written
+from app.kafka.checksum import crc32c
 from app.kafka.clusters import LATEST, NO_LEADER, NOT_AUTHORISED, ClusterClient, ClusterUnreachable
 
 log = structlog.get_logger(__name__)

@@ -20,11 +20,11 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
-from app.kafka.checksum import crc32c
 
 from app.core.record import Record
 from app.core.record_batch import CHECKED_FROM, MAGIC, Batch, Committed, iter_batches
 from app.core.verbatim import Copy, Row, why_not
+from app.kafka.checksum import crc32c
 from app.kafka.decode import UndecodableBatch, records_of
 from app.kafka.fetched import Fetched
 

@@ -30,10 +30,10 @@ from typing import Any
 
 import structlog
 from aiokafka.errors import KafkaError, for_code
-from app.kafka.checksum import crc32c
 from mode import Service
 
 from app.core.record_batch import MAX_BATCH_BYTES, CorruptBatch, take
+from app.kafka.checksum import crc32c
 from app.kafka.clusters import LEADER_TROUBLE, NO_LEADER, READ_COMMITTED, UNKNOWN_TOPIC, ClusterClient
 from app.kafka.epochs import AHEAD, FENCED, NOT_KNOWN, EpochEnd, EpochFetchRequest, epoch_ends
 from app.kafka.fetch_leaders import LeaderSeeker

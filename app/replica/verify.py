@@ -28,13 +28,13 @@ from typing import NamedTuple
 import structlog
 from aiokafka.errors import KafkaError
 from aiokafka.protocol.fetch import FetchRequest
-from app.kafka.checksum import crc32c
 
 from app.core.job import JobId
 from app.core.rate import TokenBucket
 from app.core.record_batch import HEADER_BYTES, Batch, iter_batches
 from app.core.verbatim import LOG_APPEND_TIME, Copy
 from app.kafka.append_seek import OFFSET_OUT_OF_RANGE
+from app.kafka.checksum import crc32c
 from app.kafka.clusters import EARLIEST, READ_UNCOMMITTED, ClusterClient, ClusterUnreachable
 from app.kafka.decode import records_of
 from app.kafka.fetched import name_of, remedy_of

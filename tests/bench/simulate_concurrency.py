@@ -3,8 +3,9 @@
     python -m tests.bench.simulate_concurrency
 
 A call reaches the receiver after half a round trip, waits for one of its `servers`, is worked on, and
-returns. There is always another message to send: the worker is working off a backlog. Nothing here takes
-real time; the same seed gives the same figures.
+returns. There is always another message to send: the worker is working off a backlog; or, before a receiver
+that takes any number at once, as many a second as are `offered`. Nothing here takes real time; the same seed
+gives the same figures.
 """
 
 from __future__ import annotations
@@ -109,6 +110,11 @@ class Receiver:
     Attributes:
         spread: 0 = every message alike; 1 = exponential, as from a database behind.
         slowdown: factor of `service_s` at a time.
+        work: draws how long a message takes, instead of `spread`; `service_s` is its mean.
+        offered: messages a second that there are to send; inf = a backlog.
+        shared: calls are begun at once and worked on by turns, as on a machine of `servers` cores.
+        waits: draws how long a message takes after its server is free again: what an event loop waits for.
+        waits_s: the mean of it.
     """
 
     servers: int
@@ -116,11 +122,22 @@ class Receiver:
     rtt_s: float = 0.0005
     spread: float = 0.1
     slowdown: Callable[[float], float] = lambda _now_s: 1.0
+    work: Callable[[random.Random], float] | None = None
+    offered: float = math.inf
+    shared: bool = False
+    waits: Callable[[random.Random], float] = lambda _dice: 0.0
+    waits_s: float = 0.0
+
+    def takes_s(self, dice: random.Random) -> float:
+        """How long the next message keeps a server, while nothing slows it down."""
+        if self.work is not None:
+            return self.work(dice)
+        return self.service_s * (1 - self.spread + self.spread * dice.expovariate(1.0))
 
     @property
     def base_s(self) -> float:
         """Latency without a queue."""
-        return self.service_s + self.rtt_s
+        return self.service_s + self.rtt_s + self.waits_s
 
 
 @dataclass
@@ -158,15 +175,28 @@ def simulate(
     free = [0.0] * receiver.servers
     answers: list[tuple[float, float]] = []
     events = sorted((at or {}).items(), key=lambda event: event[0])
-    now_s, half_s, spread = 0.0, receiver.rtt_s / 2, receiver.spread
+    now_s, half_s, sent = 0.0, receiver.rtt_s / 2, 0
+    every_s, worked_s = 1 / receiver.offered, 0.0
     while now_s < seconds:
-        while len(answers) < limit.limit:
-            work_s = receiver.service_s * (1 - spread + spread * dice.expovariate(1.0))
+        while len(answers) < limit.limit and sent * every_s <= now_s:
+            sent += 1
+            work_s = receiver.takes_s(dice)
+            if receiver.shared:
+                heapq.heappush(answers, (worked_s + work_s, now_s))
+                continue
             start_s = max(now_s + half_s, free[0])
             ready_s = start_s + work_s * receiver.slowdown(start_s)
             heapq.heapreplace(free, ready_s)
-            heapq.heappush(answers, (ready_s + half_s, now_s))
+            heapq.heappush(answers, (ready_s + half_s + receiver.waits(dice), now_s))
+        if len(answers) < limit.limit and (not answers or sent * every_s < answers[0][0]):
+            now_s = sent * every_s
+            continue
         ended_s, started_s = heapq.heappop(answers)
+        if receiver.shared:
+            left_s, worked_s = ended_s - worked_s, ended_s
+            ended_s = now_s + left_s * receiver.slowdown(now_s) * max(
+                1.0, (len(answers) + 1) / receiver.servers
+            )
         while events and events[0][0] <= ended_s:
             events.pop(0)[1]()
         now_s = ended_s
@@ -184,6 +214,52 @@ def slow_between(from_s: float, until_s: float, factor: float = 10.0) -> Callabl
     return lambda now_s: factor if from_s <= now_s < until_s else 1.0
 
 
+def noise(low: float, high: float, seed: int = 7) -> Callable[[float], float]:
+    """A machine with others on it: a factor between the two, another one every second."""
+    dice = random.Random(seed)
+    factors = [low * (high / low) ** dice.random() for _ in range(1000)]
+    return lambda now_s: factors[int(now_s) % 1000]
+
+
+def sometimes(share: float, slow_s: float) -> tuple[float, Callable[[random.Random], float]]:
+    """Mean and draw of messages of 1 to 3 ms, `share` of which take `slow_s`."""
+    mean_s = share * slow_s + (1 - share) * 0.002
+    return mean_s, lambda dice: slow_s if dice.random() < share else dice.uniform(0.001, 0.003)
+
+
+def lognormal(mean_s: float, sigma: float) -> tuple[float, Callable[[random.Random], float]]:
+    """Mean and draw; sigma 1.5: one in a hundred takes 33 times the median."""
+    mu = math.log(mean_s) - sigma**2 / 2
+    return mean_s, lambda dice: dice.lognormvariate(mu, sigma)
+
+
+def pareto(mean_s: float, alpha: float) -> tuple[float, Callable[[random.Random], float]]:
+    """Mean and draw; alpha 1.5: without a variance."""
+    least_s = mean_s * (alpha - 1) / alpha
+    return mean_s, lambda dice: least_s * dice.paretovariate(alpha)
+
+
+TAILS = {
+    "1/40 of 300 ms": sometimes(1 / 40, 0.3),
+    "1/10 of 1 s": sometimes(1 / 10, 1.0),
+    "30 % of 300 ms": sometimes(0.3, 0.3),
+    "lognormal, 10 ms, sigma 1.5": lognormal(0.01, 1.5),
+    "Pareto, 10 ms, alpha 1.5": pareto(0.01, 1.5),
+}
+MANY = 100_000  # servers: no limit can fill them
+
+
+def asyncio_receiver(slowdown: Callable[[float], float] = lambda _now_s: 1.0) -> Receiver:
+    """One event loop, busy 1 ms with each message; one in forty then waits 300 ms, which keeps nobody."""
+    return Receiver(
+        1,
+        0.001,
+        slowdown=slowdown,
+        waits=lambda dice: 0.3 if dice.random() < 1 / 40 else 0.0,
+        waits_s=0.3 / 40,
+    )
+
+
 SCENARIOS: dict[str, tuple[Receiver, float]] = {
     "0 ms, 4 servers of 0.1 ms": (Receiver(4, 0.0001), 4.0),
     "10 ms, 8 servers": (Receiver(8, 0.010), 20.0),
@@ -193,6 +269,22 @@ SCENARIOS: dict[str, tuple[Receiver, float]] = {
     "50 ms, 1,000 servers": (Receiver(1000, 0.050), 12.0),
     "50 ms, 100,000 servers": (Receiver(100_000, 0.050), 8.0),
     "10 ms, 50 servers, tenfold slow 5-15 s": (Receiver(50, 0.010, slowdown=slow_between(5, 15)), 15.0),
+    **{
+        f"{name}, 2,000/s": (Receiver(MANY, mean_s, work=work, offered=2000), 30.0)
+        for name, (mean_s, work) in TAILS.items()
+    },
+    **{
+        f"{name}, 8 servers": (Receiver(8, mean_s, work=work), 60.0) for name, (mean_s, work) in TAILS.items()
+    },
+    "asyncio, 1 ms and 1/40 of 300 ms": (asyncio_receiver(), 30.0),
+    "asyncio, 1 ms and 1/40 of 300 ms, noisy": (asyncio_receiver(noise(0.5, 3)), 30.0),
+    "10 ms, noisy, 2,000/s": (Receiver(MANY, 0.01, slowdown=noise(0.5, 3), offered=2000), 30.0),
+    "10 ms, 8 servers, noisy": (Receiver(8, 0.01, slowdown=noise(0.5, 3)), 30.0),
+    "2 ms of 2 shared cores": (Receiver(2, 0.002, 0.0, 1.0, shared=True), 20.0),
+    "2 ms of 2 shared cores, noisy": (
+        Receiver(2, 0.002, 0.0, 1.0, shared=True, slowdown=noise(0.5, 3)),
+        30.0,
+    ),
 }
 FIXED = (1, 4, 8, 20, 50, 100, 256, 1000, 2000)
 
@@ -205,7 +297,7 @@ def best_fixed(receiver: Receiver, seconds: float, from_s: float) -> float:
 def main() -> None:
     """Prints the table."""
     print(
-        f"{'receiver':40s} {'limit':>12s} {'msg/s':>8s} {'of best':>8s}"
+        f"{'receiver':41s} {'limit':>12s} {'msg/s':>8s} {'of best':>8s}"
         f" {'latency':>9s} {'of base':>8s} {'at end':>7s}"
     )
     for name, (receiver, seconds) in SCENARIOS.items():
@@ -223,7 +315,7 @@ def main() -> None:
             run = simulate(receiver, limit, seconds)
             rate, latency_s = run.rate(from_s, seconds), run.mean_latency_s(from_s, seconds)
             print(
-                f"{name:40s} {rival:>12s} {rate:8.0f} {rate / best:8.0%} {latency_s * 1000:7.2f}ms"
+                f"{name:41s} {rival:>12s} {rate:8.0f} {rate / best:8.0%} {latency_s * 1000:7.2f}ms"
                 f" {latency_s / base_s:7.1f}x {limit.limit:7d}"
             )
 

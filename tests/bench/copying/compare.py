@@ -67,7 +67,7 @@ def both_sides(progress: Progress) -> Iterator[Sides]:
 
 
 def compare(sides: Sides, shape: Shape, progress: Progress) -> Compared:
-    """Fills a topic of the shape, and lets both copy it by turns; and a bare copier after each of our turns."""
+    """Fills a topic of the shape, and lets both copy it by turns; a bare copier comes after each of ours."""
     bootstrap = sides.stage.yard.bootstrap(SOURCE)
     progress(f"filling a topic: {shape.title}")
     asyncio.run(fill(bootstrap, shape))

@@ -1,5 +1,5 @@
-"""The sides of the comparison: a route of one worker, MirrorMaker 2, and what does the least (`bare`). Each copies
-a topic from its beginning into a new topic every time, which is deleted afterwards."""
+"""The sides of the comparison: a route of one worker, MirrorMaker 2, and what does the least (`bare`). Each
+copies a topic from its beginning into a new topic every time, which is deleted afterwards."""
 
 from __future__ import annotations
 
