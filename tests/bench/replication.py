@@ -2,7 +2,7 @@
 
 Both copy the same filled topic from its beginning, by turns, into a new topic every time, and are counted by
 what the destination has (its log's ends), between a tenth and nine tenths of the records. All is counted:
-a record too many or too few fails the bench. A bare copier, which moves the bytes and does nothing else, shows
+a record too many or too few fails the bench. A bare copier, which moves the bytes and does nothing else, is
 what brokers and machine leave to anybody. CPU and memory: `replication-cost`.
 """
 
