@@ -7,55 +7,76 @@
             └──────────┴─────▶ calls in flight
                    capacity
 
-    RAMP ──latency above the aim──▶ HOLD ──a probe is due, or latency rose──▶ PROBE (half the limit)
-      ▲                              ▲                                           │
-      └── half the limit was no faster: there is headroom ◀────┬──────────────── ┘
-                                     └── it was faster: there was a queue
+    RAMP ──a queue, it seems──▶ PROBE (half the limit) ◀──one is due, or latency changed── HOLD
+      ▲                           │    │                                                    ▲
+      └──────no queue at all──────┘    └──────there was one: by Little's law───────────────┘
 
 Rules
-1. Time is cut into windows, each with one limit throughout. A call that was started before its window
-   says nothing of it. A window ends with two calls a slot, `MIN_SAMPLES` at least and `MIN_WINDOW_S`,
-   or after a second or so with what there is.
-2. RAMP doubles the limit as long as latency stays at the base (TCP slow start, RFC 5681). At the first
-   window above the aim it goes to HOLD with `limit * aim / latency`: by Little's law a receiver with a
-   queue has throughput limit / latency, whatever the limit.
-3. The aim is the base and `HEADROOM` more, `slack_s` at least: so much of a queue keeps the receiver busy
-   between answers (cf. CoDel's target of 5 ms, RFC 8289; below that it is our own event loop that is seen).
-4. PROBE measures the base anew, at half the limit, as the ProbeRTT of BBR does (Cardwell et al., "BBR:
-   Congestion-Based Congestion Control", 2016): if latency fell there was a queue, and by how much it fell
-   says how long; if not, the receiver has just become slower, or wider, and the limit goes up again.
-5. The limit only grows when it is used: `in_flight` came within a tenth of it.
-6. When more than `DROP_SHARE` of a window was dropped (timed out, RESOURCE_EXHAUSTED) the limit is cut,
+1. Time is cut into windows, each with one limit throughout; one begins once no more are out than its limit.
+   It ends with two calls a slot, `MIN_SAMPLES` at least and `MIN_WINDOW_S`, or after a second or so with
+   what there is.
+2. A queue delays everybody. So it is looked for in the lower quantiles of what a window's own calls took:
+   as far as each of them rose, a queue is there. One message in forty that takes a hundred times as long
+   says nothing there, and everything in a mean: of a hundred calls such a mean is half noise. (Envoy's
+   adaptive concurrency compares medians, too.)
+3. How large the limit must be is a matter of the mean, though (Little's law). It is calls in flight * time /
+   calls ended: that counts as well what is still out, and has not ended in any window as short as these.
+   A mean that rose by `ERRORS` of its standard errors is a queue, too: a processor that is shared slows
+   short work by little, all work by much.
+4. RAMP doubles the limit as long as there is no queue (TCP slow start, RFC 5681).
+5. PROBE takes half of it for a window, as the ProbeRTT of BBR does (Cardwell et al., "BBR: Congestion-Based
+   Congestion Control", 2016). Faster: the limit is set to `limit * (mean - queue + allowed) / mean`. No
+   faster, in a second window neither: there is no queue, the receiver has just become slower, or wider, and
+   RAMP goes on. Twice as fast: it was all queue, and unless the base is known there may be more of it: half
+   of the half is tried as well.
+6. The queue allowed is `QUEUE` of the mean, `slack_s` at least: so much of it keeps the receiver busy between
+   answers (cf. CoDel's target of 5 ms, RFC 8289; below that it is our own event loop that is seen).
+7. A probe takes no more than a quarter away where the throughput of late (the best of some seconds, times
+   the mean without a queue) needs it: a machine that others use is faster now and then by itself.
+8. The limit only grows when it is used: `in_flight` came within a tenth of it.
+9. When more than `DROP_SHARE` of a window was dropped (timed out, RESOURCE_EXHAUSTED) the limit is cut,
    and grows gently for a while. One poison pill in a thousand cuts nothing.
-7. A single latency counts at most `cap_s`, a few times the mean: a message that takes for ever says
-   nothing of the receiver.
 
 Why not one of Netflix' concurrency-limits: Gradient2 compares with a long-term mean, which a backlog
 that never ends drags up, and the limit with it; Vegas (uForwarder's choice) compares with the smallest
 latency of a long time, so that a receiver that becomes slower, or varies, starves; both grow by a few
 calls at a time. Measured, in tests/bench/simulate_concurrency.py: 8 servers of 10 ms, latency 5.7 and 2.7
 times the base against 1.4 here; tenfold slow for 10 s, 40 % and 32 % of the best fixed limit's throughput
-against 100 %; 1,000 servers of 50 ms after 12 s, 9 % and 21 % against 99 %.
+against 100 %; 1,000 servers of 50 ms after 12 s, 9 % and 21 % against 99 %; an event loop of 1 ms where one
+message in forty waits for 300 ms, 100 % at 5.8 times the base and 53 %, against 96 % at 1.7 times.
+
+What it cannot: where a tenth of the messages takes 500 times as long as the others, or cores are shared, a
+queue shows late: throughput is that of the best fixed limit, latency some four times the base. Below a
+hundred answers a second a window takes a second, and the first ramp and its probes up to a minute.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from enum import StrEnum
+from math import hypot, sqrt
+from operator import mul, sub
+from typing import NamedTuple
 
 INITIAL = 20  # Netflix' default; enough to see a latency, too little to hurt
 MAXIMUM = 2_000  # calls in flight one worker can hold in memory for one receiver
-HEADROOM = 1.3  # of the base: the difference stands out from the noise of a window of 100 calls
+QUEUE = 0.3  # of the mean without a queue: that much of one is wanted
 SLACK_S = 0.005
-QUEUE_RATIO = 1.15  # half the limit makes this much of a difference only when there was a queue
-STILL_QUEUED = 0.6  # of the latency at half the limit: nearer to a half means the queue is still there
+NO_QUEUE = 0.15  # of the mean: half the limit makes more of a difference only when there was a queue
+ALL_QUEUE = 0.4  # of the mean: nearer to a half means that at half the limit there may be one still
+FASTER = 0.6  # of the base: not by chance
+QUANTILES = (0.25, 0.5)  # two: messages of two kinds, half of each, make one of them jump
+ERRORS = 2.5  # standard errors of a difference of means: less is chance
+SURE = 2  # probes after which the base is known
+BEST_OF = 8  # rates of a second or more
+LEAST_LEFT = 0.75  # by one probe, where the best rate of late needs as much
 GROWTH = 2.0
 GENTLE_GROWTH = 1.1
 DROP_SHARE = 0.1
 DROP_CUT = 0.7  # CUBIC's beta (RFC 9438)
 USED_SHARE = 0.9
-CAP = 4.0  # of the last window's mean
 MIN_SAMPLES = 100
-FEW_SAMPLES = 10  # below that a mean says nothing, however long the window was
+FEW_SAMPLES = 10  # below that a quantile says nothing, however long the window was
 MIN_WINDOW_S = 0.05  # answers come in bursts, one for each turn of the event loop
 MAX_WINDOW_S = 1.0  # or three latencies, whichever is longer
 PROBE_MIN_S = 2.0
@@ -71,6 +92,41 @@ class Phase(StrEnum):
     PROBE = "probe"
 
 
+class Latency(NamedTuple):
+    """What a window has shown, seconds: quantiles, and the mean by Little's law and of the calls that ended.
+
+    The means differ while long calls pile up that have not ended yet, or old ones end.
+    """
+
+    low_s: tuple[float, ...]
+    mean_s: float
+    ended_s: float
+    error_s: float
+
+    @classmethod
+    def of(cls, own_s: list[float], older_s: list[float], mean_s: float) -> Latency:
+        """From the latencies of calls that began in a window, of those that only ended in it, and the mean
+        that Little's law gives. Sorts the first list."""
+        own_s.sort()
+        count = len(own_s) + len(older_s)
+        ended_s = (sum(own_s) + sum(older_s)) / count
+        square = (sum(map(mul, own_s, own_s)) + sum(map(mul, older_s, older_s))) / count
+        error_s = sqrt(max(0.0, square - ended_s**2) / count)
+        return cls(tuple(own_s[int(share * len(own_s))] for share in QUANTILES), mean_s, ended_s, error_s)
+
+    def above_s(self, other: Latency) -> float:
+        """How much longer everybody takes than in the other; negative when somebody takes less."""
+        low_s: float = min(map(sub, self.low_s, other.low_s))
+        surely_s = min(self.mean_s, self.ended_s) - max(other.mean_s, other.ended_s)
+        if surely_s > ERRORS * hypot(self.error_s, other.error_s):
+            return max(low_s, self.mean_s - other.mean_s)
+        return low_s
+
+    def is_faster(self, other: Latency) -> bool:
+        """The receiver is another one than in the other window, or was."""
+        return all(mine < FASTER * its for mine, its in zip(self.low_s, other.low_s, strict=True))
+
+
 class AdaptiveLimit:
     """See the module. One a receiver and worker, used from one thread.
 
@@ -82,17 +138,16 @@ class AdaptiveLimit:
     Attributes (read only):
         limit: calls that may be in flight.
         phase: what is being found out.
-        base_s: latency without a queue; inf while unknown.
-        cap_s: the most a single latency counts; callers of `on_samples` cap before they add up.
 
     Raises:
         ValueError: not 1 <= minimum <= initial <= maximum.
     """
 
     __slots__ = (
-        "_before_limit", "_before_s", "_count", "_dropped", "_growth", "_in_flight", "_interval_s",
-        "_needed", "_probe_at_s", "_probed_once", "_since_s", "_sum_s", "base_s", "cap_s", "initial",
-        "limit", "maximum", "minimum", "phase", "slack_s",
+        "_again", "_base", "_before", "_before_limit", "_changed", "_dropped", "_from_limit", "_growth",
+        "_held_s", "_in_flight", "_interval_s", "_last_s", "_needed", "_older", "_own", "_probe_at_s",
+        "_rated", "_rated_s", "_rates", "_reset_s", "_since_s", "_verdicts", "initial", "limit", "maximum",
+        "minimum", "phase", "slack_s",
     )  # fmt: skip
 
     def __init__(
@@ -111,70 +166,80 @@ class AdaptiveLimit:
         self.minimum = minimum
         self.maximum = maximum
         self.slack_s = slack_s
-        self._since_s = float("-inf")
-        self._count = self._dropped = self._in_flight = 0
-        self._sum_s = 0.0
-        self._needed = 1
-        self.reset(self._since_s)
+        self.limit = self._from_limit = self._before_limit = initial
+        self._since_s = self._last_s = self._reset_s = float("-inf")
+        self._dropped = self._in_flight = self._needed = 0
+        self.reset(float("-inf"))
 
     def reset(self, now_s: float) -> None:
         """Begins from nothing: the receiver is back after an outage, or another one."""
-        self.limit = self.initial
+        self.limit = self._from_limit = self._before_limit = self.initial
         self.phase = Phase.RAMP
-        self.base_s = self.cap_s = float("inf")
+        self._base: Latency | None = None
+        self._verdicts = 0  # by two probes the base is known; before, it may have been measured in a queue
+        self._before: Latency | None = None
+        self._again = self._changed = False
         self._growth = GROWTH
-        self._probed_once = False
         self._interval_s = PROBE_MIN_S
         self._probe_at_s = float("inf")
-        self._before_limit, self._before_s = self.limit, 0.0
+        self._rates = deque([0.0], BEST_OF)
+        self._rated, self._rated_s = 0, 0.0
+        self._reset_s = now_s
         self._begin(now_s)
 
     # -- samples ---------------------------------------------------------------------------------
 
     def on_sample(self, now_s: float, latency_s: float, in_flight: int, dropped: bool = False) -> None:
         """A call ended after `latency_s`; `in_flight` were out just before."""
-        if now_s - latency_s < self._since_s:
-            return
         if dropped:
-            self._dropped += 1
+            self.on_samples(now_s, 0, latency_s, in_flight, 1)
         else:
-            self._count += 1
-            cap_s = self.cap_s
-            self._sum_s += latency_s if latency_s < cap_s else cap_s
-        if in_flight > self._in_flight:  # noqa: PLR1730 - a call of max() for every message
-            self._in_flight = in_flight
-        if self._count + self._dropped >= self._needed:
-            self._look(now_s)
+            self.on_samples(now_s, 1, latency_s, in_flight)
 
     def on_samples(
-        self, now_s: float, count: int, mean_latency_s: float, max_in_flight: int, dropped: int = 0
+        self, now_s: float, count: int, latency_s: float, in_flight: int, dropped: int = 0
     ) -> None:
-        """`count` calls ended, after `mean_latency_s` on average, and `dropped` more were dropped."""
-        if now_s - mean_latency_s < self._since_s:
+        """`count` calls ended after `latency_s` each, and `dropped` more were dropped."""
+        if in_flight > self.limit:
+            self._begin(now_s)
             return
+        if in_flight > self._in_flight:  # noqa: PLR1730 - a call of max() for every message
+            self._in_flight = in_flight
+        passed_s = now_s - self._last_s
+        self._last_s = now_s
+        # It began when another had ended, if the limit was used; if not, nobody may have been out so long.
+        self._held_s += in_flight * (passed_s if passed_s < latency_s else latency_s)
+        started_s = now_s - latency_s
+        if started_s < self._since_s:
+            if started_s >= self._reset_s:
+                self._older += [latency_s] * count
+            return
+        if count == 1:
+            self._own.append(latency_s)
+        else:
+            self._own += [latency_s] * count
         self._dropped += dropped
-        self._count += count
-        self._sum_s += min(mean_latency_s, self.cap_s) * count
-        self._in_flight = max(self._in_flight, max_in_flight)
-        if self._count + self._dropped >= self._needed:
+        if len(self._own) + self._dropped >= self._needed:
             self._look(now_s)
 
     def _begin(self, now_s: float) -> None:
         """A new window, from `now_s` on, with the limit as it is."""
-        self._since_s = now_s
-        self._count = self._dropped = self._in_flight = 0
-        self._sum_s = 0.0
+        self._since_s = self._last_s = now_s
+        self._own: list[float] = []  # latencies of calls that began in the window
+        self._older: list[float] = []  # and of those that only ended in it
+        self._held_s = 0.0  # time times calls in flight
+        self._dropped = self._in_flight = 0
         self._needed = 1 if now_s == float("-inf") else FEW_SAMPLES
 
     def _look(self, now_s: float) -> None:
         """Whether the window may end."""
-        if self._since_s == float("-inf"):
-            self._since_s = now_s  # the very first window begins with its first sample
-        samples = self._count + self._dropped
+        if self._since_s == float("-inf"):  # the very first window begins with its first sample
+            self._since_s = self._reset_s = now_s
+        samples = len(self._own) + self._dropped
         lasted_s = now_s - self._since_s
         enough = max(MIN_SAMPLES, 2 * self.limit)
         if samples < enough or lasted_s < MIN_WINDOW_S:
-            latency_s = self._sum_s / self._count if self._count else 0.0
+            latency_s = self._held_s / (samples + len(self._older))
             if lasted_s < max(MAX_WINDOW_S, 3 * latency_s):
                 self._needed = samples + max(1, samples // 8)  # looks again after an eighth more
                 return
@@ -186,89 +251,118 @@ class AdaptiveLimit:
     def _end(self, now_s: float) -> None:
         """Decides by the window that ends now."""
         used = self._in_flight >= USED_SHARE * self.limit
-        if self._dropped > DROP_SHARE * (self._count + self._dropped):
+        count = len(self._own)
+        if self._dropped > DROP_SHARE * (count + self._dropped):
             self._cut(now_s)
-        elif self._count:
-            latency_s = self._sum_s / self._count
-            self.cap_s = CAP * latency_s
-            if self.phase is Phase.PROBE:
-                self._probed(now_s, latency_s, used)
-            elif used:
-                self._used(now_s, latency_s)
-            elif latency_s < self.base_s:
-                self.base_s = latency_s
+        elif count:
+            ended = count + len(self._older)
+            self._rate(ended, now_s - self._since_s)
+            now = Latency.of(self._own, self._older, self._held_s / ended)
+            base = self._base
+            if self.phase is Phase.PROBE and base is not None and self._before is not None:
+                self._probed(now_s, now, base, self._before, used)
+                return
+            if base is None or base.above_s(now) > 0:
+                self._base = now
+            if used:
+                self._used(now_s, now, base or now)
 
-    def _used(self, now_s: float, latency_s: float) -> None:
+    def _rate(self, ended: int, lasted_s: float) -> None:
+        """Remembers throughput, by the second: in less of it a rate is noise."""
+        self._rated += ended
+        self._rated_s += lasted_s
+        if self._rated_s >= 1:
+            self._rates.append(self._rated / self._rated_s)
+            self._rated, self._rated_s = 0, 0.0
+
+    def _used(self, now_s: float, now: Latency, base: Latency) -> None:
         """RAMP or HOLD, and the limit was used."""
-        faster = latency_s < STILL_QUEUED * self.base_s
-        self.base_s = min(self.base_s, latency_s)
+        queue_s = max(0.0, now.above_s(base))
+        allowed_s = self._allowed_s(now.mean_s - queue_s)
         if self.phase is Phase.RAMP:
-            aim_s = self._aim(self.base_s)
-            if latency_s > aim_s:
-                self._hold(now_s, self.limit * aim_s / latency_s)
+            if queue_s > allowed_s:
+                self._from_limit = self.limit
+                self._probe(now)
             elif self.limit == self.maximum:
                 self._hold(now_s, self.maximum)
             else:
                 self._set(self.limit * self._growth)
                 self._growth = min(GROWTH, self._growth * GENTLE_GROWTH)
-        elif now_s >= self._probe_at_s:
-            self._probe(latency_s)
-        elif faster or latency_s > HEADROOM * self._aim(self.base_s):
-            self._probe_at_s = now_s  # the receiver has changed, within this window: first a clean one
-        elif latency_s < QUEUE_RATIO * self.base_s and self._growth == GROWTH:
+            return
+        changed = queue_s > 2 * allowed_s or now.is_faster(base)
+        if now_s >= self._probe_at_s:
+            self._from_limit = self.limit
+            self._probe(now)
+        elif changed:
+            if self._changed or len(self._own) >= MIN_SAMPLES:  # few samples: not by one window
+                self._probe_at_s = now_s  # within this window, perhaps: first a clean one
+        elif queue_s < allowed_s / 2 and self._growth == GROWTH:
             self._set(self.limit * GENTLE_GROWTH)  # a noisy probe may have shown too little
+        self._changed = changed
 
-    def _probe(self, latency_s: float) -> None:
+    def _probe(self, now: Latency) -> None:
         """Halves the limit to see what latency is then."""
-        self._before_limit, self._before_s = self.limit, latency_s
+        self._before_limit, self._before = self.limit, now
         half = max(self.minimum, self.limit // 2)
         if half == self.limit:  # nothing to halve: more is the only other thing to try
             self.phase = Phase.RAMP
-            self.base_s = latency_s
+            self._base = now
             return
         self.phase = Phase.PROBE
         self.limit = half
+        self._again = False
 
-    def _probed(self, now_s: float, latency_s: float, used: bool) -> None:
-        """What a window at half the limit has shown."""
+    def _probed(self, now_s: float, now: Latency, base: Latency, before: Latency, used: bool) -> None:
+        """What a window at half the limit has shown: `now`, against `before` it."""
         if not used:
-            self._hold(now_s, self._before_limit)
+            self._hold(now_s, self._from_limit)
             return
-        self._probed_once = True
-        before_s = self._before_s
-        if latency_s < STILL_QUEUED * before_s and before_s - latency_s > self.slack_s:
-            self._probe(latency_s)  # it is all queue still: on from here
+        mean_s = before.mean_s
+        queue_s = min(mean_s, before.above_s(now))
+        allowed_s = self._allowed_s(mean_s - queue_s)
+        changed = now.above_s(base) > allowed_s
+        if queue_s > max(ALL_QUEUE * mean_s, self.slack_s) and (changed or self._verdicts < SURE):
+            self._base = now
+            self._probe(now)
             return
-        if before_s <= QUEUE_RATIO * latency_s:
-            self.base_s = latency_s
+        none = queue_s <= NO_QUEUE * (mean_s - queue_s)
+        ramp = none and self._before_limit == self._from_limit
+        if ramp and not self._again:
+            self._again = True  # what ended was from before in part, and took as long as then
+            return
+        self._verdicts = SURE if none else self._verdicts + 1
+        if ramp:
+            self._base = now
             self.limit = self._before_limit
             if self.limit == self.maximum:
                 self._hold(now_s, self.maximum)
             else:
                 self.phase = Phase.RAMP
             return
-        # A queue within the slack may be in this window too: it must not creep into the base.
-        slack = before_s - latency_s <= self.slack_s
-        self.base_s = min(self.base_s, latency_s) if slack else latency_s
-        self._hold(now_s, self._before_limit * self._aim(self.base_s) / before_s)
+        if changed or base.above_s(now) > 0:  # else a part of the queue may be in this window, too
+            self._base = base = now
+        served_s = mean_s - min(mean_s, max(queue_s, before.above_s(base)))
+        wanted = self._before_limit * min(GROWTH, (served_s + self._allowed_s(served_s)) / mean_s)
+        self._hold(now_s, max(wanted, min(LEAST_LEFT * self._from_limit, max(self._rates) * served_s)))
 
-    def _aim(self, base_s: float) -> float:
-        return max(HEADROOM * base_s, base_s + self.slack_s)
+    def _allowed_s(self, served_s: float) -> float:
+        """The queue that is wanted when latency is `served_s` without one."""
+        return max(QUEUE * served_s, self.slack_s)
 
     def _cut(self, now_s: float) -> None:
         """Too many were dropped."""
         self._growth = GENTLE_GROWTH
+        self._from_limit = self.limit
         self._hold(now_s, self.limit * DROP_CUT)
 
     def _hold(self, now_s: float, limit: float) -> None:
         """Stays at `limit` until the next probe; ever longer while nothing changes."""
         self._set(limit)
-        same = 0.8 <= self.limit / self._before_limit <= 1.25
+        same = 0.5 <= self.limit / self._from_limit <= 2
         self._interval_s = min(PROBE_MAX_S, 2 * self._interval_s) if same else PROBE_MIN_S
-        self._before_limit = self.limit
-        # Unless a probe has shown the base, it may have been measured in a queue from the start on.
-        wait_s = max(self._interval_s, PROBE_SHARE * (now_s - self._since_s)) if self._probed_once else 0.0
-        self._probe_at_s = now_s + wait_s
+        wait_s = max(self._interval_s, PROBE_SHARE * (now_s - self._since_s))
+        self._probe_at_s = now_s if self._verdicts == 1 else now_s + wait_s
+        self._changed = False
         self.phase = Phase.HOLD
 
     def _set(self, limit: float) -> None:
