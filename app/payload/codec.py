@@ -98,7 +98,7 @@ class PayloadCodec:
         Raises:
             InvalidPayload: the value is none.
         """
-        found, body = self._unframed(value)
+        found, body = self.unframed(value)
         return found.parser.parse(found.kind, body)
 
     def to_json(self, value: bytes) -> bytes:
@@ -115,7 +115,7 @@ class PayloadCodec:
         Raises:
             InvalidPayload: as above.
         """
-        found, body = self._unframed(value)
+        found, body = self.unframed(value)
         message = found.parser.parse(found.kind, body)
         _require(message)
         return str(found.kind.DESCRIPTOR.full_name), found.writer.write(message)
@@ -128,7 +128,7 @@ class PayloadCodec:
             return str(error)
         return None
 
-    def _unframed(self, value: bytes) -> tuple[_Type, bytes]:
+    def unframed(self, value: bytes) -> tuple[_Type, bytes]:
         if self.framing is Framing.NONE:
             assert self._named is not None
             return self._named, value

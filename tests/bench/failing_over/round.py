@@ -10,7 +10,7 @@ from app.demo.regions import ENOUGH_S
 from app.demo.stage import wait_until
 
 PARTITIONS = 4
-PER_SECOND = {"east": 2_000.0, "west": 100.0}  # by where producers are at home
+PER_SECOND = {"east": 500.0, "west": 50.0}  # by where producers are at home
 WARM_S, AFTER_S, SETTLE_S = 15.0, 8.0, 2.0
 STEADY_S, STEADY = 3.0, 0.9  # for so long, so much of what is written comes
 

@@ -1,0 +1,116 @@
+"""The auditor of a producer or consumer: counts its records of one scope, and makes numbered reports of them.
+
+    add(records) -> Tally --reports--> numbered, pending --acknowledged--> forgotten
+                      ^ state() -> write-ahead log -> restored(): the same incarnation goes on
+
+Rules
+1. A report that has a number never changes: it is sent until it is acknowledged, and counts once.
+2. `state` says everything. Whoever keeps it before it sends a report, and begins with it again, has counted
+   each record once up to there; whoever keeps nothing begins as another incarnation (`tiers.INCARNATION`),
+   and what the last one had not reported is told as missing audit, not as loss.
+3. A report's watermark says nothing of what an earlier one holds that has not arrived.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from app.core.audit.count import Rows, Tally, window_of
+from app.core.audit.reports import Report, Scope, client_report
+from app.core.audit.totals import NEVER_MS, NO_TOTALS, Totals
+
+MOST_PENDING = 1_000  # reports; beyond them what is counted waits unreported, in one tally
+
+
+class ClientState(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a write-ahead log keeps of a client's audit of one scope; see `ClientAudit`."""
+
+    scope: Scope
+    source: str
+    sequence: int = 0
+    pending: tuple[Report, ...] = ()
+    windows: dict[int, Totals] = {}
+    max_timestamp_ms: int = NEVER_MS
+    arrived_ms: int = NEVER_MS
+
+
+class ClientAudit:
+    """See the module. It asks for no clock: times are given.
+
+    Args:
+        idle_ms: who has counted nothing for so long has nothing older to come.
+    """
+
+    __slots__ = ("_arrived_ms", "_before", "_counted_ms", "_idle_ms", "_late_ms", "_max_timestamp_ms",
+                 "_pending", "_scope", "_sequence", "_source", "_tally")  # fmt: skip
+
+    def __init__(self, scope: Scope, source: str, idle_ms: int) -> None:
+        self._scope = scope
+        self._source = source
+        self._idle_ms = idle_ms
+        self._sequence = 0
+        self._pending: list[Report] = []
+        self._tally = Tally(scope.width_ms)
+        self._before: dict[int, Totals] = {}  # counted by the same incarnation, before it was restored
+        self._max_timestamp_ms = self._arrived_ms = self._counted_ms = NEVER_MS
+        self._late_ms = 0
+
+    @classmethod
+    def restored(cls, state: ClientState, idle_ms: int) -> ClientAudit:
+        """The incarnation that kept the state, going on."""
+        found = cls(state.scope, state.source, idle_ms)
+        found._sequence, found._pending = state.sequence, list(state.pending)
+        found._before = dict(state.windows)
+        found._max_timestamp_ms, found._arrived_ms = state.max_timestamp_ms, state.arrived_ms
+        return found
+
+    def state(self) -> ClientState:
+        return ClientState(
+            self._scope, self._source, self._sequence, tuple(self._pending), self._windows(),
+            self._max_timestamp_ms, self._arrived_ms,
+        )  # fmt: skip
+
+    def add(self, rows: Rows, at_ms: int) -> None:
+        """Counts records that this tier has at `at_ms`."""
+        if not rows.timestamps_ms.size:
+            return
+        timed = rows.timestamps_ms[rows.timestamps_ms >= 0]
+        if timed.size:
+            end_ms = window_of(int(timed.min()), self._scope.width_ms) + self._scope.width_ms
+            self._late_ms = max(self._late_ms, self._max_timestamp_ms - end_ms)
+        self._tally.add(rows, at_ms)
+        self._max_timestamp_ms = max(self._max_timestamp_ms, self._tally.max_timestamp_ms)
+        self._counted_ms = at_ms
+
+    def reports(self, at_ms: int, *, leaves: bool = False) -> list[Report]:
+        """All that is not acknowledged, and what was counted since; an empty one says that it is heard."""
+        if len(self._pending) < MOST_PENDING:
+            quiet_ms = at_ms - self._idle_ms if at_ms - self._counted_ms >= self._idle_ms else NEVER_MS
+            mark_ms = max(min(self._max_timestamp_ms, at_ms), quiet_ms)
+            report = client_report(
+                self._scope,
+                self._source,
+                self._sequence,
+                self._windows(),
+                at_ms=at_ms,
+                watermark_ms=self._arrived_ms if self._pending else mark_ms,
+                late_ms=self._late_ms,
+                leaves=leaves,
+            )
+            self._pending.append(report)
+            self._sequence += 1
+            self._late_ms = 0
+            self._tally, self._before = Tally(self._scope.width_ms), {}
+        return list(self._pending)
+
+    def acknowledged(self, report: Report) -> None:
+        """The topic has it."""
+        self._pending = [one for one in self._pending if one.id != report.id]
+        if not self._pending:
+            self._arrived_ms = max(self._arrived_ms, report.watermark_ms)
+
+    def _windows(self) -> dict[int, Totals]:
+        found = dict(self._before)
+        for start, totals in self._tally.totals().items():
+            found[start] = found.get(start, NO_TOTALS).plus(totals)
+        return found

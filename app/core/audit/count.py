@@ -1,0 +1,320 @@
+"""Counts records into windows: whole batches from their headers, others record by record, only where needed.
+
+Rules
+1. A window holds the event times [start, start + width). Records without a timestamp are counted apart
+   (`UNTIMED`).
+2. A header tells the first record's timestamp and the highest. Both in one window is not enough: producers of
+   several threads write records that are a little older behind the first. A batch is counted from its header
+   if its first timestamp is at least `disorder_ms` behind the window's start. Whoever knows that timestamps
+   within a batch may go back further says so; `ANY_DISORDER` decodes all.
+   Where the log's own time counts (LogAppendTime) all records of a batch have the highest timestamp.
+3. A batch with a delete horizon has that in place of its first timestamp; one that begins before the position
+   shows only some of its records; of one that compaction has thinned the header does not tell the offsets.
+   Those are decoded.
+4. What read_committed hides, and control batches, are not counted (`record_batch.Committed`).
+5. A batch that cannot be decoded is counted from its header where its first timestamp is, and told.
+6. Latencies of a batch counted from its header are spread evenly between its first and highest timestamp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from app.core.audit import fingerprint
+from app.core.audit.fingerprint import NOTHING, Fingerprint, Source, Words
+from app.core.audit.headers import Headers, Numbers, headers_of
+from app.core.audit.latencies import Latencies
+from app.core.audit.totals import NEVER_MS, Totals
+from app.core.record import Record
+from app.core.record_batch import LOG_OVERHEAD_BYTES, MAGIC, Batch, Committed, iter_batches
+
+UNTIMED = -1  # the window of records without a timestamp
+DISORDER_MS = 5_000
+ANY_DISORDER = -1
+LOG_APPEND_TIME, TRANSACTIONAL, CONTROL, DELETE_HORIZON = 0x08, 0x10, 0x20, 0x40
+_SPREAD = 4  # points a batch's latencies are spread over
+
+Decode = Callable[[Batch], Iterable[Record]]
+IdOf = Callable[[Record], bytes | None]
+
+
+def window_of(timestamp_ms: int, width_ms: int) -> int:
+    """The start of the window of an event time."""
+    return UNTIMED if timestamp_ms < 0 else timestamp_ms - timestamp_ms % width_ms
+
+
+class Sums:
+    """`Totals` while they grow."""
+
+    __slots__ = ("count", "duplicates", "first_ms", "identified", "ids", "last_ms", "latencies", "nbytes",
+                 "offsets", "offsets_of", "sourced")  # fmt: skip
+
+    def __init__(self) -> None:
+        self.count = self.nbytes = self.duplicates = self.identified = self.sourced = 0
+        self.ids: Fingerprint = NOTHING
+        self.offsets: Fingerprint = NOTHING
+        self.offsets_of: set[str] = set()
+        self.latencies = Latencies()
+        self.first_ms = self.last_ms = NEVER_MS
+
+    def seen(self, first_ms: int, last_ms: int) -> None:
+        """Widens the timestamps to these; -1: there are none."""
+        if first_ms >= 0 and (self.first_ms < 0 or first_ms < self.first_ms):
+            self.first_ms = first_ms
+        self.last_ms = max(self.last_ms, last_ms)
+
+    def totals(self) -> Totals:
+        return Totals(
+            self.count, self.nbytes, self.duplicates, self.ids, self.identified, self.offsets, self.sourced,
+            tuple(sorted(self.offsets_of)), self.latencies.to_bytes(), self.first_ms, self.last_ms,
+        )  # fmt: skip
+
+
+class Rows(NamedTuple):
+    """Records as arrays of one length. `offsets`, `ids`: None where they are not to be had."""
+
+    timestamps_ms: Numbers
+    nbytes: Numbers
+    offsets: Numbers | None = None
+    ids: Words | None = None
+
+
+class Tally:
+    """Sums by window.
+
+    Attributes:
+        windows: start of the window -> its sums.
+        from_headers, decoded, undecodable: batches.
+        max_timestamp_ms: of all that was counted, -1 of none.
+    """
+
+    __slots__ = ("decoded", "from_headers", "max_timestamp_ms", "undecodable", "width_ms", "windows")
+
+    def __init__(self, width_ms: int) -> None:
+        if width_ms <= 0:
+            raise ValueError(f"a window of {width_ms} ms; it has to be longer than 0")
+        self.width_ms = width_ms
+        self.windows: dict[int, Sums] = {}
+        self.from_headers = self.decoded = self.undecodable = 0
+        self.max_timestamp_ms = NEVER_MS
+
+    def sums(self, start_ms: int) -> Sums:
+        """Of a window, made when first asked for."""
+        found = self.windows.get(start_ms)
+        if found is None:
+            found = self.windows[start_ms] = Sums()
+        return found
+
+    def totals(self) -> dict[int, Totals]:
+        return {start: sums.totals() for start, sums in sorted(self.windows.items())}
+
+    def add(self, rows: Rows, seen_at_ms: int | None = None, source: Source | None = None) -> None:
+        """Counts records.
+
+        Args:
+            seen_at_ms: when this tier had them; None: nobody knows, or it is the audit that is behind, and
+                its own lag must not look like the tier's.
+            source: of their offsets, if those are to be in the fingerprint.
+        """
+        timestamps = rows.timestamps_ms
+        if not timestamps.size:
+            return
+        starts = np.where(timestamps < 0, UNTIMED, timestamps - timestamps % self.width_ms)
+        for start in np.unique(starts).tolist():
+            mask = starts == start
+            sums, here = self.sums(start), timestamps[mask]
+            sums.count += here.size
+            sums.nbytes += int(rows.nbytes[mask].sum())
+            sums.seen(int(here.min()), int(here.max()))
+            if source is not None and rows.offsets is not None:
+                sums.offsets = sums.offsets.plus(fingerprint.of_offsets(source, rows.offsets[mask]))
+                sums.offsets_of.add(source.cluster_id)
+                sums.sourced += here.size
+            if rows.ids is not None:
+                sums.ids = sums.ids.plus(fingerprint.of_ids(rows.ids[mask]))
+                sums.identified += here.size
+            if seen_at_ms is not None and start != UNTIMED:
+                sums.latencies.add(seen_at_ms - here)
+        self.max_timestamp_ms = max(self.max_timestamp_ms, int(timestamps.max()))
+
+
+class How(NamedTuple):
+    """How a log's records are counted.
+
+    Attributes:
+        decode: a batch -> its records (`app.kafka.decode.records_of`).
+        source: what the offsets belong to; None: no fingerprint of offsets.
+        id_of: a record's message id, None if it has none: it counts, and is not in the fingerprint of ids.
+            With this every batch is decoded.
+        disorder_ms: rule 2.
+    """
+
+    decode: Decode
+    source: Source | None = None
+    id_of: IdOf | None = None
+    disorder_ms: int = DISORDER_MS
+
+
+def count_chunk(
+    tally: Tally,
+    data: bytes | memoryview,
+    start_offset: int,
+    how: How,
+    seen_at_ms: int | None = None,
+    committed: Committed | None = None,
+) -> None:
+    """Counts the records from `start_offset` on of a chunk of whole batches, whose checksums were checked.
+
+    Args:
+        seen_at_ms: see `Tally.add`.
+        committed: the filter of the fetch that the chunk is of, if it knows aborted transactions.
+
+    Raises:
+        CorruptBatch: it is not made of batches.
+    """
+    headers = headers_of(data)
+    committed = committed or Committed(())
+    if headers is None:
+        shown_batches = filter(committed.shows, iter_batches(data))
+        wanted = (batch for batch in shown_batches if batch.header.next_offset > start_offset)
+        _count_records(tally, wanted, start_offset, how, seen_at_ms)
+        return
+    shown = (headers.next_offset > start_offset) & (headers.record_count > 0)
+    # Only these need the filter: it says of all others that they are shown, and learns nothing from them.
+    for row in np.flatnonzero(headers.attributes & (TRANSACTIONAL | CONTROL)).tolist():
+        shown[row] &= committed.shows(headers.batch(row))
+    firsts = np.where(
+        headers.attributes & LOG_APPEND_TIME, headers.max_timestamp_ms, headers.first_timestamp_ms
+    )
+    whole = shown & _in_one_window(headers, firsts, start_offset, how, tally.width_ms)
+    if whole.all():
+        _count_headers(tally, headers, firsts, how.source, seen_at_ms)
+        return
+    if whole.any():
+        _count_headers(tally, _chosen(headers, whole), firsts[whole], how.source, seen_at_ms)
+    others = (headers.batch(row) for row in np.flatnonzero(shown & ~whole).tolist())
+    _count_records(tally, others, start_offset, how, seen_at_ms)
+
+
+def _in_one_window(
+    headers: Headers, firsts: Numbers, start_offset: int, how: How, width_ms: int
+) -> npt.NDArray[np.bool_]:
+    """Which batches are counted from their headers (rules 2 and 3)."""
+    if how.id_of is not None:
+        return np.zeros(firsts.shape, dtype=np.bool_)
+    lasts = headers.max_timestamp_ms
+    by_log = (headers.attributes & LOG_APPEND_TIME) != 0
+    alone = by_log | (headers.record_count == 1)
+    sure: npt.NDArray[np.bool_] = (
+        alone if how.disorder_ms == ANY_DISORDER else alone | (firsts % width_ms >= how.disorder_ms)
+    )
+    sure = sure & (firsts >= 0) & (firsts <= lasts) & (firsts // width_ms == lasts // width_ms)
+    sure = sure & (headers.base_offset >= start_offset) & ((headers.attributes & DELETE_HORIZON) == 0)
+    if how.source is not None:
+        sure = sure & (headers.record_count == headers.last_offset_delta + 1)
+    return sure
+
+
+def _chosen(headers: Headers, rows: npt.NDArray[np.bool_]) -> Headers:
+    return Headers(headers.data, *(column[rows] for column in headers[1:]))
+
+
+def _count_headers(
+    tally: Tally, headers: Headers, firsts: Numbers, source: Source | None, seen_at_ms: int | None
+) -> None:
+    """Counts batches that lie in one window each."""
+    lasts = headers.max_timestamp_ms
+    if not lasts.size:
+        return
+    starts = lasts - lasts % tally.width_ms
+    tally.from_headers += int(lasts.size)
+    tally.max_timestamp_ms = max(tally.max_timestamp_ms, int(lasts.max()))
+    low, high = int(starts.min()), int(starts.max())
+    for start in [low] if low == high else np.unique(starts).tolist():
+        rows = slice(None) if low == high else starts == start
+        counts, sums = headers.record_count[rows], tally.sums(start)
+        count = int(counts.sum())
+        sums.count += count
+        sums.nbytes += int(headers.nbytes[rows].sum())
+        sums.seen(int(firsts[rows].min()), int(lasts[rows].max()))
+        if source is not None:
+            for begin, end in _ranges(headers.base_offset[rows], headers.next_offset[rows]):
+                sums.offsets = sums.offsets.plus(fingerprint.of_range(source, begin, end))
+            sums.offsets_of.add(source.cluster_id)
+            sums.sourced += count
+        if seen_at_ms is not None:
+            _add_latencies(sums.latencies, seen_at_ms - lasts[rows], lasts[rows] - firsts[rows], counts)
+
+
+def _ranges(begins: Numbers, ends: Numbers) -> Iterable[tuple[int, int]]:
+    """Offsets of batches in their order, those that follow on each other joined."""
+    breaks = np.flatnonzero(begins[1:] != ends[:-1])
+    firsts = begins[np.concatenate(([0], breaks + 1))]
+    lasts = ends[np.concatenate((breaks, [len(ends) - 1]))]
+    return zip(firsts.tolist(), lasts.tolist(), strict=True)
+
+
+def _add_latencies(latencies: Latencies, least_ms: Numbers, spans_ms: Numbers, counts: Numbers) -> None:
+    """Counts latencies of batches, each spread evenly over [least, least + span] (rule 6)."""
+    narrow = (spans_ms == 0) | (counts == 1)
+    if narrow.all():
+        latencies.add(least_ms, counts)
+        return
+    latencies.add(least_ms[narrow], counts[narrow])
+    least_ms, spans_ms, counts = least_ms[~narrow], spans_ms[~narrow], counts[~narrow]
+    for point in range(_SPREAD):
+        share = counts * (point + 1) // _SPREAD - counts * point // _SPREAD
+        latencies.add(least_ms + spans_ms * (2 * point + 1) // (2 * _SPREAD), share)
+
+
+def _count_records(
+    tally: Tally, batches: Iterable[Batch], start_offset: int, how: How, seen_at_ms: int | None
+) -> None:
+    """Counts batches record by record, all of them together: arrays of a few records would cost more."""
+    timestamps: list[int] = []
+    offsets: list[int] = []
+    nbytes: list[int] = []
+    names: list[bytes | None] = []
+    for batch in batches:
+        try:
+            records = [record for record in how.decode(batch) if record.offset >= start_offset]
+        except Exception:  # noqa: BLE001 - decoders raise what they like; the batch is counted all the same
+            _count_undecodable(tally, batch)
+            continue
+        tally.decoded += 1
+        if not records:
+            continue
+        timestamps += [record.timestamp for record in records]
+        offsets += [record.offset for record in records]
+        share, rest = divmod(batch.header.length + LOG_OVERHEAD_BYTES, len(records))
+        nbytes += [share + rest] + [share] * (len(records) - 1)
+        if how.id_of is not None:
+            names += map(how.id_of, records)
+    rows = Rows(_numbers(timestamps), _numbers(nbytes), _numbers(offsets))
+    if how.id_of is None:
+        tally.add(rows, seen_at_ms, how.source)
+        return
+    named = np.array([name is not None for name in names], dtype=np.bool_)
+    ids = fingerprint.ids_of([name for name in names if name is not None])
+    for mask, found in ((named, ids), (~named, None)):
+        some = Rows(rows.timestamps_ms[mask], rows.nbytes[mask], _numbers(offsets)[mask], found)
+        tally.add(some, seen_at_ms, how.source)
+
+
+def _numbers(many: list[int]) -> Numbers:
+    return np.array(many, dtype=np.int64)
+
+
+def _count_undecodable(tally: Tally, batch: Batch) -> None:
+    header = batch.header
+    tally.undecodable += 1
+    first_ms = header.first_timestamp_ms if header.magic == MAGIC else NEVER_MS
+    sums = tally.sums(window_of(first_ms, tally.width_ms))
+    sums.count += header.record_count
+    sums.nbytes += header.length + LOG_OVERHEAD_BYTES
+    sums.seen(first_ms, first_ms)
+    tally.max_timestamp_ms = max(tally.max_timestamp_ms, first_ms)

@@ -1,0 +1,106 @@
+"""The headers of a fetched chunk's batches as arrays: one walk over their lengths, then columns.
+
+The layout is `app.core.record_batch`'s, which reads one header at a time and says what is wrong with one.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from app.core.record_batch import (
+    HEADER,
+    HEADER_BYTES,
+    LOG_OVERHEAD_BYTES,
+    MAGIC,
+    MIN_LENGTH,
+    Batch,
+    BatchHeader,
+)
+
+Numbers = npt.NDArray[np.int64]
+
+LAYOUT = np.dtype(
+    [
+        ("base_offset", ">i8"),
+        ("length", ">i4"),
+        ("leader_epoch", ">i4"),
+        ("magic", "i1"),
+        ("crc", ">i4"),
+        ("attributes", ">i2"),
+        ("last_offset_delta", ">i4"),
+        ("first_timestamp_ms", ">i8"),
+        ("max_timestamp_ms", ">i8"),
+        ("producer_id", ">i8"),
+        ("producer_epoch", ">i2"),
+        ("base_sequence", ">i4"),
+        ("record_count", ">i4"),
+    ]
+)
+assert LAYOUT.itemsize == HEADER_BYTES
+assert LAYOUT.names == BatchHeader._fields
+
+_length_at = struct.Struct(">i").unpack_from
+_LENGTH_AT = 8
+_MAGIC_AT = 16
+
+
+class Headers(NamedTuple):
+    """Of the whole batches of `data`, in order; arrays of one length. `starts`: their first bytes."""
+
+    data: memoryview
+    starts: Numbers
+    base_offset: Numbers
+    length: Numbers
+    attributes: Numbers
+    last_offset_delta: Numbers
+    first_timestamp_ms: Numbers
+    max_timestamp_ms: Numbers
+    record_count: Numbers
+
+    @property
+    def next_offset(self) -> Numbers:
+        return self.base_offset + self.last_offset_delta + 1
+
+    @property
+    def nbytes(self) -> Numbers:
+        return self.length + LOG_OVERHEAD_BYTES
+
+    def batch(self, row: int) -> Batch:
+        """A batch with its header and its bytes."""
+        start = int(self.starts[row])
+        data = self.data[start : start + int(self.length[row]) + LOG_OVERHEAD_BYTES]
+        return Batch(BatchHeader._make(HEADER.unpack_from(data)), data)
+
+
+def headers_of(data: bytes | memoryview) -> Headers | None:
+    """The headers of all whole batches; a truncated last one is left out. None: something in it is not of
+    format 2, or no batch at all, and has to be looked at one by one (`record_batch.iter_batches`)."""
+    starts: list[int] = []
+    append, at, last = starts.append, 0, len(data) - HEADER_BYTES
+    while at <= last:
+        (length,) = _length_at(data, at + _LENGTH_AT)
+        if length < MIN_LENGTH:
+            return None
+        append(at)
+        at += LOG_OVERHEAD_BYTES + length
+    if at > len(data):
+        at = starts.pop()
+    if len(data) - at > _MAGIC_AT and data[at + _MAGIC_AT] < MAGIC:
+        return None  # messages of the old formats may be shorter than a header
+    return _columns(memoryview(data), np.array(starts, dtype=np.int64))
+
+
+def _columns(data: memoryview, starts: Numbers) -> Headers | None:
+    if starts.size:
+        windows = np.lib.stride_tricks.sliding_window_view(np.frombuffer(data, dtype=np.uint8), HEADER_BYTES)
+        table = np.ascontiguousarray(windows[starts]).view(LAYOUT)[:, 0]
+        if (table["magic"] != MAGIC).any() or (table["last_offset_delta"] < 0).any():
+            return None
+    else:
+        table = np.empty(0, dtype=LAYOUT)
+    columns = (table[name].astype(np.int64) for name in Headers._fields[2:])
+    return Headers(data, starts, *columns)

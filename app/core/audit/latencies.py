@@ -1,0 +1,111 @@
+"""Latencies as a histogram of growing bins: percentiles within one percent, merged by addition.
+
+    bin 0: below 1 ms (and what clocks that differ make negative)
+    bin i: (GAMMA^(i - 2), GAMMA^(i - 1)] ms, told as its middle, at most ACCURACY away from all that is in it
+
+Merging is addition of whole numbers: exact, in any order, and it can be taken back (`subtract`), and a value
+may be counted with a weight. That is why no sampling sketch (KLL, REQ, t-digest) is used: after a replay the
+same reports give the same bytes, of a report that is replaced by a wider one the old figures can be taken out
+again, and a batch is counted without its records.
+
+Source: Masson, Rim and Lee, "DDSketch: a fast and fully-mergeable quantile sketch with relative-error
+guarantees", VLDB 2019.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+ACCURACY = 0.01
+GAMMA = (1 + ACCURACY) / (1 - ACCURACY)
+LONGEST_MS = 1 << 40  # 34 years; longer ones are told as this
+VERSION = 1
+_LOG_GAMMA = math.log(GAMMA)
+BINS = 2 + math.ceil(math.log(LONGEST_MS) / _LOG_GAMMA)
+_HEAD = struct.Struct("<BBH")  # version, bytes of a count, bins that are not empty
+_WIDTHS = (1, 2, 4, 8)
+
+Counts = npt.NDArray[np.int64]
+
+
+class CorruptLatencies(ValueError):
+    """Bytes that are no histogram of this version."""
+
+
+class Latencies:
+    """A histogram that grows. `counts`: of each bin."""
+
+    __slots__ = ("counts",)
+
+    def __init__(self, counts: Counts | None = None) -> None:
+        self.counts: Counts = np.zeros(BINS, dtype=np.int64) if counts is None else counts
+
+    def add(self, latencies_ms: Counts, weights: Counts | None = None) -> None:
+        """Counts latencies, each `weights` times (once)."""
+        bounded = np.clip(latencies_ms, 0, LONGEST_MS)
+        bins = np.zeros(bounded.shape, dtype=np.int64)
+        above = bounded > 0
+        # Whole milliseconds: what rounding may do at a bin's edge lies far below ACCURACY.
+        bins[above] = 1 + np.ceil(np.log(bounded[above]) / _LOG_GAMMA).astype(np.int64)
+        np.add.at(self.counts, bins, np.int64(1) if weights is None else weights)
+
+    def merge(self, other: Latencies) -> None:
+        self.counts += other.counts
+
+    def subtract(self, other: Latencies) -> None:
+        """Takes out what had been merged; where that is more than there is, nothing is left."""
+        self.counts = np.maximum(self.counts - other.counts, 0)
+
+    @property
+    def count(self) -> int:
+        return int(self.counts.sum())
+
+    def quantiles_ms(self, ranks: Sequence[float]) -> list[float]:
+        """Latencies that `ranks` (0 to 1) of all do not exceed; -1 of none."""
+        total = self.count
+        if total <= 0:
+            return [-1.0] * len(ranks)
+        upto = np.cumsum(self.counts)
+        wanted = [min(total, max(1, math.ceil(rank * total))) for rank in ranks]
+        return [_middle_ms(int(found)) for found in np.searchsorted(upto, wanted, side="left")]
+
+    def to_bytes(self) -> bytes:
+        """The bins that are not empty; always the same bytes for the same counts, b"" for none."""
+        bins = np.flatnonzero(self.counts)
+        if not bins.size:
+            return b""
+        counts = self.counts[bins]
+        width = next(width for width in _WIDTHS if int(counts.max()) < 1 << (8 * width - 1) or width == 8)
+        head = _HEAD.pack(VERSION, width, bins.size)
+        return head + bins.astype("<u2").tobytes() + counts.astype(f"<i{width}").tobytes()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Latencies:
+        """The inverse of `to_bytes`.
+
+        Raises:
+            CorruptLatencies: it was not written by it.
+        """
+        if not data:
+            return cls()
+        if len(data) < _HEAD.size:
+            raise CorruptLatencies(f"{len(data)} bytes are no histogram")
+        version, width, many = _HEAD.unpack_from(data)
+        if version != VERSION or width not in _WIDTHS or len(data) != _HEAD.size + many * (2 + width):
+            raise CorruptLatencies(f"{len(data)} bytes of version {version} are no histogram")
+        bins = np.frombuffer(data, dtype="<u2", count=many, offset=_HEAD.size)
+        counts = np.frombuffer(data, dtype=f"<i{width}", offset=_HEAD.size + 2 * many)
+        if many and (int(bins.max()) >= BINS or int(counts.min()) < 0):
+            raise CorruptLatencies("a bin or a count that no histogram has")
+        found = cls()
+        found.counts[bins] = counts
+        return found
+
+
+def _middle_ms(number: int) -> float:
+    return 0.0 if number == 0 else 2 * GAMMA ** (number - 1) / (GAMMA + 1)

@@ -1,0 +1,176 @@
+"""The auditor of one partition: counts what is fetched, part by part, and makes reports of it.
+
+    chunks --fetched--> tallies of parts --reports--> [report, …] --acknowledged--> committable_offset
+    a successor begins at `begins_at(committed)`, and counts that part anew: the same, or more
+
+A batch belongs to the part of its base offset, so that every reader of a log cuts it in the same places. A
+reader that begins in the middle of a part (where auditing begins, or the log does) says so in its reports.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+
+from app.core.audit.count import UNTIMED, How, Tally, count_chunk
+from app.core.audit.fingerprint import Source
+from app.core.audit.reports import PART_OFFSETS, Increment, Report, Scope, report_id, shard_of
+from app.core.audit.totals import NEVER_MS, Totals
+from app.core.record_batch import LOG_OVERHEAD_BYTES, Committed
+
+IDLE_MS = 300_000  # a log that was read to its end for so long is believed to have said everything
+_FRAME = struct.Struct(">qi")  # base offset and length
+
+
+def begins_at(committed_offset: int) -> int:
+    """Where a successor begins to read: at the start of the part that is being counted."""
+    return committed_offset - committed_offset % PART_OFFSETS
+
+
+class PartitionReader:
+    """See the module. It asks for no clock: times are given.
+
+    Attributes:
+        next_offset: everything below is counted.
+    """
+
+    __slots__ = (
+        "_acknowledged", "_arrived_ms", "_ended_ms", "_finished", "_how", "_idle_ms", "_late_ms", "_part",
+        "_scope", "_since", "_source", "_tally", "_told_upto", "max_timestamp_ms", "next_offset",
+    )  # fmt: skip
+
+    def __init__(
+        self, scope: Scope, source: Source, how: How, next_offset: int, idle_ms: int = IDLE_MS
+    ) -> None:
+        self._scope = scope
+        self._source = source
+        self._how = how
+        self._idle_ms = idle_ms
+        self._finished: list[Report] = []  # final, not acknowledged
+        self._ended_ms = self._arrived_ms = self.max_timestamp_ms = NEVER_MS
+        self._late_ms = 0  # since the last report that was acknowledged
+        self._part = self._since = self.next_offset = self._told_upto = 0
+        self._tally = Tally(scope.width_ms)
+        self._acknowledged: dict[int, int] = {}  # records by window
+        self._begin(next_offset // PART_OFFSETS, next_offset)
+
+    def fetched(
+        self,
+        data: bytes | memoryview,
+        next_offset: int,
+        *,
+        at_ms: int,
+        seen_at_ms: int | None = None,
+        at_end: bool = False,
+        aborted: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        """Counts a chunk of whole batches that stands for the offsets up to `next_offset`.
+
+        Args:
+            at_ms: when it came.
+            seen_at_ms: the same, if the records had just come; None for a backlog, whose latencies would be
+                the audit's own.
+            at_end: nothing is behind it in the log.
+            aborted: producer ids and first offsets of aborted transactions, as the broker told them.
+
+        Raises:
+            CorruptBatch: it is not made of batches.
+        """
+        view, committed = memoryview(data), Committed(aborted)
+        if self.next_offset == self._part * PART_OFFSETS:
+            view = view[_bytes_below(view, self.next_offset) :]  # which belong to the part before
+        while next_offset >= (part_end := (self._part + 1) * PART_OFFSETS):
+            cut = _bytes_below(view, part_end)
+            self._count(view[:cut], seen_at_ms, committed)
+            self._finish(part_end, at_ms)
+            view = view[cut:]
+            part = (_FRAME.unpack_from(view)[0] if len(view) >= _FRAME.size else next_offset) // PART_OFFSETS
+            self._begin(part, part * PART_OFFSETS)
+        self._count(view, seen_at_ms, committed)
+        self.next_offset = max(self.next_offset, next_offset)
+        if at_end:
+            self._ended_ms = max(self._ended_ms, at_ms)
+
+    def reports(self, at_ms: int) -> list[Report]:
+        """What is to be appended to the topic: all that is not acknowledged, and that it is heard."""
+        changed = {
+            start: totals
+            for start, totals in self._tally.totals().items()
+            if totals.count != self._acknowledged.get(start)
+        }
+        return [*self._finished, self._report(changed, self.next_offset, at_ms, final=False)]
+
+    def acknowledged(self, report: Report) -> None:
+        """The topic has it."""
+        if report.final:
+            self._finished = [one for one in self._finished if one.id != report.id]
+        elif (report.part, report.since) == (self._part, self._since):
+            for increment in report.windows:
+                told = self._acknowledged.get(increment.start_ms, 0)
+                self._acknowledged[increment.start_ms] = max(told, increment.totals.count)
+            self._late_ms = 0
+            if not self._finished:
+                self._arrived_ms = max(self._arrived_ms, report.watermark_ms)
+            self._told_upto = max(self._told_upto, report.upto)
+
+    @property
+    def committable_offset(self) -> int:
+        """What a successor may be told: nothing that it will not read is missing in the topic."""
+        return self._finished[0].since if self._finished else self._told_upto
+
+    def watermark_ms(self, at_ms: int) -> int:
+        """Nothing below is expected any more, but for what comes late; -1: nobody knows."""
+        quiet_ms = self._ended_ms - self._idle_ms if self._ended_ms != NEVER_MS else NEVER_MS
+        return max(NEVER_MS, min(self.max_timestamp_ms, at_ms), quiet_ms)
+
+    def _begin(self, part: int, since: int) -> None:
+        self._part, self._since = part, since
+        self.next_offset = self._told_upto = since
+        self._tally = Tally(self._scope.width_ms)
+        self._acknowledged = {}
+
+    def _count(self, data: memoryview, seen_at_ms: int | None, committed: Committed) -> None:
+        width_ms, mark_ms = self._scope.width_ms, self.max_timestamp_ms
+        past = {
+            start: sums.count for start, sums in self._tally.windows.items() if start + width_ms < mark_ms
+        }
+        count_chunk(self._tally, data, self.next_offset, self._how, seen_at_ms, committed)
+        for start, sums in self._tally.windows.items():
+            if start != UNTIMED and start + width_ms < mark_ms and sums.count != past.get(start):
+                self._late_ms = max(self._late_ms, mark_ms - start - width_ms)
+        self.max_timestamp_ms = max(self.max_timestamp_ms, self._tally.max_timestamp_ms)
+
+    def _finish(self, upto: int, at_ms: int) -> None:
+        self._finished.append(self._report(self._tally.totals(), upto, at_ms, final=True))
+
+    def _report(self, windows: Mapping[int, Totals], upto: int, at_ms: int, *, final: bool) -> Report:
+        name = f"{self._source.topic_id}/{self._source.partition}"
+        return Report(
+            id=report_id(self._scope, name, self._part, self._since, upto, final=final),
+            topic=self._scope.topic,
+            tier=self._scope.tier,
+            cluster=self._scope.cluster,
+            width_ms=self._scope.width_ms,
+            source=name,
+            at_ms=at_ms,
+            windows=tuple(Increment(start, totals) for start, totals in sorted(windows.items())),
+            part=self._part,
+            since=self._since,
+            upto=upto,
+            final=final,
+            # What comes before it may not have arrived: then it must not close anything.
+            watermark_ms=self._arrived_ms if final or self._finished else self.watermark_ms(at_ms),
+            late_ms=self._late_ms,
+            shard=shard_of(self._source.partition),
+        )
+
+
+def _bytes_below(view: memoryview, offset: int) -> int:
+    """How many bytes of whole batches have a base offset below `offset`; they come first."""
+    at, size = 0, len(view)
+    while size - at >= _FRAME.size:
+        base_offset, length = _FRAME.unpack_from(view, at)
+        if base_offset >= offset or length <= 0:
+            return at
+        at += LOG_OVERHEAD_BYTES + length
+    return size

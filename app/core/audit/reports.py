@@ -1,0 +1,250 @@
+"""The audit report, and which reports of a source count.
+
+    part       a stretch of what a source has to count; part numbers only grow
+    [since, upto)   how far the part is counted, in a unit of its own (offsets of a partition)
+    final      the part will not be counted any further
+
+A report says of one part everything that was counted so far, of each window that has changed since the last
+report that is known to have arrived; a final one of all windows that the part has touched. So of the reports
+of a part the widest counts, and it does not matter which of them arrive, in what order, how often, from whom:
+
+    nothing of the part is counted yet                   count it
+    counted [since, upto) holds the report's             repeated
+    the report's [since, upto) holds what is counted     count the difference
+    they lie apart                                       count both (the start of the part had left the log)
+    they overlap otherwise, or it says less than that    refuse, and tell: starts differ, or records have gone
+
+Partitions: part n begins at offset n * PART_OFFSETS, a batch belongs to the part of its base offset. Clients:
+part n is the report with the sequence number n of one incarnation, [0, 1), final. What has only a UUID (part
+`NO_PART`) is known by that, up to `MOST_IDS` a source and window; more are refused, and told.
+"""
+
+from __future__ import annotations
+
+import enum
+import uuid
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from app.core.audit.latencies import CorruptLatencies, Latencies
+from app.core.audit.totals import NO_TOTALS, Totals
+from app.core.ranges import Range, union
+
+PART_OFFSETS = 1 << 16
+NO_PART = -1
+MOST_IDS = 10_000
+SHARD_PARTITIONS = 8  # whose windows share a table value, which is written with every report: some 10 kB
+_NAMESPACE = uuid.UUID("6f1b7e2e-6a0e-5d0a-9a86-2b0f3f6c9f5e")
+
+
+class Scope(NamedTuple):
+    """What a source counts: a topic (its id, where there is one) at a tier of a cluster, in windows."""
+
+    topic: str
+    tier: str
+    cluster: str
+    width_ms: int
+
+
+class Increment(msgspec.Struct, frozen=True, array_like=True):
+    """What a part holds of the window that begins at `start_ms` (`count.UNTIMED`)."""
+
+    start_ms: int
+    totals: Totals
+
+
+class Report(msgspec.Struct, frozen=True, omit_defaults=True, tag="report"):
+    """See the module. `id`: a UUID; the same for the same report, whoever makes it.
+
+    Attributes:
+        source: who counted: a partition of a topic, or an incarnation of a client.
+        at_ms: when it was made.
+        watermark_ms: nothing below is expected of the source any more, -1: it cannot say.
+        late_ms: by how much its watermark was past the end of a window to which something was added, 0: not.
+        shard: of the tables (`shard_of`).
+        leaves: the source has said everything, and ends.
+    """
+
+    id: str
+    topic: str
+    tier: str
+    cluster: str
+    width_ms: int
+    source: str
+    at_ms: int
+    windows: tuple[Increment, ...] = ()
+    part: int = NO_PART
+    since: int = 0
+    upto: int = 0
+    final: bool = False
+    watermark_ms: int = -1
+    late_ms: int = 0
+    shard: int = 0
+    leaves: bool = False
+
+    @property
+    def scope(self) -> Scope:
+        return Scope(self.topic, self.tier, self.cluster, self.width_ms)
+
+
+class BadReport(ValueError):
+    """A report that says what none can say; it is told, and counts for nothing."""
+
+
+def checked(report: Report) -> Report:
+    """The report, as it is.
+
+    Raises:
+        BadReport: with what is wrong.
+    """
+    fault = _fault(report)
+    if fault:
+        raise BadReport(f"report {report.id} of {report.source}: {fault}")
+    return report
+
+
+def _fault(report: Report) -> str:
+    try:
+        uuid.UUID(report.id)
+    except ValueError:
+        return "its id is no UUID"
+    if report.late_ms < 0 or report.at_ms < 0:
+        return "a time below 0"
+    if report.width_ms <= 0:
+        return f"windows of {report.width_ms} ms"
+    if report.part < NO_PART or not 0 <= report.since <= report.upto:
+        return f"part {report.part} of [{report.since}, {report.upto})"
+    starts = [increment.start_ms for increment in report.windows]
+    if len(set(starts)) != len(starts):
+        return "a window is in it twice"
+    for increment in report.windows:
+        totals = increment.totals
+        if increment.start_ms != -1 and (increment.start_ms < 0 or increment.start_ms % report.width_ms):
+            return f"no window begins at {increment.start_ms}"
+        if min(totals.count, totals.nbytes, totals.duplicates, totals.identified, totals.sourced) < 0:
+            return "a count below 0"
+        try:
+            Latencies.from_bytes(totals.latencies)
+        except CorruptLatencies as error:
+            return str(error)
+    return ""
+
+
+def report_id(scope: Scope, source: str, part: int, since: int, upto: int, *, final: bool) -> str:
+    """The UUID of a report of a part."""
+    return str(uuid.uuid5(_NAMESPACE, f"{'/'.join(map(str, scope))}/{source}/{part}/{since}/{upto}/{final}"))
+
+
+def client_report(
+    scope: Scope,
+    source: str,
+    sequence: int,
+    windows: Mapping[int, Totals],
+    *,
+    at_ms: int,
+    watermark_ms: int,
+    late_ms: int = 0,
+    leaves: bool = False,
+) -> Report:
+    """What a client has counted since its last report.
+
+    Args:
+        source: one incarnation of it; another one begins again with sequence 0.
+        sequence: 0, 1, 2, … for this scope; kept with the figures until the report is acknowledged.
+        windows: start -> totals.
+    """
+    return Report(
+        id=report_id(scope, source, sequence, 0, 1, final=True),
+        topic=scope.topic,
+        tier=scope.tier,
+        cluster=scope.cluster,
+        width_ms=scope.width_ms,
+        source=source,
+        at_ms=at_ms,
+        windows=tuple(Increment(start, totals) for start, totals in sorted(windows.items())),
+        part=sequence,
+        since=0,
+        upto=1,
+        final=True,
+        watermark_ms=watermark_ms,
+        late_ms=late_ms,
+        leaves=leaves,
+    )
+
+
+def shard_of(partition: int) -> int:
+    """Which table value holds a partition."""
+    return partition // SHARD_PARTITIONS
+
+
+class Verdict(enum.Enum):
+    """What became of a report in one window."""
+
+    COUNTED = "counted"
+    REPEATED = "repeated"  # it says nothing new
+    LATE = "late"  # counted, after the window was closed
+    OVERLAPS = "overlaps"  # refused: see the module
+    TOO_MANY = "too-many"  # refused: reports without a sequence number
+    FORGOTTEN = "forgotten"  # refused: the window is older than what is kept
+
+
+class Growing(msgspec.Struct, frozen=True, array_like=True):
+    """A part that is not final: what of it is counted."""
+
+    part: int
+    since: int
+    upto: int
+    totals: Totals
+
+
+class Counted(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What of a source is counted in a window. `done`: final parts, as normal ranges (`core.ranges`)."""
+
+    done: tuple[Range, ...] = ()
+    growing: tuple[Growing, ...] = ()
+    ids: tuple[str, ...] = ()
+
+
+NOTHING_COUNTED = Counted()
+
+
+def take(counted: Counted, report: Report, totals: Totals) -> tuple[Counted, Totals, Verdict]:
+    """Of one window: what is counted with the report, what it adds, and what becomes of it."""
+    if report.part == NO_PART:
+        return _take_by_id(counted, report, totals)
+    part, since, upto = report.part, report.since, report.upto
+    if any(first <= part < end for first, end in counted.done):
+        return counted, NO_TOTALS, Verdict.REPEATED
+    others = tuple(
+        entry for entry in counted.growing if entry.part != part or entry.upto <= since or upto <= entry.since
+    )
+    same = [entry for entry in counted.growing if entry not in others]
+    if not all(since <= entry.since and entry.upto <= upto for entry in same):
+        held = any(entry.since <= since and upto <= entry.upto for entry in same)
+        return counted, NO_TOTALS, Verdict.REPEATED if held else Verdict.OVERLAPS
+    known = NO_TOTALS
+    for entry in same:
+        known = known.plus(entry.totals)
+    is_known = any((entry.since, entry.upto) == (since, upto) for entry in same)
+    if is_known and not report.final:
+        return counted, NO_TOTALS, Verdict.REPEATED
+    if totals.count < known.count:
+        return counted, NO_TOTALS, Verdict.OVERLAPS
+    added = totals.beyond(known)
+    if report.final:
+        done = union(counted.done, ((part, part + 1),))
+        growing = tuple(entry for entry in others if entry.part != part)
+        return Counted(done, growing, counted.ids), added, Verdict.COUNTED
+    grown = (*others, Growing(part, since, upto, known.plus(added)))
+    return Counted(counted.done, grown, counted.ids), added, Verdict.COUNTED
+
+
+def _take_by_id(counted: Counted, report: Report, totals: Totals) -> tuple[Counted, Totals, Verdict]:
+    if report.id in counted.ids:
+        return counted, NO_TOTALS, Verdict.REPEATED
+    if len(counted.ids) >= MOST_IDS:
+        return counted, NO_TOTALS, Verdict.TOO_MANY
+    known = Counted(counted.done, counted.growing, (*counted.ids, report.id))
+    return known, totals, Verdict.COUNTED

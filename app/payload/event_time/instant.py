@@ -1,0 +1,141 @@
+"""Numbers and text to milliseconds since 1970 (UTC), and the reasons why there are none.
+
+A fraction of a millisecond is cut off. What lies before 1970 or behind the year 9999 is out of range: that is
+mostly another unit than the one that was configured.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from decimal import Decimal
+from enum import StrEnum
+
+MAX_MS = 253_402_300_799_999  # the end of the year 9999
+MAX_TEXT_CHARS = 64  # of a time; whatever is longer is none
+_MAX_EXPONENT = 40  # of a number's first digit; more is out of range in every unit
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_NUMBER = re.compile(r"(-?)([0-9]+)(?:\.([0-9]+))?(?:[eE]([+-]?[0-9]+))?", re.ASCII)
+_ISO = re.compile(
+    r"(?:[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:[.,][0-9]+)?)?"
+    r"|[0-9]{8}T[0-9]{4}(?:[0-9]{2}(?:[.,][0-9]+)?)?)"
+    r"(?:Z|[+-][0-9]{2}(?::?[0-9]{2})?)?",
+    re.ASCII,
+)
+
+
+class Absent(StrEnum):
+    """Why a record has no event time."""
+
+    NO_TIMESTAMP = "no-timestamp"  # the record's own is -1
+    NO_HEADER = "no-header"
+    NO_VALUE = "no-value"  # a tombstone
+    NO_FIELD = "no-field"
+    NULL = "null"  # the field or header is there, and null
+    MALFORMED = "malformed"  # not what the definition says it is, up to the field
+    NOT_A_TIME = "not-a-time"
+    OUT_OF_RANGE = "out-of-range"
+    BEYOND_LIMIT = "beyond-limit"  # too much stands before the field
+    UNKNOWN_SCHEMA = "unknown-schema"  # the value names one that is not there, or that lacks the field
+
+
+class UnusableField(ValueError):
+    """A field that cannot give an event time: `field` as in the definition, `problem`, `remedy`."""
+
+    def __init__(self, field: str, problem: str, remedy: str) -> None:
+        super().__init__(f"{field}: {problem}; {remedy}")
+        self.field = field
+        self.problem = problem
+        self.remedy = remedy
+
+
+class TimeFormat(StrEnum):
+    """How a time is written: a number since 1970 (UTC), or ISO 8601 with date and time of day.
+
+    ISO 8601 without an offset is UTC. A number may also stand in text, as JSON's writers of 64 bits do.
+    """
+
+    EPOCH_S = "epoch-s"
+    EPOCH_MS = "epoch-ms"
+    EPOCH_US = "epoch-us"
+    EPOCH_NS = "epoch-ns"
+    ISO_8601 = "iso-8601"
+
+
+_SCALES = {
+    TimeFormat.EPOCH_S: (1000, 1),
+    TimeFormat.EPOCH_MS: (1, 1),
+    TimeFormat.EPOCH_US: (1, 1000),
+    TimeFormat.EPOCH_NS: (1, 1_000_000),
+}
+
+
+class Instant:
+    """Reads times of one format."""
+
+    __slots__ = ("_divide", "_multiply", "format")
+
+    def __init__(self, time_format: TimeFormat) -> None:
+        self.format = time_format
+        self._multiply, self._divide = _SCALES.get(time_format, (0, 1))
+
+    def of_int(self, number: int) -> int | Absent:
+        """Of a whole number of the format's units."""
+        if self.format is not TimeFormat.EPOCH_MS:
+            if not self._multiply:
+                return Absent.NOT_A_TIME
+            number = number * self._multiply // self._divide
+        return number if 0 <= number <= MAX_MS else Absent.OUT_OF_RANGE
+
+    def of_float(self, number: float) -> int | Absent:
+        """Of a number as its shortest decimals tell it: 0.123 s are 123 ms, though the float is below."""
+        return self.of_number(repr(number))  # "nan" and "inf" are no numbers
+
+    def of_number(self, text: str) -> int | Absent:
+        """Of decimal digits, with or without fraction and exponent."""
+        if len(text) > MAX_TEXT_CHARS or not (found := _NUMBER.fullmatch(text)):
+            return Absent.NOT_A_TIME
+        if not self._multiply:
+            return Absent.NOT_A_TIME
+        sign, whole, fraction, exponent = found.groups()
+        if sign and Decimal(f"{whole}.{fraction or 0}"):
+            return Absent.OUT_OF_RANGE
+        if exponent is not None:
+            return self._of_decimal(Decimal(text))
+        if self._multiply == 1:
+            return self.of_int(int(whole))
+        return _within(int(whole + ((fraction or "") + "000")[:3]))
+
+    def of_text(self, text: str) -> int | Absent:
+        """Of text in the format."""
+        if self._multiply:
+            return self.of_number(text)
+        if len(text) > MAX_TEXT_CHARS or not _ISO.fullmatch(text := text.upper()):
+            return Absent.NOT_A_TIME
+        try:
+            found = datetime.fromisoformat(text)
+            since = (found if found.tzinfo is not None else found.replace(tzinfo=UTC)) - _EPOCH
+        except (ValueError, OverflowError):  # a thirteenth month, an offset of 99 hours
+            return Absent.NOT_A_TIME
+        return _within((since.days * 86_400 + since.seconds) * 1000 + since.microseconds // 1000)
+
+    def of_bytes(self, text: bytes) -> int | Absent:
+        """Of ASCII text in the format."""
+        if len(text) > MAX_TEXT_CHARS or not text.isascii():
+            return Absent.NOT_A_TIME
+        return self.of_text(text.decode("ascii"))
+
+    def _of_decimal(self, number: Decimal) -> int | Absent:
+        if not number:
+            return 0
+        first_digit = number.adjusted()
+        if first_digit > _MAX_EXPONENT:
+            return Absent.OUT_OF_RANGE
+        if first_digit < -_MAX_EXPONENT:
+            return 0
+        numerator, denominator = number.as_integer_ratio()
+        return _within(numerator * self._multiply // (denominator * self._divide))
+
+
+def _within(time_ms: int) -> int | Absent:
+    return time_ms if 0 <= time_ms <= MAX_MS else Absent.OUT_OF_RANGE

@@ -1,0 +1,35 @@
+"""Varints of values that nobody trusts: Avro's and Protobuf's numbers of 7 bits a byte."""
+
+from __future__ import annotations
+
+MAX_VARINT_BYTES = 10
+CUT_OFF = -1  # a position: the number is cut off or too long
+
+
+def varint(value: bytes, at: int) -> tuple[int, int]:
+    """(number of at most 64 bits, position behind it); position `CUT_OFF` where there is none."""
+    number = shift = 0
+    for byte in value[at : at + MAX_VARINT_BYTES]:
+        number |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            return number & 0xFFFF_FFFF_FFFF_FFFF, at + shift // 7
+    return 0, CUT_OFF
+
+
+def skipped(value: bytes, at: int) -> int:
+    """The position behind a varint, or `CUT_OFF`."""
+    for length, byte in enumerate(value[at : at + MAX_VARINT_BYTES], 1):
+        if byte < 0x80:
+            return at + length
+    return CUT_OFF
+
+
+def zigzag(number: int) -> int:
+    """The signed number that a varint of either format's zig-zag stands for."""
+    return (number >> 1) ^ -(number & 1)
+
+
+def signed(number: int) -> int:
+    """The signed number of 64 bits in two's complement."""
+    return number - (1 << 64) if number >> 63 else number

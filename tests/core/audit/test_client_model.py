@@ -1,0 +1,124 @@
+"""A client's audit with a write-ahead log, killed at any step: every record it had kept is counted once."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import msgspec
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule
+
+from app.core.audit import client as client_module
+from app.core.audit.client import ClientAudit, ClientState
+from app.core.audit.collect import Collector
+from app.core.audit.count import Rows, window_of
+from app.core.audit.fingerprint import ids_of, of_ids
+from app.core.audit.reports import Report, Scope
+
+SCOPE = Scope("topic", "consumer", "east", 100)
+IDLE_MS = 300
+
+
+class ClientAgainstModel(RuleBasedStateMachine):
+    """The log is written before a report is sent, and as often as the client likes in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.usual, client_module.MOST_PENDING = client_module.MOST_PENDING, 4
+        self.now_ms = 1_000
+        self.client = ClientAudit(SCOPE, "web@1", IDLE_MS)
+        self.kept = self.encoded()
+        self.counted: list[tuple[int, bytes]] = []  # what the log knows
+        self.unkept: list[tuple[int, bytes]] = []
+        self.collector, self.position = Collector(), 0
+        self.names = 0
+
+    def teardown(self) -> None:
+        client_module.MOST_PENDING = self.usual
+
+    def encoded(self) -> bytes:
+        return msgspec.json.encode(self.client.state())
+
+    def keep(self) -> None:
+        self.kept = self.encoded()
+        self.counted += self.unkept
+        self.unkept = []
+
+    @rule(back=st.lists(st.integers(0, 250), max_size=6), wait=st.integers(0, 200))
+    def count(self, back: list[int], wait: int) -> None:
+        self.now_ms += wait
+        times = [self.now_ms - one for one in back]
+        names = [f"{self.names + index}".encode() for index in range(len(back))]
+        self.names += len(back)
+        rows = Rows(np.array(times, dtype=np.int64), np.full(len(back), 10), ids=ids_of(names))
+        self.client.add(rows, self.now_ms)
+        self.unkept += zip(times, names, strict=True)
+
+    @rule()
+    def write_ahead(self) -> None:
+        self.keep()
+
+    @rule(fate=st.randoms(use_true_random=False))
+    def report(self, fate: random.Random) -> None:
+        reports = self.client.reports(self.now_ms)
+        self.keep()
+        fate.shuffle(reports)
+        for report in reports:
+            match fate.choice(["lost", "arrives", "arrives", "unknown"]):
+                case "lost":
+                    continue
+                case "unknown":
+                    self.arrives(report)
+                case _:
+                    self.arrives(report)
+                    self.client.acknowledged(report)
+
+    @rule()
+    def killed(self) -> None:
+        self.unkept = []
+        state = msgspec.json.decode(self.kept, type=ClientState)
+        self.client = ClientAudit.restored(state, IDLE_MS)
+
+    @rule()
+    def settle(self) -> None:
+        """Everything arrives."""
+        for _ in range(2):  # a report more, where so many wait that none was made
+            for report in self.client.reports(self.now_ms):
+                self.arrives(report)
+                self.client.acknowledged(report)
+        self.keep()
+        expected = Counter(window_of(time, SCOPE.width_ms) for time, _ in self.counted)
+        found = {key.start_ms: one.totals for key, one in self.collector.windows.items()}
+        assert {start: totals.count for start, totals in found.items() if totals.count} == expected
+        for start in expected:
+            names = [name for time, name in self.counted if window_of(time, SCOPE.width_ms) == start]
+            assert found[start].ids == of_ids(ids_of(names))
+
+    def arrives(self, report: Report) -> None:
+        sent = msgspec.json.decode(msgspec.json.encode(report), type=Report)
+        self.collector.apply(sent, self.position)
+        self.position += 1
+
+
+TestClientAgainstModel = ClientAgainstModel.TestCase
+
+
+def test_a_watermark_does_not_pass_a_report_that_has_not_arrived() -> None:
+    client = ClientAudit(SCOPE, "web@1", IDLE_MS)
+    rows = Rows(np.array([1_000]), np.array([10]), ids=ids_of([b"a"]))
+    client.add(rows, 1_000)
+    (first,) = client.reports(1_000)
+    client.add(Rows(np.array([2_000]), np.array([10]), ids=ids_of([b"b"])), 2_000)
+    _, second = client.reports(2_000)
+    assert (first.watermark_ms, second.watermark_ms) == (1_000, -1)
+    client.acknowledged(second)
+    client.acknowledged(first)
+    (third,) = client.reports(2_500)
+    assert (third.watermark_ms, third.windows, third.part) == (2_200, (), 2)
+
+
+def test_who_ends_says_so() -> None:
+    client = ClientAudit(SCOPE, "web@1", IDLE_MS)
+    assert [report.leaves for report in client.reports(5, leaves=True)] == [True]

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import json
+import random
+import uuid
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.core.audit.reports import (
+    MOST_IDS,
+    NOTHING_COUNTED,
+    BadReport,
+    Counted,
+    Increment,
+    Report,
+    Scope,
+    Verdict,
+    checked,
+    client_report,
+    report_id,
+    shard_of,
+    take,
+)
+from app.core.audit.totals import Totals
+
+SCOPE = Scope("topic", "regional", "east", 1_000)
+
+
+def report(part: int, since: int, upto: int, *, final: bool = False, source: str = "p/0") -> Report:
+    found = report_id(SCOPE, source, part, since, upto, final=final)
+    return Report(found, *SCOPE, source, 5, part=part, since=since, upto=upto, final=final)
+
+
+def of(since: int, upto: int) -> Totals:
+    """As if every offset held one record of a byte."""
+    return Totals(upto - since, upto - since)
+
+
+@given(
+    st.lists(st.integers(1, 20), min_size=1, max_size=6, unique=True).map(sorted),
+    st.lists(st.integers(0, 5), max_size=20),
+    st.booleans(),
+)
+def test_the_widest_report_of_a_part_counts_whatever_the_order(
+    cuts: list[int], order: list[int], finishes: bool
+) -> None:
+    """A part read by several owners, their reports lost, repeated and reordered."""
+    reports = [report(3, 0, upto) for upto in cuts]
+    if finishes:
+        reports[-1] = report(3, 0, cuts[-1], final=True)
+    told, counted, delivered = Totals(), NOTHING_COUNTED, set()
+    for at in order:
+        one = reports[at % len(reports)]
+        delivered.add(one.upto)
+        counted, added, _ = take(counted, one, of(0, one.upto))
+        told = told.plus(added)
+        assert told == of(0, max(delivered))
+    assert len(counted.growing) <= 1
+
+
+@given(st.lists(st.integers(0, 30), max_size=60), st.randoms(use_true_random=False))
+def test_every_sequence_number_of_a_client_counts_once(sequences: list[int], shuffle: random.Random) -> None:
+    counted, told = NOTHING_COUNTED, 0
+    for sequence in sequences:
+        one = client_report(SCOPE, "web@1", sequence, {0: Totals(1)}, at_ms=1, watermark_ms=1)
+        counted, added, verdict = take(counted, one, Totals(1))
+        assert (verdict is Verdict.COUNTED) == bool(added.count)
+        told += added.count
+    assert told == len(set(sequences))
+    assert len(counted.done) <= len(set(sequences))
+
+
+def test_a_sequence_without_gaps_is_one_range() -> None:
+    counted = NOTHING_COUNTED
+    for sequence in (2, 0, 1, 4, 3):
+        counted, _, _ = take(counted, report(sequence, 0, 1, final=True), Totals(1))
+    assert counted == Counted(done=((0, 5),))
+
+
+def test_a_final_report_of_what_is_known_ends_the_part() -> None:
+    counted, _, _ = take(NOTHING_COUNTED, report(0, 0, 9), of(0, 9))
+    counted, added, verdict = take(counted, report(0, 0, 9, final=True), of(0, 9))
+    assert (added.count, verdict, counted) == (0, Verdict.COUNTED, Counted(done=((0, 1),)))
+    assert take(counted, report(0, 0, 9), of(0, 9))[2] is Verdict.REPEATED
+
+
+def test_a_part_whose_start_left_the_log_is_counted_from_where_its_reader_began() -> None:
+    counted, _, _ = take(NOTHING_COUNTED, report(0, 0, 9), of(0, 9))
+    counted, added, _ = take(counted, report(0, 20, 25), of(20, 25))
+    assert added == of(20, 25)
+    counted, added, _ = take(counted, report(0, 20, 30, final=True), of(20, 30))
+    assert added == of(25, 30)
+    assert counted == Counted(done=((0, 1),))
+
+
+def test_a_report_that_overlaps_is_refused_and_one_that_says_less_too() -> None:
+    counted, _, _ = take(NOTHING_COUNTED, report(0, 0, 9), of(0, 9))
+    assert take(counted, report(0, 5, 12), of(5, 12)) == (counted, Totals(), Verdict.OVERLAPS)
+    assert take(counted, report(0, 0, 12), of(0, 8)) == (counted, Totals(), Verdict.OVERLAPS)
+    assert take(counted, report(0, 3, 7), of(3, 7))[2] is Verdict.REPEATED
+
+
+def test_reports_without_a_sequence_are_known_by_their_uuid() -> None:
+    counted, told = NOTHING_COUNTED, 0
+    ids = [str(uuid.UUID(int=number)) for number in (1, 2, 1, 3, 2)]
+    for name in ids:
+        counted, added, _ = take(counted, Report(name, *SCOPE, "http", 5), Totals(1))
+        told += added.count
+    assert told == 3
+    full = Counted(ids=tuple(str(uuid.UUID(int=number)) for number in range(MOST_IDS)))
+    new = str(uuid.UUID(int=MOST_IDS))
+    assert take(full, Report(new, *SCOPE, "http", 5), Totals(1))[2] is Verdict.TOO_MANY
+
+
+def test_the_same_report_has_the_same_uuid_whoever_makes_it() -> None:
+    assert report(1, 0, 5).id == report(1, 0, 5).id
+    ids = {
+        report(1, 0, 5).id,
+        report(1, 0, 6).id,
+        report(1, 0, 5, final=True).id,
+        report(1, 0, 5, source="p/1").id,
+    }
+    assert len(ids) == 4
+    assert shard_of(7) == 0
+    assert shard_of(8) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"id": "seven"}, "UUID"),
+        ({"width_ms": 0}, "windows of 0"),
+        ({"part": -2}, "part -2"),
+        ({"since": 9, "upto": 3}, "part 1"),
+        ({"at_ms": -1}, "time below"),
+        ({"windows": (Increment(5, Totals()),)}, "begins at 5"),
+        ({"windows": (Increment(0, Totals()), Increment(0, Totals()))}, "twice"),
+        ({"windows": (Increment(0, Totals(count=-1)),)}, "below 0"),
+        ({"windows": (Increment(0, Totals(latencies=b"x")),)}, "histogram"),
+    ],
+)
+def test_a_report_that_says_what_none_can_say_is_refused(change: dict[str, object], words: str) -> None:
+    good = report(1, 0, 5)
+    assert checked(good) is good
+    with pytest.raises(BadReport, match=words):
+        checked(msgspec.structs.replace(good, **change))
+
+
+def test_a_report_crosses_a_topic_as_json() -> None:
+    one = client_report(
+        SCOPE, "web@1", 7, {0: Totals(1, latencies=b"\x01\x01\x00\x00")}, at_ms=9, watermark_ms=8
+    )
+    data = msgspec.json.encode(one)
+    assert msgspec.json.decode(data, type=Report) == one
+    assert json.loads(data)["type"] == "report"

@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from app.core.audit.collect import Collector
+from app.core.audit.reports import Scope, Verdict, client_report
+from app.core.audit.tiers import Bounds, Close, Forget, Heard, TierKey, TierRecord, due, lateness, watermark
+from app.core.audit.totals import Totals
+from app.core.audit.windows import Phase, WindowKey, phase
+
+WIDTH = 1_000
+SCOPE = Scope("topic", "regional", "east", WIDTH)
+BOUNDS = Bounds(
+    lateness_ms=500, most_lateness_ms=10_000, silence_ms=2_000, give_up_ms=20_000, keep_ms=100_000
+)
+WINDOW = WindowKey(*SCOPE, 0)
+
+
+class Topic:
+    """Events in their order, folded at once."""
+
+    def __init__(self) -> None:
+        self.collector = Collector()
+        self.position = 0
+        self.sequences: dict[str, int] = {}
+
+    def report(
+        self, source: str, watermark_ms: int, at_ms: int, start: int = 0, count: int = 1, **more: object
+    ) -> Verdict:
+        sequence = self.sequences.get(source, 0)
+        self.sequences[source] = sequence + 1
+        one = client_report(
+            SCOPE,
+            source,
+            sequence,
+            {start: Totals(count)} if count else {},
+            at_ms=at_ms,
+            watermark_ms=watermark_ms,
+        )
+        written = self.collector.apply(msgspec.structs.replace(one, **more), self.position)
+        self.position += 1
+        return written.verdicts[0][1] if count else Verdict.REPEATED
+
+    def sweep(self, now_ms: int) -> list[Close | Forget]:
+        events = self.collector.due(now_ms, BOUNDS)
+        for event in events:
+            self.collector.apply(event, self.position)
+            self.position += 1
+        return events
+
+
+def test_a_window_is_open_then_provisional_then_closed() -> None:
+    topic = Topic()
+    topic.report("a", 900, 900)
+    record = topic.collector.windows[WINDOW]
+    assert phase(WINDOW, record, 900) is Phase.OPEN
+    topic.report("a", 1_400, 1_400, count=0)
+    assert phase(WINDOW, record, 1_400) is Phase.PROVISIONAL
+    assert topic.sweep(1_400) == []
+    topic.report("a", 1_500, 1_500, count=0)
+    assert [event.before_ms for event in topic.sweep(1_500)] == [1_000]
+    assert phase(WINDOW, topic.collector.windows[WINDOW], 1_500) is Phase.CLOSED
+    assert topic.sweep(1_501) == []
+
+
+def test_what_comes_after_the_closing_is_late_and_changes_nothing_else() -> None:
+    topic = Topic()
+    topic.report("a", 1_500, 1_500, count=5)
+    topic.sweep(1_500)
+    assert topic.report("a", 1_600, 1_600, count=2) is Verdict.LATE
+    record = topic.collector.windows[WINDOW]
+    assert (record.totals.count, record.late.count, record.closed_ms) == (5, 2, 1_500)
+
+
+def test_a_window_whose_first_report_comes_after_its_closing_is_born_closed() -> None:
+    topic = Topic()
+    topic.report("a", 1_500, 1_500, count=0)
+    topic.collector.apply(Close(*SCOPE[:3], 1_000, 1_500), topic.position)
+    topic.position += 1
+    assert topic.report("b", 100, 1_600, count=2) is Verdict.LATE
+    assert topic.collector.windows[WINDOW].closed_ms == 1_500
+
+
+def test_the_slowest_source_that_is_heard_holds_windows_open() -> None:
+    topic = Topic()
+    topic.report("fast", 5_000, 5_000)
+    topic.report("slow", 700, 5_000)
+    assert topic.sweep(5_000) == []
+    assert topic.report("slow", 5_000, 5_100, start=1_000) is Verdict.COUNTED
+    assert [event.before_ms for event in topic.sweep(5_100)] == [4_000]
+
+
+def test_a_silent_source_holds_nothing_up_but_the_windows_say_without_whom() -> None:
+    topic = Topic()
+    topic.report("dead", 700, 700)
+    topic.report("alive", 5_000, 5_000)
+    (close,) = topic.sweep(5_000)
+    assert isinstance(close, Close)
+    assert close.without == (("dead", 700),)
+    assert topic.collector.windows[WINDOW].without == ("dead",)
+
+
+def test_a_silent_source_that_had_come_past_the_window_is_not_missed() -> None:
+    topic = Topic()
+    topic.report("dead", 1_200, 1_200)
+    topic.report("alive", 5_000, 5_000)
+    topic.sweep(5_000)
+    assert topic.collector.windows[WINDOW].without == ()
+
+
+def test_nobody_waits_for_a_client_that_came_back_as_another_incarnation() -> None:
+    topic = Topic()
+    topic.report("web@1", 700, 700)
+    topic.report("web@2", 5_000, 5_000)
+    (close,) = topic.sweep(5_000)
+    assert isinstance(close, Close)
+    assert close.given_up == ("web@1",)
+    assert list(topic.collector.tiers[TierKey(*SCOPE[:3])].sources) == ["web@2"]
+
+
+def test_a_source_that_leaves_is_not_waited_for() -> None:
+    topic = Topic()
+    topic.report("a", 700, 700, leaves=True)
+    topic.report("b", 1_500, 1_500)
+    (close,) = topic.sweep(1_500)
+    assert isinstance(close, Close)
+    assert close.without == ()
+
+
+def test_while_nobody_is_heard_nothing_closes() -> None:
+    topic = Topic()
+    topic.report("a", 1_400, 1_400)
+    assert topic.sweep(50_000) == []
+
+
+def test_a_timestamp_in_the_future_closes_nothing() -> None:
+    topic = Topic()
+    topic.report("a", 9_999_999, 800)
+    assert topic.sweep(800) == []
+    assert topic.collector.tiers[TierKey(*SCOPE[:3])].sources["a"] == Heard(800, 800)
+
+
+def test_the_lateness_grows_with_what_comes_late_and_fades() -> None:
+    topic = Topic()
+    topic.report("a", 1_500, 1_500)
+    topic.sweep(1_500)
+    topic.report("a", 1_600, 1_600, late_ms=3_000)
+    records = topic.collector.shards(SCOPE[:3])
+    assert lateness(records, BOUNDS) == 6_000
+    assert lateness([TierRecord(late_ms=999_999)], BOUNDS) == 10_000
+    topic.report("a", 7_900, 7_900, start=1_000)
+    assert topic.sweep(7_900) == []
+    topic.report("a", 8_000, 8_000, start=1_000)
+    assert [event.before_ms for event in topic.sweep(8_000)] == [2_000]
+    assert lateness(topic.collector.shards(SCOPE[:3]), BOUNDS) < 6_000
+
+
+def test_old_windows_are_dropped_and_do_not_come_again() -> None:
+    topic = Topic()
+    topic.report("a", 1_500, 1_500)
+    topic.sweep(1_500)
+    topic.report("a", 150_000, 150_000, start=149_000)
+    assert Forget(*SCOPE[:3], 50_000, 150_000) in topic.sweep(150_000)
+    assert WINDOW not in topic.collector.windows
+    assert topic.report("a", 150_000, 150_001) is Verdict.FORGOTTEN
+    assert WINDOW not in topic.collector.windows
+
+
+def test_the_tier_that_was_never_heard_has_no_watermark() -> None:
+    assert watermark([], 5, 5) == -1
+    assert due(SCOPE, [], 50, BOUNDS) == []
+
+
+@pytest.mark.parametrize("key", [WINDOW, WindowKey(*SCOPE, -1, 3), TierKey(*SCOPE[:3], 2)])
+def test_a_key_is_read_back_from_its_text(key: WindowKey | TierKey) -> None:
+    assert type(key).parse(str(key)) == key
+
+
+def test_records_without_a_timestamp_have_a_window_that_never_closes() -> None:
+    topic = Topic()
+    topic.report("a", 50_000, 50_000, start=-1)
+    topic.sweep(50_000)
+    assert not topic.collector.windows[WindowKey(*SCOPE, -1)].is_closed

@@ -1,0 +1,92 @@
+"""Records and JSON texts for the tests."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+from hypothesis import strategies as st
+
+
+class Sent(NamedTuple):
+    """A record."""
+
+    value: bytes | None = None
+    timestamp: int = -1
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+    key: bytes | None = None
+    offset: int = 0
+
+
+KEYS = ("ts", "meta", "a", "t", "s", "ts\\", 'x"ts', "", "é/\n")
+_CHARS = st.sampled_from(list('ts"\\{}[]:,/ aé\n\u2028😀\x00'))
+_SPACES = st.sampled_from(["", "", "", " ", "\n\t", "\r "])
+_NUMBERS = st.one_of(
+    st.integers(-(10**3), 3 * 10**11).map(str),
+    st.floats(0, 3e11).map(repr),
+    st.sampled_from(["0", "-0", "-0.0", "1.7E9", "17e8", "0.5e-3", "9" * 30, "1e400", "1.5", "1" + "0" * 70]),
+)
+_TIMES = st.sampled_from(
+    ["2026-11-22T08:24:47Z", "2026-11-22 08:24:47.123456+02:00", "1700000000", "1.5", "soon", ""]
+)
+
+
+@st.composite
+def spelled(draw: st.DrawFn, text: str) -> str:
+    """A JSON string of the text, each character plain or escaped at random."""
+    out = []
+    for char in text:
+        plain = json.dumps(char, ensure_ascii=False)[1:-1]
+        way = draw(st.integers(0, 9))
+        if way == 0:
+            escaped = json.dumps(char)[1:-1]
+            out.append(escaped if len(escaped) > 2 else f"\\u{ord(char):04{draw(st.sampled_from('xX'))}}")
+        elif way == 1 and char == "/":
+            out.append("\\/")
+        else:
+            out.append(plain)
+    return '"' + "".join(out) + '"'
+
+
+@st.composite
+def json_texts(draw: st.DrawFn, depth: int = 3) -> str:
+    """Any JSON value, written in any way: equal keys, spaces, escapes."""
+    kind = draw(st.integers(0, 7 if depth else 4))
+    if kind == 0:
+        return draw(st.sampled_from(["null", "true", "false"]))
+    if kind in (1, 2):
+        return draw(_NUMBERS)
+    if kind == 3:
+        return draw(spelled(draw(st.text(_CHARS, max_size=6))))
+    if kind == 4:
+        return draw(spelled(draw(_TIMES)))
+    if kind == 5:
+        parts = draw(st.lists(json_texts(depth - 1), max_size=3))
+        return "[" + ",".join(draw(_SPACES) + part + draw(_SPACES) for part in parts) + "]"
+    return draw(json_objects(depth - 1))
+
+
+@st.composite
+def json_objects(draw: st.DrawFn, depth: int = 3) -> str:
+    """Any JSON object."""
+    members = []
+    for _ in range(draw(st.integers(0, 4))):
+        key = draw(spelled(draw(st.sampled_from(KEYS))))
+        spaces = [draw(_SPACES) for _ in range(4)]
+        members.append(spaces[0] + key + spaces[1] + ":" + spaces[2] + draw(json_texts(depth)) + spaces[3])
+    return "{" + (",".join(members) or draw(_SPACES)) + "}"
+
+
+class Number(str):
+    """A number's digits, as they stand."""
+
+    __slots__ = ()
+
+
+def first_wins(text: bytes) -> Any:
+    """The whole value decoded: the first of equal keys, numbers as their digits."""
+
+    def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
+        return dict(reversed(found))
+
+    return json.loads(text, object_pairs_hook=pairs, parse_int=Number, parse_float=Number)

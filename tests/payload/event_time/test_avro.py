@@ -1,0 +1,377 @@
+"""A field of an Avro record: the same as fastavro's full decode, found by a plan."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastavro import parse_schema, schemaless_reader, schemaless_writer
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.payload.codec import Framing
+from app.payload.event_time.avro_field import AvroTime, OneSchema
+from app.payload.event_time.avro_plan import MAX_STEPS, compiled
+from app.payload.event_time.avro_schemas import Folder, open_avro
+from app.payload.event_time.instant import MAX_MS, Absent, Instant, TimeFormat, UnusableField
+from app.payload.registry import LOOK_AGAIN_S
+
+NOW_MS = 1_795_335_887_123
+
+
+def _record(*fields: tuple[str, Any], name: str = "Event", **more: Any) -> dict[str, Any]:
+    return {
+        "type": "record",
+        "name": name,
+        "fields": [{"name": one, "type": kind} for one, kind in fields],
+        **more,
+    }
+
+
+def _written(schema: Any, value: Any) -> bytes:
+    file = io.BytesIO()
+    schemaless_writer(file, parse_schema(json.loads(json.dumps(schema))), value)
+    return file.getvalue()
+
+
+def _read(schema: Any, value: Any, *path: str, time_format: TimeFormat | None = None) -> int | Absent:
+    plan = compiled(json.dumps(schema), path, time_format)
+    return AvroTime(OneSchema(plan)).read(_written(schema, value))
+
+
+def _refused(schema: Any, *path: str, time_format: TimeFormat | None = None) -> str:
+    with pytest.raises(UnusableField) as caught:
+        compiled(json.dumps(schema), path, time_format)
+    assert caught.value.field == ".".join(path)
+    assert caught.value.remedy
+    return caught.value.problem
+
+
+# -- any schema --------------------------------------------------------------------------------------
+
+_LEAVES: list[tuple[Any, st.SearchStrategy[Any]]] = [
+    ("null", st.none()),
+    ("boolean", st.booleans()),
+    ("int", st.integers(-(2**31), 2**31 - 1)),
+    ("long", st.integers(-(2**63), 2**63 - 1)),
+    ("float", st.floats(width=32, allow_nan=False)),
+    ("double", st.floats(allow_nan=False)),
+    ("bytes", st.binary(max_size=200)),
+    ("string", st.text(max_size=80)),
+    ({"type": "string", "avro.java.string": "String"}, st.text(max_size=5)),
+    ({"type": "bytes", "logicalType": "unheard-of"}, st.binary(max_size=5)),
+]
+_TARGETS: list[tuple[Any, TimeFormat | None, st.SearchStrategy[Any]]] = [
+    ({"type": "long", "logicalType": "timestamp-millis"}, None, st.integers(0, MAX_MS)),
+    ({"type": "long", "logicalType": "timestamp-micros"}, TimeFormat.EPOCH_US, st.integers(0, MAX_MS * 1000)),
+    ({"type": "long", "logicalType": "local-timestamp-micros"}, None, st.integers(0, MAX_MS * 1000)),
+    ("long", None, st.integers(-(2**63), 2**63 - 1)),
+    ("long", TimeFormat.EPOCH_NS, st.integers(0, 2**63 - 1)),
+    ("int", TimeFormat.EPOCH_S, st.integers(-(2**31), 2**31 - 1)),
+    ("double", TimeFormat.EPOCH_S, st.floats(0, 1e12)),
+    ("string", None, st.integers(0, MAX_MS).map(str) | st.text(max_size=70)),
+    ("string", TimeFormat.ISO_8601, st.datetimes(datetime(1971, 1, 1)).map(str)),  # noqa: DTZ001
+]  # fmt: skip
+
+
+class _Names:
+    """Every type that has a name gets another."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def next(self) -> str:
+        self.count += 1
+        return f"T{self.count}"
+
+
+def _any(draw: st.DrawFn, names: _Names, depth: int, *, bounded: bool) -> tuple[Any, Any]:
+    """(a type, a value of it); `bounded`: it can be passed over in steps."""
+    kind = draw(st.integers(0, (7 if bounded else 9) if depth else 3))
+    if kind <= 3:
+        schema, values = draw(st.sampled_from(_LEAVES))
+        return schema, draw(values)
+    if kind == 4:
+        size = draw(st.integers(0, 9))
+        return {"type": "fixed", "name": names.next(), "size": size}, draw(
+            st.binary(min_size=size, max_size=size)
+        )
+    if kind == 5:
+        symbols = ["A", "B", "C"]
+        return {"type": "enum", "name": names.next(), "symbols": symbols}, draw(st.sampled_from(symbols))
+    if kind == 6:
+        schema, value = _any(draw, names, depth - 1, bounded=bounded)
+        if schema == "null" or isinstance(schema, list):
+            return schema, value
+        return (["null", schema], draw(st.sampled_from([None, value])))
+    if kind == 7:
+        fields, values = _members(draw, names, depth - 1, draw(st.integers(0, 3)), bounded=bounded)
+        return _record(*fields, name=names.next()), values
+    schema, value = _any(draw, names, depth - 1, bounded=False)
+    count = draw(st.integers(0, 3))
+    if kind == 8:
+        return {"type": "array", "items": schema}, [value] * count
+    return {"type": "map", "values": schema}, {str(number): value for number in range(count)}
+
+
+def _members(
+    draw: st.DrawFn, names: _Names, depth: int, count: int, *, bounded: bool
+) -> tuple[list[tuple[str, Any]], dict[str, Any]]:
+    fields, values = [], {}
+    for _ in range(count):
+        name = f"f{names.next()}"
+        schema, values[name] = _any(draw, names, depth, bounded=bounded)
+        fields.append((name, schema))
+    return fields, values
+
+
+@given(st.data(), st.integers(0, 2), st.booleans(), st.binary(max_size=9))
+def test_a_field_in_any_schema_is_what_a_full_decode_gives(
+    data: st.DataObject, outer: int, nullable: bool, garbage: bytes
+) -> None:
+    names = _Names()
+    schema, time_format, values = data.draw(st.sampled_from(_TARGETS))
+    value = expected = data.draw(values)
+    scale = schema.get("logicalType", "")[-6:] if isinstance(schema, dict) else ""
+    told = time_format or {"millis": TimeFormat.EPOCH_MS, "micros": TimeFormat.EPOCH_US}.get(scale)
+    instant = Instant(told or TimeFormat.EPOCH_MS)
+    if isinstance(value, str):
+        time: int | Absent = instant.of_text(value)
+    else:
+        time = instant.of_float(value) if isinstance(value, float) else instant.of_int(value)
+    if nullable:
+        schema = data.draw(st.sampled_from([[schema, "null"], ["null", schema]]))
+        if data.draw(st.booleans()):
+            value, time = None, Absent.NULL
+    path = []
+    for level in range(outer + 1):
+        before, first = _members(data.draw, names, 2, data.draw(st.integers(0, 3)), bounded=True)
+        after, last = _members(data.draw, names, 2, data.draw(st.integers(0, 2)), bounded=False)
+        schema = _record(*before, (f"at{level}", schema), *after, name=names.next(), namespace="a.b")
+        value = {**first, f"at{level}": value, **last}
+        path.insert(0, f"at{level}")
+    packed = _written(schema, value)
+    found: Any = schemaless_reader(io.BytesIO(packed), parse_schema(json.loads(json.dumps(schema))), None)
+    for name in path:
+        found = found[name]
+    source = AvroTime(OneSchema(compiled(json.dumps(schema), tuple(path), time_format)))
+    assert source.read(packed) == source.read(packed + garbage) == time
+    if isinstance(found, datetime):
+        moment = found if found.tzinfo else found.replace(tzinfo=UTC)
+        assert (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1) == time
+    else:
+        assert found is None if time is Absent.NULL else found == expected
+    for end in range(len(packed)):
+        cut = source.read(packed[:end])
+        assert cut in (time, Absent.MALFORMED)  # cut off behind the field, or before it
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_give_a_time_or_a_reason(value: bytes) -> None:
+    schema = _record(
+        ("a", "string"), ("b", ["null", "bytes"]), ("c", {"type": "fixed", "name": "F", "size": 3}),
+        ("d", ["null", _record(("x", ["null", "double", "string"]), name="D")]),
+    )  # fmt: skip
+    for path in (("a",), ("d", "x")):
+        found = AvroTime(OneSchema(compiled(json.dumps(schema), path, None)), Framing.NONE).read(value)
+        assert isinstance(found, Absent) or 0 <= found <= MAX_MS
+
+
+def test_a_negative_length_is_malformed_and_leads_nowhere_else() -> None:
+    schema = json.dumps(_record(("a", "bytes"), ("ts", "long")))
+    source = AvroTime(OneSchema(compiled(schema, ("ts",), None)))
+    assert source.read(b"\x02x\x0a") == 5
+    assert source.read(b"\x01\x0a") is Absent.MALFORMED  # -1, which would read the length again
+    assert source.read(b"\xc7\x01\x0a") is Absent.MALFORMED
+
+
+# -- the way to the field ----------------------------------------------------------------------------
+
+
+def test_large_values_before_the_field_are_passed_over_in_a_step() -> None:
+    schema = _record(("a", "bytes"), ("b", ["null", "string"]), ("ts", "long"))
+    assert _read(schema, {"a": b"x" * 10**7, "b": "y" * 10**7, "ts": NOW_MS}, "ts") == NOW_MS
+
+
+def test_types_are_found_by_their_names() -> None:
+    money = {"type": "fixed", "name": "Money", "size": 8}
+    origin = _record(("zone", "string"), ("at", "long"), name="other.Origin")
+    schema = _record(
+        ("a", money), ("b", "Money"), ("c", "acme.Money"), ("d", origin), ("e", "other.Origin"),
+        name="acme.Event",
+    )  # fmt: skip
+    there = {"zone": "z", "at": NOW_MS}
+    value = {"a": b"1" * 8, "b": b"2" * 8, "c": b"3" * 8, "d": {"zone": "", "at": 1}, "e": there}
+    assert _read(schema, value, "e", "at") == NOW_MS
+
+
+def test_a_field_in_a_branch_is_found_there_and_absent_in_others() -> None:
+    meta = _record(("id", "string"), ("at", "long"), name="Meta")
+    schema = _record(("meta", ["null", meta, "string"]))
+    assert _read(schema, {"meta": {"id": "i", "at": NOW_MS}}, "meta", "at") == NOW_MS
+    assert _read(schema, {"meta": None}, "meta", "at") is Absent.NO_FIELD
+    assert _read(schema, {"meta": "text"}, "meta", "at") is Absent.NOT_A_TIME
+
+
+@pytest.mark.parametrize("before", [{"type": "array", "items": "int"}, {"type": "map", "values": "int"}])
+def test_a_list_before_the_field_is_refused_with_its_name_wherever_it_is(before: Any) -> None:
+    words = "an array has no bound" if before["type"] == "array" else "a map has no bound"
+    assert (
+        _refused(_record(("tags", before), ("ts", "long")), "ts") == f"'tags' stands before it, and {words}"
+    )
+    assert _refused(_record(("tags", ["null", before]), ("ts", "long")), "ts").startswith("'tags' stands")
+    inner = _record(("x", before), name="Inner")
+    assert _refused(_record(("o", ["null", inner]), ("ts", "long")), "ts").startswith("'o.x' stands before")
+    assert "has no bound" in _refused(
+        _record(("o", _record(("x", before), ("ts", "long"), name="I"))), "o", "ts"
+    )
+    compiled(json.dumps(_record(("ts", "long"), ("tags", before))), ("ts",), None)
+
+
+def test_a_record_that_holds_itself_before_the_field_is_refused() -> None:
+    chain = _record(("next", ["null", "Chain"]), name="Chain")
+    assert (
+        _refused(_record(("c", chain), ("ts", "long")), "ts") == "'c.next' stands before it and holds itself"
+    )
+    schema = _record(("ts", "long"), ("c", chain))
+    assert _read(schema, {"ts": NOW_MS, "c": {"next": {"next": None}}}, "ts") == NOW_MS
+
+
+def test_a_schema_that_grows_by_its_names_is_refused_and_not_written_out() -> None:
+    inner: Any = _record(("x", "int"), ("y", "int"), name="R0")
+    for level in range(1, 40):  # 2**40 numbers
+        inner = _record(("x", inner), ("y", f"R{level - 1}"), name=f"R{level}")
+    assert f"more than {MAX_STEPS} values" in _refused(_record(("r", inner), ("ts", "long")), "ts")
+
+
+@pytest.mark.parametrize(
+    ("schema", "path", "words"),
+    [
+        (_record(("ts", "long")), ("at",), "record 'Event' has no field 'at'"),
+        (_record(("ts", "long")), ("ts", "at"), "'at' is looked for in a value of type 'long'"),
+        (_record(("ts", "float")), ("ts",), "is of type float, which holds minutes at best"),
+        (_record(("ts", {"type": "int", "logicalType": "date"})), ("ts",), "is of type date (int)"),
+        (_record(("ts", {"type": "long", "logicalType": "time-micros"})), ("ts",), "time-micros (long)"),
+        (_record(("ts", "boolean")), ("ts",), "is of type boolean, which is no time"),
+        (_record(("ts", ["null", "bytes"])), ("ts",), "is of type bytes, which is no time"),
+        (_record(("ts", ["null"])), ("ts",), "is always null"),
+        (_record(("ts", _record(("a", "int"), name="B"))), ("ts",), "is of type record"),
+        (_record(("x", "Nowhere"), ("ts", "long")), ("ts",), "does not define 'Nowhere'"),
+        (_record(("x", {"type": "fixed", "name": "F"}), ("ts", "long")), ("ts",), "fixed without a size"),
+        (_record(("x", 5), ("ts", "long")), ("ts",), "holds '5', which is no type"),
+        (_record(("x", [["null"]]), ("ts", "long")), ("at",), "has no field"),
+        (_record(("ts", [["null"]])), ("ts",), "a union in a union"),
+        ("long", ("ts",), "'ts' is looked for in a value of type 'long'"),
+        ({"type": {"type": {"type": None}}}, ("ts",), "which is no type"),
+        ([], ("ts",), "is always null"),
+        (None, ("ts",), "which is no type"),
+        (_record(("a", _record(name="Event"))), ("ts",), "defines Event twice"),
+    ],
+)
+def test_a_schema_without_the_field_is_refused_in_words(
+    schema: Any, path: tuple[str, ...], words: str
+) -> None:
+    assert words in _refused(schema, *path)
+
+
+def test_a_format_that_the_schema_contradicts_is_refused() -> None:
+    schema = _record(("ts", {"type": "long", "logicalType": "timestamp-micros"}))
+    told = _refused(schema, "ts", time_format=TimeFormat.EPOCH_MS)
+    assert told == "epoch-ms is configured, and the schema says timestamp-micros"
+    assert "iso-8601 is configured" in _refused(
+        _record(("ts", "long")), "ts", time_format=TimeFormat.ISO_8601
+    )
+
+
+@given(st.recursive(
+    st.none() | st.integers() | st.sampled_from(["record", "array", "long", "union", "ts", "Event", "null"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
+        st.sampled_from(["type", "name", "fields", "items", "size", "namespace"]), inner, max_size=4
+    ),
+    max_leaves=12,
+))  # fmt: skip
+def test_any_json_is_a_schema_or_refused_in_words(schema: Any) -> None:
+    for text in (schema, _record(("x", schema), ("ts", "long"))):
+        with contextlib.suppress(UnusableField):
+            compiled(json.dumps(text), ("ts",), None)
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"{", b"\xff", b"[" * 100_000, b'{"type":' * 900 + b'"int"' + b"}" * 900]
+)
+def test_what_is_no_schema_is_refused(text: bytes) -> None:
+    with pytest.raises(UnusableField, match="ts: "):
+        compiled(text, ("ts",), None)
+
+
+# -- framing and folders -----------------------------------------------------------------------------
+
+
+def _framed(schema_id: int, body: bytes) -> bytes:
+    return b"\0" + schema_id.to_bytes(4, "big") + body
+
+
+def test_a_framed_value_is_read_by_the_schema_that_it_names(tmp_path: Path) -> None:
+    older, newer = _record(("ts", "long")), _record(("id", "string"), ("ts", ["null", "long"]))
+    (tmp_path / "7.avsc").write_text(json.dumps(older))
+    (tmp_path / "8.avsc").write_text(json.dumps(newer))
+    (tmp_path / "9.avsc").write_text(json.dumps(_record(("other", "int"))))
+    (tmp_path / "README.avsc").write_text("passed over")
+    source = open_avro(tmp_path, ("ts",), None, Framing.CONFLUENT)
+    assert source.read(_framed(7, _written(older, {"ts": NOW_MS}))) == NOW_MS
+    assert source.read(_framed(8, _written(newer, {"id": "x", "ts": NOW_MS}))) == NOW_MS
+    assert source.read(_framed(9, b"\2")) is Absent.UNKNOWN_SCHEMA
+    assert source.read(_framed(10, b"\2")) is Absent.UNKNOWN_SCHEMA
+    assert source.read(b"\1\0\0\0\7\2") is Absent.MALFORMED
+    assert source.read(b"\0\0\0\0") is Absent.MALFORMED
+    assert source.read(b"") is Absent.MALFORMED
+
+
+def test_a_schema_that_comes_later_is_found_and_hostile_ids_are_not_looked_for_each_time(
+    tmp_path: Path,
+) -> None:
+    now_s = 0.0
+    (tmp_path / "1.avsc").write_text(json.dumps(_record(("ts", "long"))))
+    folder = Folder(tmp_path, ("ts",), None, lambda: now_s)
+    assert folder.plan(2) is None
+    (tmp_path / "2.avsc").write_text(json.dumps(_record(("ts", "double"))))
+    assert folder.plan(2) is None
+    now_s = LOOK_AGAIN_S
+    assert folder.plan(3) is None  # has used the look
+    assert folder.plan(2) is None
+    now_s = 2 * LOOK_AGAIN_S
+    assert folder.plan(2) is not None
+    (tmp_path / "3.avsc").write_text(json.dumps(_record(("at", "long"))))
+    now_s = 3 * LOOK_AGAIN_S
+    assert folder.plan(3) is None
+    assert "has no field 'ts'" in folder.unusable[3].problem
+
+
+def test_one_file_stands_for_every_id(tmp_path: Path) -> None:
+    schema = _record(("ts", "long"))
+    (tmp_path / "event.avsc").write_text(json.dumps(schema))
+    body = _written(schema, {"ts": NOW_MS})
+    assert (
+        open_avro(tmp_path / "event.avsc", ("ts",), None, Framing.CONFLUENT).read(_framed(99, body)) == NOW_MS
+    )
+    assert open_avro(tmp_path / "event.avsc", ("ts",), None, Framing.NONE).read(body) == NOW_MS
+
+
+def test_files_that_cannot_be_used_are_refused_with_their_names(tmp_path: Path) -> None:
+    def refused(source: Path, framing: Framing = Framing.CONFLUENT) -> str:
+        with pytest.raises(UnusableField) as caught:
+            open_avro(source, ("ts",), None, framing)
+        return str(caught.value)
+
+    assert f"{tmp_path} holds no schema" in refused(tmp_path)
+    assert "is a folder, and values without framing name no schema" in refused(tmp_path, Framing.NONE)
+    assert "cannot be read: No such file" in refused(tmp_path / "gone.avsc")
+    (tmp_path / "1.avsc").write_text(json.dumps(_record(("at", "long"))))
+    assert f"ts: {tmp_path / '1.avsc'}: record 'Event' has no field 'ts'; it has: at" in refused(tmp_path)
+    (tmp_path / "2.avsc").write_text(json.dumps(_record(("ts", "long"))))
+    open_avro(tmp_path, ("ts",), None, Framing.CONFLUENT)

@@ -1,0 +1,82 @@
+"""A record's own timestamp and its headers."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.payload.event_time.instant import MAX_MS, Absent, TimeFormat, UnusableField
+from app.payload.event_time.json_field import JsonTime
+from app.payload.event_time.source import NO_TIME, HeaderTime, RecordTime
+from tests.payload.event_time.records import Sent
+
+NOW_MS = 1_795_335_887_123
+
+
+def test_the_records_timestamp_is_its_event_time() -> None:
+    assert RecordTime().of(Sent(timestamp=NOW_MS)) == NOW_MS
+    assert RecordTime().of(Sent(timestamp=0)) == 0
+    assert RecordTime().of(Sent(timestamp=-1)) is Absent.NO_TIMESTAMP
+    assert RecordTime().of(Sent(timestamp=-2)) is Absent.OUT_OF_RANGE
+    assert RecordTime().of(Sent(timestamp=MAX_MS + 1)) is Absent.OUT_OF_RANGE
+
+
+@pytest.mark.parametrize(
+    ("time_format", "is_binary", "value", "time"),
+    [
+        (TimeFormat.EPOCH_MS, False, b"1795335887123", NOW_MS),
+        (TimeFormat.EPOCH_S, False, b"1795335887.1239", NOW_MS),
+        (TimeFormat.ISO_8601, False, b"2026-11-22T08:24:47.123Z", NOW_MS),
+        (TimeFormat.EPOCH_US, True, (NOW_MS * 1000 + 999).to_bytes(8, "big"), NOW_MS),
+        (TimeFormat.EPOCH_MS, True, b"\xff" * 8, Absent.OUT_OF_RANGE),
+        (TimeFormat.EPOCH_MS, True, b"1795335887123", Absent.MALFORMED),
+        (TimeFormat.EPOCH_MS, True, b"", Absent.MALFORMED),
+        (TimeFormat.EPOCH_MS, False, b"\xff", Absent.NOT_A_TIME),
+        (TimeFormat.EPOCH_MS, False, b"", Absent.NOT_A_TIME),
+        (TimeFormat.EPOCH_MS, False, None, Absent.NULL),
+    ],
+)
+def test_a_header_holds_text_or_eight_bytes(
+    time_format: TimeFormat, is_binary: bool, value: bytes | None, time: int | Absent
+) -> None:
+    header = HeaderTime("x-time", time_format, is_binary=is_binary)
+    assert header.of(Sent(headers=(("other", b"1"), ("x-time", value)))) == time
+
+
+def test_the_first_header_of_the_name_counts_and_a_missing_one_is_told() -> None:
+    header = HeaderTime("x-time")
+    assert header.of(Sent(headers=(("x-time", b"1"), ("x-time", b"2")))) == 1
+    assert header.of(Sent(headers=(("X-Time", b"1"),))) is Absent.NO_HEADER
+    assert header.of(Sent()) is Absent.NO_HEADER
+
+
+def test_eight_bytes_of_iso_8601_are_refused() -> None:
+    with pytest.raises(UnusableField, match="x-time: 8 binary bytes cannot hold iso-8601; give"):
+        HeaderTime("x-time", TimeFormat.ISO_8601, is_binary=True)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["x-time", "y"]), st.none() | st.binary(max_size=9))), st.booleans()
+)
+def test_any_headers_give_a_time_or_a_reason(
+    headers: list[tuple[str, bytes | None]], is_binary: bool
+) -> None:
+    found = HeaderTime("x-time", is_binary=is_binary).of(Sent(headers=tuple(headers)))
+    assert isinstance(found, Absent) or 0 <= found <= MAX_MS
+
+
+def test_times_of_many_are_in_order_and_reasons_are_counted() -> None:
+    values = [b'{"ts":1}', None, b"{}", b'{"ts":0}', b"[", None, b'{"ts":"x"}', b'{"ts":null}']
+    expected_ms = [1, NO_TIME, NO_TIME, 0, NO_TIME, NO_TIME, NO_TIME, NO_TIME]
+    absent = {
+        Absent.NO_VALUE: 2,
+        Absent.NO_FIELD: 1,
+        Absent.MALFORMED: 1,
+        Absent.NOT_A_TIME: 1,
+        Absent.NULL: 1,
+    }
+    source = JsonTime(["ts"])
+    assert source.of_values(values) == (expected_ms, absent)
+    assert source.of_many(map(Sent, values)) == (expected_ms, absent)
+    assert RecordTime().of_many([]) == ([], {})
