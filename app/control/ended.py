@@ -6,7 +6,8 @@ come: that is told as the destination goes on (`app.core.offset_map.Ended`), as 
 Rules
 1. A job has had no owner for `SETTLED_S` before anything is told: what its last one sent has landed by then.
 2. Ends are asked for first, then the control log is read to its end. Who copies later is given the job behind
-   that, and copies behind those ends.
+   that, and copies behind those ends. They are the logs', not the high watermarks: what was sent last may lie
+   above one for long, while replicas are missing.
 3. Behind the source's end, asked for after that time, nothing was ever read: so nothing from there on was
    copied. Without it (its cluster is away, or its log is another one) that is not told, and what was copied
    holds back who may not have read it until retention takes it.
@@ -30,12 +31,13 @@ from mode import Service
 from app import wire
 from app.control.barriers import BarrierSender
 from app.control.log import ControlLog
+from app.control.log_ends import log_ends
 from app.core.fencing import LogId
 from app.core.job import JobId, Kind
 from app.core.leader_epochs import ENDLESS
 from app.core.offset_map import NOBODY, Ended, EndedItem, Line, at_end, line_key
 from app.core.topology import RESERVED as BOOKKEEPING
-from app.kafka.clusters import LATEST, ClusterClient, ClusterUnreachable
+from app.kafka.clusters import ClusterClient, ClusterUnreachable
 from app.kafka.commit import At
 from app.regions.store import CHECKPOINTS, Store
 from app.regions.tables import Cluster, Tables
@@ -214,7 +216,7 @@ async def _ends(client: ClusterClient, asked: Iterable[At]) -> dict[At, tuple[st
     try:
         # The ids first: should a topic be made anew in between, this is told of one that is not there.
         ids = await client.topic_ids({topic for topic, _ in asked})
-        ends = await client.offsets([at for at in asked if at[0] in ids], LATEST)
+        ends = await log_ends(client, [at for at in asked if at[0] in ids])
     except (ClusterUnreachable, KafkaError, OSError, TimeoutError) as error:
         log.debug("ends of a cluster are not known", cluster=client.name, error=repr(error))
         return {}

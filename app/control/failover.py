@@ -54,7 +54,7 @@ class FailoverSide(Service):
         self.keeper = RoleKeeper(
             control, self.failovers, self.bridge, workload, on_trouble, presence=presence, live=live
         )
-        self.runs = FailoverRuns(control, self.failovers, self.keeper, workload, on_trouble)
+        self.runs = FailoverRuns(control, self.failovers, self.keeper, workload, on_trouble, on_news)
 
     async def on_start(self) -> None:
         await self.add_runtime_dependency(self.bridge)

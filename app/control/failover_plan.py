@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -206,7 +206,7 @@ class Planner:
         until_s = time.monotonic() + PLAN_S
         looker = Looker(self._runtime, until_s)
         self._begin(looker, chosen)
-        failed = await self._read_tables(READ_S)
+        failed = await self._read_tables()
         gate = asyncio.Semaphore(AT_ONCE)
 
         async def one(planned: RunWorkload) -> PlannedWorkload:
@@ -240,19 +240,12 @@ class Planner:
             checks=checks + more, partitions=rows, why=why,
         )  # fmt: skip
 
-    async def _read_tables(self, timeout_s: float, *, definitions: bool = True) -> str:
+    async def _read_tables(self) -> str:
         """Why the offset map is not known, or only as it was; "" when it is."""
         regions = self._runtime.regions
         if regions is None:
             return "this worker has no offset map"
-        until_s = time.monotonic() + timeout_s
-        try:
-            await regions.carrier.read(timeout_s)
-            if definitions:
-                await regions.tables.read(max(0.0, until_s - time.monotonic()), (ROUTES,))
-        except Exception as error:  # noqa: BLE001 - a plan says what it does not know
-            return str(error) or repr(error)
-        return ""
+        return await _failed(regions.carrier.read(READ_S), regions.tables.read(READ_S, (ROUTES,)))
 
     def made(
         self, to: str, chosen: list[RunWorkload], plan: Plan, *, forced: bool, actor: str, reason: str,
@@ -277,10 +270,18 @@ class Planner:
 
     async def arrived(self, asked: list[tuple[Workload, str]]) -> dict[str, str]:
         """What of the last positions of workloads has not come here (`app.control.failover_runs`)."""
-        failed = await self._read_tables(READ_S, definitions=False)
+        regions, failed = self._runtime.regions, "this worker has no offset map"
+        if regions is not None:
+            failed = await _failed(regions.carrier.read_positions({region for _, region in asked}, READ_S))
         looker = Looker(self._runtime, time.monotonic() + READ_S)
         found = await asyncio.gather(*(looker.missing(*one, failed) for one in asked))
         return {workload.key: why for (workload, _), why in zip(asked, found, strict=True)}
+
+
+async def _failed(*readings: Awaitable[object]) -> str:
+    """The first of what failed: a plan says what it does not know; "" if none did."""
+    ended = await asyncio.gather(*readings, return_exceptions=True)
+    return next((str(one) or repr(one) for one in ended if isinstance(one, BaseException)), "")
 
 
 def _heard(region: str, age_s: float | None, *, forced: bool) -> Check:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import structlog
 
@@ -41,6 +41,7 @@ Arrived = Callable[[list[tuple[Workload, str]]], Awaitable[Mapping[str, str]]]
 class FailoverRuns:
     """See the module. `standings` is of use on every worker, `steps` on the leader.
 
+    Args: `on_news` makes a round of the leader's soon.
     Attributes: `arrived`, set by whoever can find that out; without it positions are not waited for.
     """
 
@@ -51,6 +52,7 @@ class FailoverRuns:
         keeper: RoleKeeper,
         workload: Callable[[str], Workload | None],
         on_trouble: Trouble,
+        on_news: Callable[[], None] = lambda: None,
     ) -> None:
         self.arrived: Arrived | None = None
         self._control = control
@@ -58,6 +60,7 @@ class FailoverRuns:
         self._keeper = keeper
         self._workload = workload
         self._on_trouble = on_trouble
+        self._on_news = on_news
         self._missing: dict[tuple[str, str], str] = {}  # run and workload -> what of its positions is missing
         self._since_s: dict[tuple[str, str], float] = {}  # since when they are waited for
         self._notes: dict[tuple[str, str], str] = {}  # what is said of those that were waited for in vain
@@ -157,7 +160,7 @@ class FailoverRuns:
         if left and (self._look is None or self._look.done()):
             self._look = asyncio.get_running_loop().create_task(self._find(left))
 
-    async def _find(self, left: Iterable[tuple[FailoverRun, str]]) -> None:
+    async def _find(self, left: Sequence[tuple[FailoverRun, str]]) -> None:
         """Looks once; the next round asks again."""
         assert self.arrived is not None
         began_s = time.monotonic()
@@ -175,6 +178,8 @@ class FailoverRuns:
         for key, (name, _, _) in asked.items():
             if self._missing.get((name, key)) != "":
                 self._missing[name, key] = found.get(key, COMING)
+        if not all(self._missing.get((run.id, key), COMING) for run, key in left):
+            self._on_news()
         await asyncio.sleep(max(0.0, LOOK_S - (time.monotonic() - began_s)))
 
 

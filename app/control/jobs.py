@@ -11,6 +11,8 @@ Rules
 4. A job's failure is that job's: the others flow on.
 5. A job that went elsewhere is closed at the moment that is read, before the lease can be renewed.
 6. What a worker that stops is given all the same, it gives back.
+7. What is to rest (`app.control.pauses`) does so at the moment that is read, and before the lease of a worker
+   that lay still can be renewed.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from app.control.checkpoints import Checkpoints
 from app.control.data_clusters import DataClusters
 from app.control.heads import Heads
 from app.control.log import ControlLog
+from app.control.pauses import Pauses
 from app.control.pumps import Pump, both
 from app.control.replicas import Replicas
 from app.control.starting import START_RETRY_S, Starter
@@ -70,6 +73,7 @@ class Jobs(Service):
         self.flowing: Mapping[str, Pump] = both(self.pumps, self.replicas.pumps)
         self.runtimes: dict[str, WorkloadRuntime] = {}
         self.draining = False
+        self.pauses = Pauses(control, catalog, self.pumps)
         self.checkpoints = Checkpoints(self.flowing, clusters, trackers, lease, on_trouble, worker)
         self._control = control
         self._catalog = catalog
@@ -155,8 +159,9 @@ class Jobs(Service):
     def _on_log(self) -> None:
         try:
             self._close_moved()
+            self.pauses.look()
         except Exception:
-            log.exception("a job that was moved away could not be closed and is closed again")
+            log.exception("what is no longer to flow here could not be stopped, and is stopped again")
         self._changed.set()
 
     def _close_moved(self) -> None:
@@ -201,20 +206,10 @@ class Jobs(Service):
             elif job not in self.flowing:
                 self._spawn(job, self._start_job(job, held))
                 self._starting.add(job)
-        for pump in self.pumps.values():
-            self._pause(pump)
+        self.pauses.look()
         self._changes.look()
         self.replicas.look(self._begin_again, self.begin_anew)
         self._share_limits()
-
-    def _pause(self, pump: DispatchPump) -> None:
-        """Pauses the pump, or lets it go on, as the control log says."""
-        is_main = pump.job.topic == pump.runtime.workload.metadata.topic
-        partition = pump.job.partition if is_main else None
-        defined = self._catalog.workload(pump.job.name)
-        # Of a former cluster: it is about to be closed, and what it began now would be delivered there again.
-        left = defined is not None and defined.metadata.cluster != pump.runtime.workload.metadata.cluster
-        pump.pause(left or self._control.view.is_paused(pump.job.name, partition))
 
     def _spawn(self, job: str, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -310,7 +305,7 @@ class Jobs(Service):
             self.replicas.add(job, pump)
         elif isinstance(pump, DispatchPump):
             self.pumps[job] = pump
-            self._pause(pump)
+            self.pauses.begin(pump)
         self._share_limits()
         snapshot = beginning.snapshot
         log.info("job flows", job=job, epoch=held.epoch, next_offset=snapshot.base,

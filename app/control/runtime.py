@@ -225,6 +225,7 @@ class Runtime(Service):
         now_s = time.monotonic()
         self.meter.sample(self.jobs.flowing, now_s)
         self.presence.look(now_s)
+        self.jobs.pauses.look()  # what others may have taken over rests before this can renew the lease
         return Heartbeat(
             worker=self.worker,
             at_ms=now_ms(),

@@ -21,17 +21,17 @@ from collections.abc import Iterable, Sequence
 class Already:
     """See the module. `prints` stand for the copied records; equal records have equal prints.
 
-    Attributes: `passed` (copies that are accounted for), `is_over` (a record without a copy was found, or
-    there are no copies left).
+    Attributes: `passed` (copies that are accounted for), `skipped` (of these, copies whose records were not
+    found), `is_over` (a record without a copy was found, or there are no copies left).
     """
 
-    __slots__ = ("_count", "_left", "_over", "passed")
+    __slots__ = ("_count", "_left", "_over", "passed", "skipped")
 
     def __init__(self, prints: Iterable[int] = ()) -> None:
         self._left = deque(prints)
         self._count = Counter(self._left)
         self._over = False
-        self.passed = 0
+        self.passed = self.skipped = 0
 
     @property
     def is_over(self) -> bool:
@@ -61,4 +61,5 @@ class Already:
                 self.passed += 1
                 if gone == one:
                     break
+                self.skipped += 1
         return len(prints)

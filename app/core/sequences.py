@@ -32,6 +32,33 @@ class Stamp(NamedTuple):
     def producer(self) -> Producer:
         return self.producer_id, self.epoch
 
+    def behind(self, count: int) -> Stamp:
+        """`count` records later."""
+        return self._replace(sequence=(self.sequence + count) % SEQUENCES)
+
+
+class Tail(NamedTuple):
+    """What a producer id wrote to a partition, read in the log's order.
+
+    Attributes:
+        end: all that was read of it lies below this offset.
+        stamp: behind all of it; None: its numbers are not known yet.
+        is_whole: none of its numbers is missing, from where the reading began: each epoch's follow on each
+            other, from 0 on where the epoch begins, and no epoch follows on a later one.
+    """
+
+    end: int
+    stamp: Stamp | None = None
+    is_whole: bool = True
+
+    def behind(self, start: int, end: int, first: Stamp, count: int) -> Tail:
+        """And behind a batch of offsets [start, end): `count` records that are numbered from `first` on."""
+        last = self.stamp
+        if last is None or first.epoch > last.epoch:
+            last = first._replace(sequence=0)
+        is_next = first == last and count == end - start and start >= self.end
+        return Tail(end, first.behind(count), self.is_whole and is_next)
+
 
 def later(sequence: int, other: int) -> int:
     """How many records `sequence` is behind `other`; below 0: before it (rule 2)."""

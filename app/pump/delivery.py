@@ -201,3 +201,7 @@ class BatchDelivery(OutBatch):
     def cancel(self, start: int, end: int) -> None:
         """Gives messages up; the answers come all the same."""
         self.stream.cancel(self, start, end)
+
+    def cancel_unsent(self) -> None:
+        """Gives up what waits for the receiver's credit."""
+        self.stream.cancel_unsent(self)

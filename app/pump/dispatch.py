@@ -274,10 +274,8 @@ class DispatchPump:
             self.delivered += sent
         else:
             self.tracker.nack(record.offset)
-            if dead:
-                self.dead_lettered += 1
-            else:
-                self.retried += 1
+            self.dead_lettered += dead
+            self.retried += not dead
         self._finished([record])
 
     def finished_run(self, records: Sequence[Record], start: int, end: int) -> None:
@@ -352,12 +350,14 @@ class DispatchPump:
     # -- the end ---------------------------------------------------------------------------------
 
     def stop_intake(self) -> None:
-        """Sends nothing new from now on; what is in flight goes on."""
+        """Sends nothing new from now on, nor what waits for the receiver's credit; what was sent goes on."""
         if self.backlog is not None:
             self.backlog.pump.stop_intake()
         self.draining = True
         self._line.close()
         self.open.clear()
+        for batch in self.batches:
+            batch.cancel_unsent()  # its end is told later
 
     async def drain(self, grace_s: float) -> bool:
         """Waits for what is in flight, at most `grace_s`; then cancels it. Returns whether all ended."""

@@ -133,6 +133,10 @@ class StreamTarget:
             if link.cancel(batch, start, end):
                 return
 
+    def cancel_unsent(self, batch: OutBatch) -> None:
+        """The same of what of it was not sent: the receiver never hears of that."""
+        any(link.cancel_unsent(batch) for link in self._links)
+
     async def drain(self) -> None:
         """Takes nothing more, gives up what was not sent, returns when all that was sent is told."""
         self._draining = True

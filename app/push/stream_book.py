@@ -138,6 +138,11 @@ class Book(Generic[BatchT]):
         entries = [entry for entry in self._queue if entry.left]
         return [(entry.batch, entry.sent, len(entry.done)) for entry in entries]
 
+    def unsent_of(self, batch: BatchT) -> tuple[int, int] | None:
+        """The same of one batch; None: it is not in the book (any more)."""
+        entry = self._entries.get(id(batch))
+        return None if entry is None else (entry.sent, len(entry.done))
+
     def finish(self, start: int, end: int) -> list[tuple[BatchT, int, int]]:
         """The deliveries [start, end) have a result: what that tells of which batches."""
         if start >= end:

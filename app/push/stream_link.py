@@ -125,6 +125,13 @@ class Link:
             asyncio.get_running_loop().call_soon(self._tell, told, StreamResult(CANCELLED, "cancelled"))
         return bool(told)
 
+    def cancel_unsent(self, batch: OutBatch) -> bool:
+        """Gives up what of it was not sent; whether the batch was in this book."""
+        unsent = self._book.unsent_of(batch)
+        if unsent is not None:
+            self.cancel(batch, *unsent)
+        return unsent is not None
+
     def connect(self) -> None:
         """Opens the stream, now or as soon as the backoff allows."""
         if self._task is None and not self._closed:

@@ -27,7 +27,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -188,9 +188,13 @@ class Carrier(Service):
             if isinstance(failed, BaseException):
                 raise failed
 
+    async def read_positions(self, regions: Collection[str], timeout_s: float = READ_S) -> None:
+        """Reads positions of these regions alone, likewise. Raises as `read`."""
+        await self._tables.read(timeout_s, (TRACKERS, ENDS), regions)
+
     async def positions(self, workload: Workload, region: str) -> dict[str, TrackerRecord]:
-        """How far the jobs of the workload's main topic are in a region, by job. Call `read` before. Raises
-        NotRead."""
+        """How far the jobs of the workload's main topic are in a region, by job. Call one of the two before.
+        Raises NotRead."""
         prefix = f"{Kind.DISPATCH.value}:{workload.key}:{workload.metadata.topic}:"
         return await self._tables.ask(lambda store: positions(store, region, prefix))
 

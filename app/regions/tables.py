@@ -42,6 +42,7 @@ from app.core.resume import Copying
 from app.kafka.clusters import ClusterClient, ClusterSpec, ClusterUnreachable
 from app.kafka.commit import OffsetCommitter
 from app.regions.ends import beginning, fold_in, lies_far_behind, with_newest
+from app.regions.readers import POLL_MS, STOP_S, Place, Readers
 from app.regions.store import CHECKPOINTS, ENDS, ROUTES, TRACKERS, Origin, Store, StoreDamaged
 from app.topics import ControlTopics
 
@@ -50,10 +51,7 @@ log = structlog.get_logger(__name__)
 TABLES = (CHECKPOINTS, ROUTES)
 REACH_S = 5.0  # a cluster that does not answer within this is away
 AGAIN_S = 10.0  # and is not asked again for so long
-POLL_MS = 500
-FETCH_BYTES, PARTITION_BYTES = 4 * 1024 * 1024, 1024 * 1024
 MAX_RECORDS = 500  # at once: of 30 kB each at most
-STOP_S = 3.0
 # Which records are kept; of the control log see `app.core.control_events.compaction_key`.
 KEPT: dict[str, bytes | tuple[bytes, ...]] = {
     ROUTES: (b"route/", b"workload/", b"failover/"),
@@ -122,6 +120,7 @@ class Tables:
         self.regions: dict[str, RegionMap] = {}
         self._forget("it was not read yet")
         self._clusters = clusters
+        self._readers = Readers(clusters.specs)
         self._store = Store(path)
         self._is_open = False
         self._reading: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by table
@@ -130,7 +129,8 @@ class Tables:
         self._away_until_s: dict[str, float] = {}
 
     async def close(self) -> None:
-        """Closes the database."""
+        """Closes the database, and what it was read by."""
+        await self._readers.close()
         with contextlib.suppress(TimeoutError):  # who reads for long is left behind: all is on the disk
             async with asyncio.timeout(STOP_S), self._all(list(self._reading)):
                 await asyncio.to_thread(self._shut)
@@ -251,8 +251,7 @@ class Tables:
 
     async def _look(self, name: str, topic: str) -> tuple[Cluster, str, int, str] | None:
         cluster = await self.reach(name)
-        count = await cluster.client.partitions(topic)
-        ids = await cluster.client.topic_ids([topic])
+        count, ids = await asyncio.gather(cluster.client.partitions(topic), cluster.client.topic_ids([topic]))
         return None if count is None or topic not in ids else (cluster, topic, count, ids[topic])
 
     async def reach(self, name: str) -> Cluster:
@@ -277,15 +276,9 @@ class Tables:
     ) -> None:
         made, origin = self._made, await self.ask(lambda store: store.origin(table, region))
         fresh = Origin(cluster=cluster.name, topic_id=topic_id)
-        parts = [TopicPartition(topic, partition) for partition in range(count)]
-        consumer = AIOKafkaConsumer(
-            enable_auto_commit=False, auto_offset_reset="earliest", fetch_max_wait_ms=POLL_MS,
-            fetch_max_bytes=FETCH_BYTES, max_partition_fetch_bytes=PARTITION_BYTES,
-            **self._clusters.specs[cluster.name].aiokafka_options(),
-        )  # fmt: skip
-        await consumer.start()
-        try:
-            consumer.assign(parts)
+        place = Place(cluster.name, topic, topic_id, count)
+        parts = place.parts
+        async with self._readers.of(place) as consumer:
             starts, ends = await consumer.beginning_offsets(parts), await consumer.end_offsets(parts)
             is_old = origin is not None and table == ENDS and lies_far_behind(origin, ends)
             if origin is None or is_old or not _goes_on(origin, fresh, starts, ends):
@@ -309,8 +302,6 @@ class Tables:
                 origin = await self._write(table, region, got, origin, nexts, made)
             at_end = msgspec.structs.replace(origin, complete=True, read_ms=now_ms())
             await self._write(table, region, {}, at_end, nexts, made)
-        finally:
-            await _stop(consumer)
 
     async def _begun(
         self,
@@ -385,11 +376,3 @@ def _goes_on(
     if (origin.cluster, origin.topic_id) != (fresh.cluster, fresh.topic_id):
         return False
     return all(starts[at] <= origin.next_offsets.get(at.partition, starts[at]) <= ends[at] for at in ends)
-
-
-async def _stop(consumer: AIOKafkaConsumer) -> None:
-    try:
-        async with asyncio.timeout(STOP_S):
-            await consumer.stop()
-    except (TimeoutError, KafkaError, OSError) as error:
-        log.warning("a reader of a region's table did not stop in time", error=repr(error))

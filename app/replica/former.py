@@ -14,6 +14,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from app.core.record_batch import HEADER_BYTES, Batch, iter_batches
+from app.core.sequences import Stamp, Tail
 from app.core.verbatim import LOG_APPEND_TIME, Copy, Row
 from app.kafka.append_encode import reencoded
 from app.kafka.append_seek import walk
@@ -32,6 +33,7 @@ class Former(NamedTuple):
         end: where the log ended.
         timed: the log keeps the records' own timestamps.
         is_known: the log still reaches to that offset, so that this is all.
+        tail: behind all of it.
     """
 
     prints: list[int]
@@ -39,12 +41,13 @@ class Former(NamedTuple):
     end: int
     timed: bool
     is_known: bool
+    tail: Tail
 
 
 async def former_of(
-    cluster: ClusterClient, topic: str, partition: int, producer_id: int, start_offset: int
+    cluster: ClusterClient, topic: str, partition: int, producer_id: int, start_offset: int, tail: Tail
 ) -> Former:
-    """Reads it.
+    """Reads it. `tail`: of what it wrote before.
 
     Raises:
         ClusterUnreachable, KafkaError: see `app.kafka.append_seek.written`.
@@ -53,7 +56,7 @@ async def former_of(
     epoch, timed = -1, True
 
     def take(batch: Batch) -> None:
-        nonlocal epoch, timed
+        nonlocal epoch, timed, tail
         header = batch.header
         if header.producer_id != producer_id or header.is_control:
             return
@@ -61,9 +64,11 @@ async def former_of(
         own_time = not header.attributes & LOG_APPEND_TIME
         timed = timed and own_time
         prints.extend(_prints(batch, timed=own_time))
+        first = Stamp(producer_id, header.producer_epoch, header.base_sequence)
+        tail = tail.behind(header.base_offset, header.next_offset, first, header.record_count)
 
     end = await walk(cluster, topic, partition, start_offset, take)
-    return Former(prints, epoch, end, timed, end >= 0)
+    return Former(prints, epoch, end, timed, end >= 0, tail)
 
 
 def prints_of(copy: Copy, *, timed: bool) -> list[int]:
@@ -89,6 +94,12 @@ def without(copy: Copy, count: int, max_batch_bytes: int) -> list[Copy]:
     return _standing_for(copy, count, reencoded(batch, batch.header.base_offset + count, max_batch_bytes))
 
 
+def begins_at(piece: Copy, copy: Copy) -> int:
+    """Where of the source the first piece of what is to be appended of a copy begins, behind all that is not;
+    -1: that is not known."""
+    return copy.source_start if piece is copy else _batch(piece).header.base_offset
+
+
 def halves(copy: Copy) -> list[Copy]:
     """The copy in two, encoded anew; all of it in one when it is of a single record.
 
@@ -108,6 +119,8 @@ def _standing_for(copy: Copy, count: int, pieces: list[Copy]) -> list[Copy]:
     """The pieces, in which are all records but the first `count`, with what of the source each stands for."""
     base_offset, start, end = _batch(copy).header.base_offset, copy.source_start, copy.source_end
     found: list[Copy] = []
+    if count and base_offset >= 0:
+        start = base_offset + count
     for at, piece in enumerate(pieces):
         is_last = at == len(pieces) - 1
         upto = count + piece.record_count

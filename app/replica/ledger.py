@@ -18,7 +18,9 @@ import msgspec
 
 from app.clock import now_ms
 from app.core.leader_epochs import Epochs, read_in
+from app.core.sequences import Stamp
 from app.core.verbatim import Copy
+from app.kafka.append_lane import stamp_of
 from app.kafka.fetched import Fetched
 from app.replica.note import Note
 
@@ -145,16 +147,20 @@ class Ledger:
     def raise_floor(self, floor: int, lineage: int) -> None:
         """Nothing is on its way: what will be, of this lineage, lies at or above `floor`."""
         if self.note is not None and self.is_empty and floor >= self.note.floor:
-            self._put_floor(floor, lineage)
+            # What lies behind the floor is numbered on from the stamp there.
+            is_known = lineage == self.note.lineage and not self._accounted
+            self._put_floor(floor, lineage, self.note.stamp if is_known else None)
 
     def lower_floor(self, floor: int) -> None:
         """The destination ends there: it has lost what was above."""
         if self.note is not None:
-            self._put_floor(floor, self.note.lineage)
+            self._put_floor(floor, self.note.lineage, None)
 
-    def _put_floor(self, floor: int, lineage: int) -> None:
+    def _put_floor(self, floor: int, lineage: int, stamp: Stamp | None) -> None:
         assert self.note is not None, "there is something to speak of"
-        now = msgspec.structs.replace(self.note, base=self.base, floor=floor, passed=0, lineage=lineage)
+        now = msgspec.structs.replace(
+            self.note, base=self.base, floor=floor, passed=0, lineage=lineage, stamp=stamp
+        )
         if now != self.note:
             self.note, self._accounted = now, 0
             self.version += 1
@@ -200,11 +206,12 @@ class Ledger:
         if moves:
             self.base, self.progress_s = sent.source_end, time.monotonic()
             if self.note is not None:
-                floor = self.note.floor
+                floor, stamp = self.note.floor, self.note.stamp
                 if base_offset >= 0 and sent.copy is not None:
                     floor, self._accounted = base_offset + sent.copy.record_count, 0
+                    stamp = stamp_of(base_offset)
                 self.note = msgspec.structs.replace(
-                    self.note, base=self.base, floor=floor, passed=self._accounted
+                    self.note, base=self.base, floor=floor, passed=self._accounted, stamp=stamp
                 )
         if sent.copy is not None:
             self._acknowledged(sent, base_offset, moves)

@@ -11,6 +11,7 @@ Rules (the design's "offset mapping")
    it.
 5. Each has the lane's stamp at that point, if there was one. Where the first batch of a lane begins a barrier
    is told, too, so that what follows is known from its first record on (`app.core.frontier`).
+6. Before that, where the lane of a former owner ended, as soon as that is certain: with its stamp.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Marks:
     Attributes:
         quiet_below: no barrier below this offset of the source.
         stamp: behind what was acknowledged last.
-        first: the lane's first batch, if nothing of it had a copy before.
+        first: the lane's first batch, if it is known where of the source it begins.
     """
 
     __slots__ = (
@@ -69,6 +70,13 @@ class Marks:
     def genesis(self, source_end: int, target_end: int, now_s: float) -> None:
         """Copying begins there, for the first time."""
         self._record(source_end, target_end, now_s)
+
+    def closed(self, source_end: int, target_end: int, stamp: Stamp, now_s: float) -> None:
+        """A former owner's lane, before anything was acknowledged by ours: what is due stays due."""
+        behind, at_s = self.stamp, self._at_s
+        self.stamp = stamp
+        self._record(source_end, target_end, now_s)
+        self.stamp, self._at_s = behind, at_s
 
     def lost(self) -> None:
         """The destination has lost its end: what was told of it is of another line."""

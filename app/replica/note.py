@@ -19,6 +19,7 @@ import msgspec
 
 from app.core.fencing import LogId
 from app.core.leader_epochs import Epochs
+from app.core.sequences import Stamp
 from app.kafka.append_producers import MAX_EPOCH, ProducerId
 
 STEP = 16
@@ -43,6 +44,7 @@ class Note(msgspec.Struct, frozen=True, array_like=True):
         quiet_below: below it of the source records may be in the copy twice, so no barrier is told there
             (`app.replica.marks`); -1: none may.
         epochs: of the source's leaders, that were read in (`app.core.leader_epochs`); (): not known.
+        stamp: behind what the producer wrote below `floor`; None: it is not known, or of another lineage.
     """
 
     log: LogId
@@ -61,6 +63,7 @@ class Note(msgspec.Struct, frozen=True, array_like=True):
     lost_ms: int = 0
     quiet_below: int = -1
     epochs: Epochs = ()
+    stamp: Stamp | None = None
 
     def to_bytes(self) -> bytes:
         """For the tracker table."""

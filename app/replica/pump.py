@@ -37,6 +37,7 @@ from app.kafka.append_lane import stamp_of
 from app.kafka.decode import UndecodableBatch
 from app.kafka.fetched import Fetched, Gap
 from app.replica.clearance import Clearance
+from app.replica.former import begins_at
 from app.replica.intake import Intake
 from app.replica.ledger import Ledger, Sent
 from app.replica.marks import Marks
@@ -104,7 +105,7 @@ class ReplicaPump:
         self.way = Way(
             runtime, self.target, self.ledger, note, is_same_log=is_same_log, lineage=lineage,
             source_epoch=source_epoch, is_first=is_first, begin=self._begin, tell=self.tell,
-            unsure=self._unsure, lost=self._marks.lost,
+            unsure=self._unsure, lost=self._marks.lost, closes=self._marks.closed,
         )  # fmt: skip
         self.obstacle = Obstacle(self.tell, self.where)  # after the way, whose end it names
         self.clearance = Clearance(job, runtime, self.intake, self.way, self.unsaved)
@@ -178,6 +179,7 @@ class ReplicaPump:
     async def _run(self) -> None:
         await self.way.meet()
         self._marks.quiet_below = self.way.quiet_below
+        self.way.close_former(self.base)
         while True:
             item = await self.intake.get()
             if isinstance(item, Gap) and item.begun_anew:
@@ -216,7 +218,7 @@ class ReplicaPump:
             if self._is_first:
                 self._marks.genesis(self.base, floor, time.monotonic())
             rest = way.rest(rest, copy)
-            self._marks.first = copy if rest and rest[0] is copy else None
+            self._marks.first = rest[0] if rest and begins_at(rest[0], copy) >= 0 else None
         for piece in rest:
             await self.clearance.wait(piece)
             assert way.lane is not None, "it is ready"

@@ -10,6 +10,9 @@ Rules
    believed to be silent: others may write a great deal to the same destination.
 3. Where nothing can be told (no note, or the destination's log does not reach back to it any more), copying
    goes on from the last saved position: what was copied behind it comes twice. That is told.
+4. Once all that the former owner wrote is known to be copies of certain source records, and its numbers go on
+   without a gap, its lane is closed: the barrier behind it is told, which it could not tell itself. What that
+   says of the destination below it stays true, whatever comes later, and from whom.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import time
 import msgspec
 
 from app.core.already import Already
+from app.core.sequences import Stamp, Tail
 from app.core.verbatim import Copy
 from app.kafka.append_producers import ProducerId
 from app.kafka.append_seek import walk, written
@@ -53,6 +57,7 @@ class Succession:
         self._cluster, self._topic, self._partition = cluster, topic, partition
         self._searches = note is not None and is_same_log
         self._already = Already()
+        self._tail = Tail(-1) if note is None else Tail(note.floor, note.stamp)
         self._timed = True
         self._seen_epoch = -1
         self._begun_at = 0 if note is None else note.passed
@@ -70,12 +75,16 @@ class Succession:
             return
         begins = self.looked_to < 0
         start_offset = note.floor if begins else self.looked_to
-        found = await former_of(self._cluster, self._topic, self._partition, note.producer_id, start_offset)
+        found = await former_of(
+            self._cluster, self._topic, self._partition, note.producer_id, start_offset, self._tail
+        )
         if not found.is_known:
             self.lost_from = await self.end_below(start_offset)
             self.is_sure = self.lost_from >= 0  # what is gone needs not be looked for
             self._searches = False
+            self.prove_nothing()
             return
+        self._tail = found.tail
         self._timed = self._timed and found.timed
         self._seen_epoch = max(self._seen_epoch, found.epoch)
         self._already.add(found.prints[note.passed :] if begins else found.prints)
@@ -100,9 +109,12 @@ class Succession:
     def begin_at(self, floor: int) -> None:
         """All that was written below `floor` of the destination is accounted for."""
         if self.note is not None:
+            if self.tail is None:
+                self.prove_nothing()
             self.note = msgspec.structs.replace(self.note, floor=floor, passed=0)
             self.is_sure = self._searches = True
             self._already, self._begun_at, self.looked_to = Already(), 0, floor
+            self._tail = self._tail._replace(end=floor)
 
     async def late(self, end_offset: int, epoch: int) -> int:
         """How many records a former owner got into the log behind the last look and before `end_offset`,
@@ -127,6 +139,19 @@ class Succession:
     def unmatched(self) -> int:
         """Of its copies so many have no record in the source (any more); once it is over."""
         return self._already.left
+
+    @property
+    def tail(self) -> tuple[int, Stamp] | None:
+        """Rule 4: where in the destination all ends that the former owner wrote, and its stamp there, once
+        each of its copies is known to be of a record that is behind; None: that is not so, or not certain.
+        """
+        end, stamp, is_whole = self._tail
+        is_exact = is_whole and not self._already.left and not self._already.skipped
+        return (end, stamp) if stamp is not None and is_exact and self.goes_on else None
+
+    def prove_nothing(self) -> None:
+        """The destination has lost something: of what is gone no stamp is true."""
+        self._tail = self._tail._replace(is_whole=False)
 
     def rest(self, copy: Copy, max_batch_bytes: int) -> list[Copy]:
         """What of the next copy, in order, is to be appended."""

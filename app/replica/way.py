@@ -25,6 +25,7 @@ from app.kafka.append_errors import AppendTrouble, LaneClosed, remedy_of
 from app.kafka.append_lane import Lane
 from app.kafka.append_producers import new_producer
 from app.kafka.clusters import ClusterUnreachable
+from app.replica.former import begins_at
 from app.replica.ledger import Ledger, Sent
 from app.replica.note import BadNote, Note
 from app.replica.succession import Succession
@@ -56,6 +57,7 @@ class Way:
         begin: begins a task of the replica's.
         tell: takes kind, message and remedy. unsure: takes why records may come twice from here on.
         lost: is called when the destination has lost what it had acknowledged.
+        closes: takes the barrier behind a former owner's lane: source and target end, stamp, and the time.
 
     Attributes:
         log: the destination's, once it `is_met`.
@@ -82,6 +84,7 @@ class Way:
         tell: Callable[[str, str, str], None],
         unsure: Callable[[str], None],
         lost: Callable[[], None],
+        closes: Callable[[int, int, Stamp, float], None],
     ) -> None:
         self.target = target
         self.log = LogId()
@@ -98,6 +101,7 @@ class Way:
         self._tell = tell
         self._unsure = unsure
         self._lost = lost
+        self._closes = closes
         self._saved: Callable[[], int] = lambda: -1
         self._target_end = -1  # of our copies, once one was acknowledged
         self._succession = self._succeed(None)
@@ -159,6 +163,8 @@ class Way:
         self._succession = self._succeed(note)
         self._ledger.inherit(note)
         await self._trying(self._succession.look_up)
+        if note is not None and note.base != self._ledger.base:
+            self._succession.prove_nothing()
         if note is not None and self._succession.lost_from >= 0:
             self._ledger.lower_floor(self._succession.lost_from)
             self._has_lost(self._succession.lost_from, note.floor)
@@ -213,8 +219,16 @@ class Way:
         self._count_loss()
         self._tell_loss(start, end)
 
+    def close_former(self, source_end: int) -> None:
+        """Tells the barrier behind the former owner's lane (rule 4 of `app.replica.succession`), if all that
+        it wrote are copies of records below `source_end`; -1: who knows."""
+        tail = self._succession.tail
+        if tail is not None and source_end >= 0:
+            self._closes(source_end, *tail, time.monotonic())
+
     def _count_loss(self) -> None:
         self.losses += 1
+        self._succession.prove_nothing()
         self._ledger.version += 1
         self._lost()
 
@@ -251,6 +265,7 @@ class Way:
                 f"{succession.unmatched} records that were copied are not in the source any more, or differ; "
                 "what follows the last one that was found may be there twice"
             )
+        self.close_former(begins_at(rest[0], copy) if rest else copy.source_end)
         return rest
 
     async def open(self, saved: Callable[[], int]) -> int:

@@ -72,10 +72,16 @@ class Region:
             self.log, self.failovers, self.bridge, self._workload, self._tell,
             presence=self.presence, live=lambda: self.live, clock_ms=lambda: now_ms() + self.ahead_ms,
         )  # fmt: skip
-        self.runs = FailoverRuns(self.log, self.failovers, self.keeper, self._workload, self._tell)
+        self.news = 0  # how often something asked for a round
+        self.runs = FailoverRuns(
+            self.log, self.failovers, self.keeper, self._workload, self._tell, self._on_news
+        )
 
     def _tell(self, kind: str, subject: str, message: str, remedy: str) -> None:
         self.told.append(f"{kind} {subject}: {message}; {remedy}")
+
+    def _on_news(self) -> None:
+        self.news += 1
 
     def _workload(self, key: str) -> Workload | None:
         put = self.log.view.workloads.get(key)

@@ -4,6 +4,7 @@ happens between two questions is the point."""
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from app.core.fencing import LogId
 from app.core.leader_epochs import ENDLESS
 from app.core.offset_map import Barrier, Ended, EndedItem, Line, at_end
 from app.kafka.clusters import ClusterUnreachable
+from app.kafka.epochs import FENCED, NOT_KNOWN, EpochEndRequest, EpochEndRequestV3
 
 JOB, KEY = "replicate:old:orders:0", "old/orders/0"
 SOURCE, TARGET = LogId("east-id", "s"), LogId("west-id", "t")
@@ -25,10 +27,12 @@ LINE = Line(
 
 
 class PlayedCluster:
-    """A client of a cluster: one topic, its id and its end."""
+    """A client of a cluster, its only broker, and a log: one topic, its id, its end and who leads it."""
 
     def __init__(self, name: str, topic: str, topic_id: str, end: int) -> None:
         self.name, self.topic, self.topic_id, self.end = name, topic, topic_id, end
+        self.node: int | None = 1
+        self.epoch = self.told_epoch = 5
         self.client = self
 
     async def cluster_id(self) -> str:
@@ -37,8 +41,27 @@ class PlayedCluster:
     async def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
         return {self.topic: self.topic_id} if self.topic in topics else {}
 
-    async def offsets(self, wanted: Iterable[tuple[str, int]], _timestamp: int) -> dict[tuple[str, int], int]:
-        return dict.fromkeys(wanted, self.end)
+    async def leader(self, _topic: str, _partition: int) -> int | None:
+        return self.node
+
+    def leader_epoch(self, _topic: str, _partition: int) -> int:
+        return self.told_epoch
+
+    def force_metadata_update(self) -> None:
+        self.told_epoch = self.epoch
+
+    async def send(self, node: int, request: EpochEndRequest) -> Any:
+        assert node == self.node
+        built: Any = request.build(EpochEndRequestV3)
+        return SimpleNamespace(
+            topics=[(topic, [self._ends(*one) for one in partitions]) for topic, partitions in built.topics]
+        )
+
+    def _ends(self, partition: int, current: int, epoch: int) -> tuple[int, int, int, int]:
+        if current != self.epoch:
+            return FENCED, partition, NOT_KNOWN, NOT_KNOWN
+        assert epoch == current, "where an older one ends says nothing of the log's end"
+        return 0, partition, epoch, self.end
 
 
 class Stand:
@@ -133,6 +156,23 @@ async def test_a_source_that_is_away_or_another_one_is_not_passed_over_until_it_
     assert await stand.looked(70) == []
     stand.east.topic_id, stand.east.end = "s", 90
     assert await stand.looked(80) == [Ended(1, TARGET, 100, 200, 200)], "no less than what was copied"
+
+
+async def test_while_nobody_leads_or_somebody_else_since_nothing_is_told(stand: Stand) -> None:
+    await settled(stand)
+    stand.west.node = None
+    assert await stand.looked(SETTLED_S) == []
+    stand.west.node, stand.west.epoch = 1, 6
+    assert await stand.looked(70) == [], "it was asked as the leader that it was"
+    assert await stand.looked(80) == [Ended(1, TARGET, 130, 200, 200)]
+
+
+async def test_of_a_destination_that_does_not_go_on_nothing_is_written_again(stand: Stand) -> None:
+    await settled(stand)
+    assert await stand.looked(SETTLED_S) == [Ended(1, TARGET, 130, 200, 200)]
+    stand.east.end = 900
+    for look in range(2 * LOOKS):  # also where lines are read again
+        assert await stand.looked(100 + look) == []
 
 
 async def test_who_was_given_the_job_meanwhile_copies_behind_nothing_that_is_told(stand: Stand) -> None:

@@ -130,10 +130,12 @@ async def test_last_positions_are_waited_for_and_not_for_ever(
     assert asked[0] == (KEY, "east")
     (one,) = west.runs.standings(run_of(west))
     assert one.waits_for == "partition 0 at 5 of 9"
+    assert west.news == 0
     here = come
     for _ in range(3):
         await west.round(0.25 if come else PATIENCE_S / 2)
         await looked()
+    assert bool(west.news) is come, "the leader need not wait for its next round"
     await west.round()
     assert west.role == ("west", 1, ACTIVE)
     said = west.log.view.roles.of(KEY).reason

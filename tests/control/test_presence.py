@@ -300,6 +300,28 @@ def test_an_old_pulse_names_nobody_and_a_name_ends_with_the_touch() -> None:
     assert not presence.knows(told(workers=["w/0", "w/1"]))
 
 
+def test_while_an_older_version_leads_its_pulses_prove_it_that_came_since_this_worker_reads() -> None:
+    in_touch_s = float("-inf")
+    presence = Presence("w", lambda: in_touch_s)
+
+    def told(at_ms: int, **of: Any) -> RegionPulse:
+        return RegionPulse(at_ms=at_ms, region="east", **of)
+
+    assert not presence.knows(told(1))
+    assert not presence.knows(told(2)), "the log was not read to its end: that may have stood there for long"
+    in_touch_s = 100.0
+    assert not presence.knows(told(3)), "as may this"
+    assert not presence.knows(told(4, returned_ms=1)), "that one says itself that it lay still"
+    assert presence.knows(told(5))
+    presence.look(100.1 + STILL_S)
+    assert not presence.knows(told(6)), "it has had no touch since it has another name"
+    in_touch_s = 101.0 + STILL_S
+    assert not presence.knows(told(6))
+    assert not presence.knows(told(6))
+    assert presence.knows(told(8))
+    assert presence.knows(told(8, workers=["v/1"])), "it was proved before"
+
+
 def test_a_pulse_of_an_older_version_is_read() -> None:
     told = b'{"event":"region-pulse","at_ms":5,"region":"west","heard":{"east":4},"returned_ms":3}'
     assert wire.control_event(told) == RegionPulse(at_ms=5, region="west", heard={"east": 4}, returned_ms=3)

@@ -43,6 +43,7 @@ def test_of_a_source_that_lost_nothing_exactly_what_was_not_copied_is_copied(
     assert first_to_copy(already, in_parts(source, sizes)) == source[count:]
     assert already.passed == count
     assert not already.left
+    assert not already.skipped
 
 
 @given(st.integers(0, 40), sizes, st.data())
@@ -54,6 +55,7 @@ def test_what_has_gone_from_the_source_since_moves_nothing(
     left = [one for one in range(total) if one not in gone]
     already = Already(range(count))
     assert first_to_copy(already, in_parts(left, sizes)) == [one for one in left if one >= count]
+    assert already.passed - already.skipped == len([one for one in left if one < count])
 
 
 @given(records, sizes, st.data())

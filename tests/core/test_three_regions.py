@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -21,6 +22,7 @@ from app.core.leader_epochs import ENDLESS, NOWHERE
 from app.core.offset_map import Ended, Line
 from app.core.sequences import later
 from tests.core.regions import logs
+from tests.core.regions.left import Closing, Left
 from tests.core.regions.play import history, play
 from tests.core.regions.world import Broken, World
 
@@ -30,11 +32,13 @@ HISTORIES = int(os.environ.get("SWITCHYARD_HISTORIES", "200"))
 @dataclass
 class Told:
     """Of all histories, by failover: records that were finished before and delivered again, those of them
-    that no tracker record which had come across knew of, and those that frontiers spared."""
+    that no tracker record which had come across knew of, those that frontiers spared, and those again that
+    lie behind the last barrier of a lane that has ended."""
 
     again: list[int] = field(default_factory=list)
     unknown: list[int] = field(default_factory=list)
     spared: list[int] = field(default_factory=list)
+    open_ended: list[int] = field(default_factory=list)
     written: int = 0
     absent: int = 0
 
@@ -46,6 +50,7 @@ class Told:
                 self.again.append(len(stint.again))
                 self.unknown.append(len(stint.unknown))
                 self.spared.append(len(stint.passed - stint.again))
+                self.open_ended.append(len(stint.open_ended & stint.again))
 
     def __str__(self) -> str:
         known = [again - unknown for again, unknown in zip(self.again, self.unknown, strict=True)]
@@ -53,7 +58,8 @@ class Told:
         return (
             f"{self.written} records, {len(self.again)} failovers; {self.absent} records were gone where the "
             f"group read\nread again: {_spread(self.again)}; not known across: {_spread(self.unknown)}; "
-            f"known: {_spread(known)}\nwithout frontiers: {_spread(without)}"
+            f"known: {_spread(known)}; of lanes that ended: {_spread(self.open_ended)}\n"
+            f"without frontiers: {_spread(without)}"
         )
 
 
@@ -101,6 +107,28 @@ def test_through_any_chain_of_failovers_nothing_is_lost_and_what_is_known_is_not
         assert sum(told.spared) > known / 2, "frontiers spare much of what was known"
 
 
+def test_successors_close_the_lanes_of_former_owners_and_what_those_wrote_last_is_passed_over() -> None:
+    told = {}
+    for closes in (False, True):
+        told[closes] = Told()
+        with patch.object(logs, "closing", CLOSING if closes else lambda *_: None):
+            for seed in range(0, 300, 3):
+                told[closes].add(played(seed))
+    # The others: of lanes whose barriers were lost, or about whose copies nobody was sure.
+    assert sum(told[True].open_ended) < 0.7 * sum(told[False].open_ended)
+
+
+def closing_as(change: Callable[[Closing], Closing]) -> Callable[..., Closing | None]:
+    """Another barrier behind a former owner's lane, where there is one."""
+
+    def told(left: Left, *found: Any) -> Closing | None:
+        one = CLOSING(left, *found)
+        return None if one is None else change(one)
+
+    return told
+
+
+CLOSING = logs.closing
 READ_UP_TO = Line.read_up_to
 AS_NOTICED = {False: ENDLESS, True: NOWHERE}
 WRONG: dict[str, tuple[object, str, Callable[..., object]]] = {
@@ -121,6 +149,16 @@ WRONG: dict[str, tuple[object, str, Callable[..., object]]] = {
         logs,
         "Ended",
         lambda epoch, target, source_end, _since, until: Ended(epoch, target, source_end, 0, until),
+    ),
+    "a former owner copied one more": (
+        logs,
+        "closing",
+        closing_as(lambda one: one._replace(source_end=one.source_end + 1)),
+    ),
+    "a former owner numbered one less": (
+        logs,
+        "closing",
+        closing_as(lambda one: one._replace(stamp=one.stamp.behind(-1))),
     ),
     "of whatever log": (LogId, "is_another", lambda _one, _other: False),
 }

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from app.config.definitions import Workload
@@ -73,9 +74,9 @@ class Copied:
 
 
 class Stand:
-    """A receiver, a runtime, and the pumps of some partitions."""
+    """A receiver, its `limits`, a runtime, and the pumps of some partitions."""
 
-    def __init__(self, handler: Handler, budget: int = 1 << 30) -> None:
+    def __init__(self, handler: Handler, budget: int = 1 << 30, **limits: int) -> None:
         self.seen: list[Message] = []
         self.copied = Copied()
         self.budget = ByteBudget(budget)
@@ -85,7 +86,7 @@ class Stand:
         self.receiver = Receiver()
         self.pumps: list[DispatchPump] = []
         self._others: list[Receiver] = []
-        self._handler = handler
+        self._handler, self._limits = handler, limits
         self._service = FetchService(ClusterClient(ClusterSpec("none", ("h:1",))), self._nowhere, self.budget)
         self._parts: dict[int, PartitionFetch] = {}
         self.port = 0
@@ -106,9 +107,8 @@ class Stand:
         self._others.append(receiver)
         return f"127.0.0.1:{port}", seen, receiver
 
-    @staticmethod
-    def _receiver(seen: list[Message], handler: Handler, port: int) -> Receiver:
-        receiver = Receiver(port=port)
+    def _receiver(self, seen: list[Message], handler: Handler, port: int) -> Receiver:
+        receiver = Receiver(port=port, **self._limits)
 
         @receiver.on(topic=TOPIC, group=GROUP)
         async def handle(message: Message) -> Any:
@@ -200,9 +200,14 @@ class Stand:
 
 
 @contextlib.asynccontextmanager
-async def standing(handler: Handler, chain: Chain | None = None, **spec: Any) -> AsyncIterator[Stand]:
-    """A stand whose receiver runs `handler`, with a workload of this spec."""
-    stand = Stand(handler)
+async def standing(
+    handler: Handler,
+    chain: Chain | None = None,
+    limits: Mapping[str, int] = MappingProxyType({}),
+    **spec: Any,
+) -> AsyncIterator[Stand]:
+    """A stand whose receiver runs `handler` within its `limits`, with a workload of this spec."""
+    stand = Stand(handler, **limits)
     await stand.start_receiver()
     stand.run(chain, **spec)
     try:

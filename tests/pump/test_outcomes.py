@@ -163,3 +163,23 @@ async def test_a_pump_that_drains_ends_with_nothing_in_flight_and_a_closed_one_f
 
         assert pump.tracker.base == pump.delivered == sent
         assert (other.tracker.base, other.delivered) == (0, 0)
+
+
+async def test_a_pump_that_drains_does_not_wait_for_what_the_receiver_has_given_no_credit_for() -> None:
+    gate = asyncio.Event()
+
+    async def wait(_: Message) -> None:
+        await gate.wait()
+
+    rows = [(None, b"." * 100_000) for _ in range(20)]
+    async with standing(wait, limits={"window_bytes": 350_000}, target={"contract": "stream"}) as stand:
+        pump = stand.pump()
+        stand.feed(pump, rows)
+        await stand.until(lambda: len(stand.seen) == 3)
+        assert pump.in_flight == 20
+        pump.stop_intake()
+        await stand.until(lambda: pump.in_flight == 3)
+        gate.set()
+        assert await pump.drain(ENOUGH_S)
+
+        assert pump.tracker.base == pump.delivered == len(stand.seen) == 3

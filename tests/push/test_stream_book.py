@@ -88,6 +88,19 @@ class BookMachine(RuleBasedStateMachine):
         assert [number for low, high in ranges for number in range(low, high)] == sorted(in_flight)
         self.note(told, expected)
 
+    @precondition(lambda self: self.deadlines)
+    @rule(data=st.data())
+    def cancel_unsent(self, data: st.DataObject) -> None:
+        batch = data.draw(st.sampled_from(list(self.deadlines)))
+        expected = {item for item in self.waiting if item[0] is batch}
+        unsent = self.book.unsent_of(batch)
+        if unsent is None:
+            assert not expected
+            return
+        told, ranges = self.book.cancel(batch, *unsent)
+        assert not ranges, "the receiver has none of it"
+        self.note(told, expected)
+
     @rule(seconds=st.integers(0, 5))
     def time_passes(self, seconds: int) -> None:
         self.now_s += seconds

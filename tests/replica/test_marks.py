@@ -53,3 +53,27 @@ def test_who_waits_for_a_barrier_gets_one_of_what_was_acknowledged_last_and_no_o
     marks.now(4.0)
     assert len(told) == 2, "the destination has lost what it was of"
     wire.encode(told)
+
+
+def test_a_former_lane_s_end_is_told_before_the_first_barrier_of_its_successor_s() -> None:
+    told: list[tuple[int, int, Stamp | None]] = []
+    marks = Marks(10.0, 1_000, lambda *barrier: told.append(barrier))
+    former, opened = Stamp(7, 0, 90), Stamp(7, 16, 0)
+    marks.closed(100, 40, former, 5.0)
+    assert marks.wants_idle(5.0), "what is due stays due"
+    marks.opened(opened)
+    marks.closed(104, 47, former.behind(4), 5.0)
+    marks.first = copy = Copy(b"", 3, 104, 107)
+    marks.stamp = opened.behind(3)
+    marks.acknowledged(copy, Appended(52), 6.0)
+    assert told == [
+        (100, 40, former), (104, 47, former.behind(4)), (104, 52, opened), (107, 55, opened.behind(3))
+    ]  # fmt: skip
+
+
+def test_where_records_may_be_twice_no_former_lane_s_end_is_told() -> None:
+    told: list[tuple[int, int, Stamp | None]] = []
+    marks = Marks(10.0, 1_000, lambda *barrier: told.append(barrier))
+    marks.quiet_below = 101
+    marks.closed(100, 40, Stamp(7, 0, 90), 5.0)
+    assert not told

@@ -26,9 +26,10 @@ from app.core.offset_map import (
     needs_of,
 )
 from app.core.resume import Copying, Place
-from app.core.sequences import SEQUENCES, Stamp
+from app.core.sequences import Stamp
 from app.core.verbatim import Copy
 from app.replica.marks import Marks
+from tests.core.regions.left import Left, Written, closing
 
 STEP = 16  # epochs that a successor leaves
 TOPIC = "orders"
@@ -175,6 +176,7 @@ class Lane:
         sent: goes next. base: below it all is acknowledged. saved: as the tracker table knows it.
         read_epoch: of the source's leader when it was fetched from last. epochs: that were read.
         line: the checkpoint table's.
+        left: to a successor, if that is saved.
         route: its name. gone: it was deleted.
     """
 
@@ -208,6 +210,7 @@ class Lane:
         self._saved_epochs: Epochs = ()  # with `saved`
         self._told_in = 0  # the `read_epoch` when the last barrier was told
         self._is_first, self._has_landed, self._drops = True, False, False
+        self.left = self._saved_left = Left(self.base, self.log.end)
         self._marks = self._new_marks()
 
     @property
@@ -278,6 +281,7 @@ class Lane:
         self.quiet_below = -1
         self._begin_again(at)
         self.saved, self._is_first = at, True
+        self.left = self._saved_left = Left(at, self.log.end)
         self.lineage, self.source_epoch = self.lineage + 1, source_epoch
 
     def _begin_again(self, at: int) -> None:
@@ -306,7 +310,7 @@ class Lane:
             return
         stamp = self._open(copy, now) if self.stamp is None else self.stamp
         self.flying.append(Flight(copy, records, stamp, self.lineage))
-        self.stamp = _behind(stamp, len(records))
+        self.stamp = stamp.behind(len(records))
         self.sent = end
 
     def _pass(self, end: int) -> None:
@@ -316,16 +320,22 @@ class Lane:
             nothing = Flight(Copy(b"", 0, end, end), [], Stamp(0, 0, 0), self.lineage)
             self.flying.append(nothing)
         else:
-            self.base = end
+            self._move(end)
+
+    def _move(self, base: int) -> None:
+        self.base = max(self.base, base)
+        self.left = self.left._replace(base=self.base)
 
     def _open(self, copy: Copy, now: int) -> Stamp:
         if self.producer is None:
             self.target.ids += 1
             self.target.routes[self.target.ids] = self.route
+            self.left = Left(self.base, self.log.end)
             stamp = Stamp(self.target.ids, 0, self._first)
         else:
             stamp = Stamp(self.producer.producer_id, self.producer.epoch + STEP, self._first)
         self.producer = stamp
+        self._saved_left = self.left
         self._marks.opened(stamp)
         if self._is_first:
             self._marks.genesis(copy.source_start, self.log.end, now)
@@ -349,9 +359,11 @@ class Lane:
         ghost = self.ghosts.pop(0)
         self.log.append(ghost.records, ghost.stamp)
         if self.stamp is None and ghost.lineage == self.lineage and self._looks_for(ghost):
-            self.base = self.sent = max(
-                self.sent, ghost.copy.source_end
-            )  # it is looked for before the first goes
+            # It is looked for before the first goes.
+            self.sent = max(self.sent, ghost.copy.source_end)
+            self._find(self.sent)
+            if not self.gone:
+                self.close()
         else:
             self._is_unsure()
 
@@ -363,9 +375,10 @@ class Lane:
         self._drops = drops
         while count and self.flying and (self.flying[0].landed is not None or not self.flying[0].records):
             flight, count = self.flying.pop(0), count - 1
-            self.base = max(self.base, flight.copy.source_end)
+            self._move(flight.copy.source_end)
             if flight.landed is not None:
-                self._marks.stamp = _behind(flight.stamp, len(flight.records))
+                self._marks.stamp = stamp = flight.stamp.behind(len(flight.records))
+                self.left = Left(self.base, flight.landed.end, stamp)
                 self._marks.acknowledged(flight.copy, flight.landed.start, now)
         self._drops = False
 
@@ -374,9 +387,11 @@ class Lane:
         rests = not self.flying and self.base == self.sent == self.source.end
         if rests and not self.ghosts and self._marks.wants_idle(now):
             self._marks.idle(self.base, self.log.end, now)
+            stamp = None if self.left.passed else self.left.stamp
+            self.left = Left(self.base, self.log.end, stamp)
 
     def save(self) -> None:
-        self.saved, self._saved_epochs = self.base, self.epochs
+        self.saved, self._saved_epochs, self._saved_left = self.base, self.epochs, self.left
 
     def need(self, read: Iterable[int], resumed: Iterable[int]) -> None:
         """Readers lie still there."""
@@ -394,20 +409,53 @@ class Lane:
         for flight in self.flying:
             if flight.landed is None and flight.records:
                 flight.stamp = stamp
-                stamp = _behind(stamp, len(flight.records))
+                stamp = stamp.behind(len(flight.records))
         self.stamp = stamp
 
-    def take_over(self, *, sure: bool) -> None:
-        """Another owner goes on: behind what is found in the log, or from what was saved."""
+    def take_over(self, *, sure: bool, closes: bool = True) -> None:
+        """Another owner goes on: behind what is found in the log, or from what was saved. `closes`: it tells
+        where the former one ended, if it can."""
         landed = [flight.copy.source_end for flight in self.flying if flight.landed is not None]
         found_to = max([self.base, *landed])
         if sure and self._cut_since(self.read_epoch) >= found_to:  # else what is found is not in the source
             self._begin_again(found_to)
+            self.left = self._saved_left
+            self._find(found_to)
+            if closes:
+                self.close()
         else:
             self.epochs = self._saved_epochs
             self._begin_again(self.saved)
             self.producer = None
             self._is_unsure()
+
+    def _find(self, found_to: int) -> None:
+        """The log has copies up to there."""
+        self._move(found_to)
+        count = sum(len(batch.records) for batch in self._written())
+        self.left = self.left._replace(passed=count)
+
+    def _written(self) -> list[Written]:
+        """By its producer, since what was saved."""
+        return [
+            Written(batch.start, batch.end, batch.stamp, [one for one in batch.records if one is not None])
+            for batch in self.log.from_offset(self._saved_left.floor)
+            if self.producer is not None and batch.stamp.producer_id == self.producer.producer_id
+        ]
+
+    def close(self) -> None:
+        """Tells where a former owner's lane ended, if that is certain."""
+        left = self._saved_left
+        if self.log.start > left.floor:
+            return
+        source = (
+            (at, one)
+            for at, one in enumerate(self.source.records[left.base :], left.base)
+            if one is not None and self.takes(one) and at >= self.source.start
+        )
+        found = closing(left, self._written(), source, self._first)
+        if found is not None:
+            self._marks.closed(*found, 0)
 
     def anew(self) -> Lane:
         """That of a route of another name, which copies all that there is."""
@@ -417,11 +465,12 @@ class Lane:
 
     def delete(self, *, sure: bool) -> None:
         """Its route is: what is on its way may come yet."""
-        self.take_over(sure=sure)
+        self.take_over(sure=sure, closes=False)
         self.gone = True
 
     def come_back(self) -> None:
         self.gone, self.epoch = False, self.epoch + 1
+        self.close()
 
     def look(self, *, asks_source: bool) -> None:
         """The leader does, at what its route has left behind, once nothing of it is on its way."""
@@ -440,6 +489,7 @@ class Lane:
         """What was copied before is not there any more."""
         self.quiet_below = -1
         self._begin_again(self.saved)
+        self.left = self._saved_left = Left(self.saved, 0)
         self.ghosts.clear()
         self.producer = None
 
@@ -452,10 +502,6 @@ class Lane:
         self.ghosts.clear()
         self.save()
         self.idle(now)
-
-
-def _behind(stamp: Stamp, count: int) -> Stamp:
-    return stamp._replace(sequence=(stamp.sequence + count) % SEQUENCES)
 
 
 def index_at(log: CopyLog, offset: int) -> Batch | None:

@@ -321,7 +321,7 @@ _LANE: dict[str, Callable[[Lane, int, int], None]] = {
     "acknowledge": lambda lane, count, now: lane.acknowledge(count, now),
     "unheard": lambda lane, count, now: lane.acknowledge(count, now, drops=True),
     "save-lane": lambda lane, _count, _now: lane.save(),
-    "take-over": lambda lane, _count, _now: lane.take_over(sure=True),
+    "take-over": lambda lane, count, _now: lane.take_over(sure=True, closes=count > 1),
     "unsure": lambda lane, _count, _now: lane.take_over(sure=False),
     "bump": lambda lane, _count, _now: lane.bump(),
     "haunt": lambda lane, _count, _now: lane.haunt(),

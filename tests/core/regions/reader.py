@@ -134,6 +134,7 @@ class Stint:
         before: what anybody had finished by then. facts: what is known of it here.
         again: finished here though it was before; `unknown` of it not even those records knew.
         passed: records that were not delivered here because they were finished elsewhere.
+        open_ended: delivered again, and what copied them here has told no barrier behind them, nor will.
     """
 
     region: str
@@ -144,3 +145,4 @@ class Stint:
     again: set[int] = field(default_factory=set)
     unknown: set[int] = field(default_factory=set)
     passed: set[int] = field(default_factory=set)
+    open_ended: set[int] = field(default_factory=set)

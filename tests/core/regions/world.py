@@ -268,6 +268,20 @@ class World:
                 return last.source_end - first.source_end == later(other.sequence, its.sequence)
         return False
 
+    def _is_open_ended(self, stint: Stint, partition: int, batch: Batch) -> bool:
+        """Whether it is of a lane that has ended, and behind the last of its barriers."""
+        producer, topic = batch.stamp.producer, self.topics[stint.region]
+        lanes = [lane for lane in self.lanes if lane.target is topic and lane.stamp is not None]
+        if any(lane.stamp is not None and lane.stamp.producer == producer for lane in lanes):
+            return False
+        return not any(
+            one.target_end >= batch.end
+            for copying in stint.facts.into
+            if copying.line.target_partition == partition
+            for one in copying.line.barriers
+            if one.stamp is not None and one.stamp.producer == producer
+        )
+
     # -- what the group does -----------------------------------------------------------------------------
 
     def _finish(self, stint: Stint, record: int) -> None:
@@ -288,6 +302,8 @@ class World:
         for offset, record, batch in part.shown:
             if record in stint.before and self._covered(stint.facts, part.partition, record, batch):
                 raise Broken(f"record {record} at {offset} is delivered again: {self.where[record]}")
+            if record in stint.before and self._is_open_ended(stint, part.partition, batch):
+                stint.open_ended.add(record)
         part.left_out.clear()
         part.shown.clear()
 

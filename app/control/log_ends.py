@@ -1,0 +1,39 @@
+"""Where the logs of leaders end. What lies there above the high watermark was sent, and may be shown later:
+who says that nothing more of somebody comes must look behind it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from aiokafka.errors import KafkaError
+
+from app.kafka.clusters import ClusterClient
+from app.kafka.commit import At
+from app.kafka.epochs import epoch_ends
+
+
+async def log_ends(client: ClusterClient, wanted: Iterable[At]) -> dict[At, int]:
+    """By partition. Left out is one whose leader does not answer, has changed since, or is too old to tell.
+
+    Call `topic_ids` of these topics before: that learns the leaders' epochs.
+
+    Raises:
+        ClusterUnreachable, KafkaError: nobody says who leads.
+    """
+    asked: defaultdict[int, dict[At, tuple[int, int]]] = defaultdict(dict)
+    for at in wanted:
+        node, epoch = await client.leader(*at), client.leader_epoch(*at)
+        if node is not None and epoch >= 0:
+            asked[node][at] = epoch, epoch
+    found: dict[At, int] = {}
+    for node, epochs in asked.items():
+        try:
+            told = await epoch_ends(client, node, epochs)
+        except (KafkaError, OSError, TimeoutError):
+            told = {}
+        ends = {at: end.end_offset for at, end in told.items() if not end.code and end.end_offset >= 0}
+        if len(ends) < len(epochs):
+            client.client.force_metadata_update()
+        found |= ends
+    return found
