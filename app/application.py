@@ -44,15 +44,18 @@ CHANNEL_BATCHES = (
     256  # each at most a fetch response's share of one partition; bytes are bounded by the budget
 )
 FAUST_STOP_S = 15.0
-AGENTS = {"checkpoints", "control", "dispatch", "replicate", "trackers"}
-TABLES = {"activity", "assignments", "checkpoints", "routes", "trackers", "workloads"}
+AGENTS = {"audit", "audit_reports", "checkpoints", "control", "dispatch", "replicate", "trackers"}
+TABLES = {
+    "activity", "assignments", "audit_tiers", "audit_windows", "checkpoints", "routes", "trackers",
+    "workloads",
+}  # fmt: skip
 
 
 class SwitchyardApp(faust.App):
     """The Faust app with Switchyard's runtime beside it.
 
     Attributes: `settings`, `topics_declared` (the region's control topics), `dispatch_channel`,
-    `replicate_channel`, `interceptors` and `runtime` (made when the worker starts).
+    `replicate_channel`, `audit_channel`, `interceptors` and `runtime` (made when the worker starts).
     """
 
     settings: Settings
@@ -85,6 +88,13 @@ class SwitchyardApp(faust.App):
         if not hasattr(self, "_replicate_channel"):
             self._replicate_channel = DataChannel(self, maxsize=CHANNEL_BATCHES)
         return self._replicate_channel
+
+    @property
+    def audit_channel(self) -> DataChannel:
+        """Where the fetch services put batches for the audit agent."""
+        if not hasattr(self, "_audit_channel"):
+            self._audit_channel = DataChannel(self, maxsize=CHANNEL_BATCHES)
+        return self._audit_channel
 
     async def on_first_start(self) -> None:
         missing = sorted(AGENTS - {name.rsplit(".", 1)[-1] for name in self.agents}) + sorted(
@@ -175,8 +185,14 @@ class SwitchyardApp(faust.App):
 
     async def _deliver(self, item: Any) -> None:
         job, *_ = item.key
-        copied = job.startswith(f"{Kind.REPLICATE}:")
-        await (self.replicate_channel if copied else self.dispatch_channel).put(item)
+        match job.partition(":")[0]:
+            case Kind.REPLICATE:
+                channel = self.replicate_channel
+            case Kind.AUDIT:
+                channel = self.audit_channel
+            case _:
+                channel = self.dispatch_channel
+        await channel.put(item)
 
     def _on_rebalance_when_stopped(self) -> None:
         """Nothing: the consumer's thread stops it. Faust would close its connections from this thread, which

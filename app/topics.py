@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 TRACKER_PARTITIONS = 8  # how far writing the tracker table and answering takeovers can be spread over workers
+AUDIT_PARTITIONS = 8  # the same of what is audited: a topic's tiers are in one
 CHECKPOINT_PARTITIONS = 4  # the same of the offset map: a tenth of the trackers' events, and no answers
 
 _HOUR_MS = 3_600_000
@@ -80,6 +81,12 @@ class ControlTopics:
         return ControlTopic(f"{self.app_id}-checkpoints", CHECKPOINT_PARTITIONS, _expiring(7 * _DAY_MS))
 
     @property
+    def audit(self) -> ControlTopic:
+        """Audit reports and what closes windows (`app.core.audit`), by audited topic. What is kept are the
+        tables."""
+        return ControlTopic(f"{self.app_id}-audit", AUDIT_PARTITIONS, _expiring(7 * _DAY_MS))
+
+    @property
     def answers(self) -> ControlTopic:
         """Answers to takeovers, by those who follow the tracker topic; all workers read them from the end."""
         return ControlTopic(f"{self.app_id}-answers", 1, _expiring(_HOUR_MS))
@@ -115,6 +122,7 @@ class ControlTopics:
             self.heartbeats,
             self.trackers,
             self.checkpoints,
+            self.audit,
             self.answers,
             self.incidents,
             self.changelog("workloads", 1),
@@ -123,4 +131,6 @@ class ControlTopics:
             self.changelog("activity", 1),
             self.changelog("trackers", TRACKER_PARTITIONS),
             self.changelog("checkpoints", CHECKPOINT_PARTITIONS),
+            self.changelog("audit_windows", AUDIT_PARTITIONS),
+            self.changelog("audit_tiers", AUDIT_PARTITIONS),
         ]

@@ -11,6 +11,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from app.core.audit.collect import Event as AuditEvent
+from app.core.audit.collect import Tick
+from app.core.audit.reports import Report
+from app.core.audit.tiers import Close, Forget, TierRecord
+from app.core.audit.windows import WindowRecord
 from app.core.control_events import AnyControlEvent, for_people
 from app.core.fencing import SnapshotItem, Snapshots, TakeoverAnswer, TrackerEvent, TrackerRecord
 from app.core.load import DEFAULT_WORKER, Load
@@ -200,6 +205,9 @@ _record = msgspec.json.Decoder(TrackerRecord)
 _incident = msgspec.json.Decoder(Incident)
 _checkpoint: msgspec.json.Decoder[CheckpointEvent] = msgspec.json.Decoder(CheckpointEvent)
 _line = msgspec.json.Decoder(Line)
+_audit: msgspec.json.Decoder[AuditEvent] = msgspec.json.Decoder(Report | Close | Forget | Tick)
+_window = msgspec.json.Decoder(WindowRecord)
+_tier = msgspec.json.Decoder(TierRecord)
 
 encode = msgspec.json.encode
 
@@ -252,6 +260,33 @@ def checkpoint_event(data: bytes | None) -> CheckpointEvent:
 def checkpoint_line(data: bytes | None) -> Line:
     """A value of the checkpoint table. Raises `BadEvent`."""
     return _decode(_line, "line of the offset map", data)
+
+
+def audit_event(data: bytes | None) -> AuditEvent:
+    """Raises `BadEvent`."""
+    event: AuditEvent = _decode(_audit, "event of the audit topic", data)
+    return event
+
+
+def window_record(data: bytes | None) -> WindowRecord:
+    """A value of the table of windows. Raises `BadEvent`."""
+    return _decode(_window, "record of a window", data)
+
+
+def tier_record(data: bytes | None) -> TierRecord:
+    """A value of the table of tiers. Raises `BadEvent`."""
+    return _decode(_tier, "record of a tier", data)
+
+
+def report_events(report: Report) -> list[bytes]:
+    """A report as one event, or as several of its windows each, to be below `MAX_EVENT_BYTES`; only the last
+    of them tells how far the source has come: nothing may be closed in between."""
+    whole = encode(report)
+    if len(whole) <= MAX_EVENT_BYTES:
+        return [whole]
+    runs = _runs(report.windows)
+    some = [msgspec.structs.replace(report, windows=tuple(run), watermark_ms=-1) for run in runs[:-1]]
+    return [encode(one) for one in (*some, msgspec.structs.replace(report, windows=tuple(runs[-1])))]
 
 
 def activity_entry(offset: int, event: AnyControlEvent) -> tuple[bytes, bytes]:

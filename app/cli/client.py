@@ -11,7 +11,7 @@ import click
 import orjson
 
 EXIT_FAILURE, EXIT_USAGE, EXIT_INVALID, EXIT_NOT_FOUND, EXIT_PRECONDITION = 1, 2, 3, 4, 5
-EXIT_PARTIAL, EXIT_UNREACHABLE, EXIT_CHANGES = 6, 7, 10
+EXIT_PARTIAL, EXIT_UNREACHABLE, EXIT_LOSS, EXIT_CHANGES = 6, 7, 8, 10
 TIMEOUT_S = 15.0
 BY_STATUS = {404: EXIT_NOT_FOUND, 409: EXIT_PRECONDITION, 412: EXIT_PRECONDITION, 422: EXIT_INVALID,
              502: EXIT_UNREACHABLE, 503: EXIT_UNREACHABLE}  # fmt: skip
@@ -81,12 +81,12 @@ class Client:
                 "or name another with --url or SWITCHYARD_URL", EXIT_UNREACHABLE,
             ) from error  # fmt: skip
 
-    def all(self, path: str) -> list[Any]:
-        """Every item of a paged list."""
+    def all(self, path: str, query: str = "") -> list[Any]:
+        """Every item of a paged list. `query`: of the address, encoded."""
         items: list[Any] = []
         cursor = "0"
         while cursor is not None:
-            page = self.ask("GET", f"{path}?limit=500&cursor={cursor}")
+            page = self.ask("GET", f"{path}?limit=500&cursor={cursor}{query and f'&{query}'}")
             items += page["items"]
             cursor = page["next"]
         return items
@@ -121,6 +121,13 @@ def failover_path(name: str) -> str:
     if not name or "/" in name:
         raise Failure(f"{name!r} names no failover definition; write its name", EXIT_USAGE)
     return f"/failovers/{quote(name, safe='')}"
+
+
+def audit_path(name: str) -> str:
+    """The API's path of an audit plan. Raises Failure."""
+    if not name or "/" in name:
+        raise Failure(f"{name!r} names no audit plan; write its name", EXIT_USAGE)
+    return f"/audit/plans/{quote(name, safe='')}"
 
 
 def actor() -> str:

@@ -18,14 +18,17 @@ from app.cli.client import (
     EXIT_PRECONDITION,
     Client,
     Failure,
+    audit_path,
     failover_path,
     guarded,
     route_path,
     workload_path,
 )
 from app.cli.output import emit, output_option, url_option
+from app.config.audit import PREFIX as AUDIT
 from app.config.definitions import (
     AnyDefinition,
+    AuditPlan,
     FailoverDefinition,
     RouteDefinition,
     Workload,
@@ -106,13 +109,16 @@ class _Current(NamedTuple):
     workloads: dict[str, Workload]
     routes: dict[str, RouteDefinition]
     failovers: dict[str, FailoverDefinition]
+    audits: dict[str, AuditPlan]
 
     def get(self, key: str) -> AnyDefinition | None:
-        return self.workloads.get(key) or self.routes.get(key) or self.failovers.get(key)
+        return (
+            self.workloads.get(key) or self.routes.get(key) or self.failovers.get(key) or self.audits.get(key)
+        )
 
 
 def _current(client: Client) -> _Current:
-    found = _Current({}, {}, {})
+    found = _Current({}, {}, {}, {})
     for item in client.all("/workloads"):
         body = client.ask("GET", workload_path(item["key"]))
         workload = Workload.from_wire(body["definition"])
@@ -122,15 +128,18 @@ def _current(client: Client) -> _Current:
         if not body["deployed"].get("made_by"):
             route = RouteDefinition.from_wire(body["definition"])
             found.routes[route.key] = route
-    for item in _failovers(client):
+    for item in _listed(client, "/failovers"):
         failover = FailoverDefinition.from_wire(item["definition"])
         found.failovers[failover.key] = failover
+    for item in _listed(client, "/audit/plans"):
+        audit = AuditPlan.from_wire(item["definition"])
+        found.audits[audit.key] = audit
     return found
 
 
-def _failovers(client: Client) -> list[Any]:
+def _listed(client: Client, path: str) -> list[Any]:
     try:
-        return client.all("/failovers")
+        return client.all(path)
     except Failure as failure:
         if failure.code != EXIT_NOT_FOUND:
             raise
@@ -150,6 +159,8 @@ def _beside(client: Client) -> Beside:
 def _path(change: Change) -> str:
     if change.kind == "Failover":
         return failover_path(change.key.removeprefix(PREFIX))
+    if change.kind == "AuditPlan":
+        return audit_path(change.key.removeprefix(AUDIT))
     return route_path(change.key) if change.kind == "Route" else workload_path(change.key)
 
 
@@ -160,7 +171,7 @@ def _plan(files: tuple[str, ...], url: str | None, prune: bool) -> tuple[Client,
     beside = _beside(client) if any(isinstance(one, RouteDefinition) for one in wanted) else ALONE
     planned = plan(
         current.workloads, wanted, prune=prune, routes=current.routes, failovers=current.failovers,
-        beside=beside, is_local=False,
+        audits=current.audits, beside=beside, is_local=False,
     )  # fmt: skip
     if not planned.conflicts:
         for change in planned.changes:  # the worker knows what files cannot: which clusters there are
@@ -311,6 +322,6 @@ def export(url: str | None) -> None:
     current = _current(Client(url))
     for _, definition in [
         *sorted(current.workloads.items()), *sorted(current.routes.items()),
-        *sorted(current.failovers.items()),
+        *sorted(current.failovers.items()), *sorted(current.audits.items()),
     ]:  # fmt: skip
         yaml.dump(definition.to_wire(), sys.stdout)

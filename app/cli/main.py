@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from app.cli.audit import audit
 from app.cli.config import config
 from app.cli.dlq import dlq
 from app.cli.failover import failover
@@ -16,7 +17,7 @@ from app.cli.route import route
 from app.cli.size import size
 from app.cli.workload import tracker, worker, workload
 
-NOUNS = (config, workload, tracker, dlq, route, offsets, failover, placement, size)
+NOUNS = (config, workload, tracker, dlq, route, audit, offsets, failover, placement, size)
 ONLY_HERE = (worker,)  # `faust worker` is Faust's own: it starts one
 
 
@@ -33,7 +34,7 @@ def switchyard() -> None:
     switchyard offsets map --group billing --from east-aggregate --to west-aggregate
 
     Exit codes: 0 ok, 1 failure, 2 usage, 3 invalid definition, 4 not found, 5 precondition, 7 unreachable,
-    9 capacity, 10 the plan has changes.
+    8 loss found, 9 capacity, 10 the plan has changes.
     """
 
 

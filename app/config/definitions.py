@@ -1,4 +1,5 @@
-"""Definitions: what runs, kept in the control log and changed live: `Workload`, `Route` and `Failover`.
+"""Definitions: what runs, kept in the control log and changed live: `Workload`, `Route`, `AuditPlan` and
+`Failover`.
 
 The whole shape is accepted and checked; what is not in force yet is said so: as a warning where ignoring it
 is harmless, as an error where a user would rely on it.
@@ -13,6 +14,8 @@ from typing import Any, TypeVar
 
 from pydantic.json_schema import models_json_schema
 
+from app.config.audit import AuditPlan
+from app.config.audit_checks import audit_checks
 from app.config.checks import checks, problem_at, value_at
 from app.config.failover import FailoverDefinition
 from app.config.failover_checks import failover_checks
@@ -24,21 +27,23 @@ from app.core.job import MAX_TOPIC_CHARS
 from app.core.route import Route
 from app.core.topology import Layout
 
-__all__ = ["AnyDefinition", "FailoverDefinition", "RouteDefinition", "Workload", "json_schema",
-           "load_definitions", "parse_any", "parse_definition", "parse_failover", "parse_route"]  # fmt: skip
+__all__ = ["AnyDefinition", "AuditPlan", "FailoverDefinition", "RouteDefinition", "Workload", "json_schema",
+           "load_definitions", "parse_any", "parse_audit", "parse_definition", "parse_failover",
+           "parse_route"]  # fmt: skip
 
-AnyDefinition = Workload | RouteDefinition | FailoverDefinition
-T = TypeVar("T", Workload, RouteDefinition, FailoverDefinition)
+AnyDefinition = Workload | RouteDefinition | FailoverDefinition | AuditPlan
+T = TypeVar("T", Workload, RouteDefinition, FailoverDefinition, AuditPlan)
 
 API_VERSION = "switchyard/v1"
-LATER_KINDS = ("AuditPlan", "Alert")
-KINDS = ("Workload", "Route", "Failover")
+LATER_KINDS = ("Alert",)
+KINDS = ("Workload", "Route", "AuditPlan", "Failover")
+NAMED = ("Route", "AuditPlan", "Failover")  # by metadata.name
 
 
 def json_schema() -> dict[str, Any]:
     """The JSON Schema of all kinds there are."""
     roots, schema = models_json_schema(
-        [(kind, "validation") for kind in (Workload, RouteDefinition, FailoverDefinition)],
+        [(kind, "validation") for kind in (Workload, RouteDefinition, FailoverDefinition, AuditPlan)],
         by_alias=True,
         title="Switchyard definitions",
     )
@@ -88,6 +93,17 @@ def parse_failover(
     return _failover(_document(data, file, node), layout)
 
 
+def parse_audit(
+    data: Any, *, layout: Layout | None = None, file: str = "", node: Any = None
+) -> tuple[AuditPlan, list[Problem]]:
+    """An audit plan of plain data, and the warnings about it.
+
+    Raises:
+        InvalidConfiguration: with everything that is wrong.
+    """
+    return _audit(_document(data, file, node), layout)
+
+
 def parse_any(
     data: Any,
     *,
@@ -107,6 +123,8 @@ def parse_any(
             return _route(document, clusters)
         case ["Failover"]:
             return _failover(document, layout)
+        case ["AuditPlan"]:
+            return _audit(document, layout)
         case _:
             return _workload(document, clusters, layout)
 
@@ -159,6 +177,13 @@ def _failover(document: Document, layout: Layout | None) -> tuple[FailoverDefini
     failover: FailoverDefinition | None = _validated(FailoverDefinition, document, problems)
     problems += failover_checks(document, failover, layout)
     return _sound(failover, problems)
+
+
+def _audit(document: Document, layout: Layout | None) -> tuple[AuditPlan, list[Problem]]:
+    problems: list[Problem] = []
+    audit: AuditPlan | None = _validated(AuditPlan, document, problems)
+    problems += audit_checks(document, audit, layout)
+    return _sound(audit, problems)
 
 
 def _validated(model: type[T], document: Document, problems: list[Problem]) -> T | None:
@@ -243,11 +268,11 @@ def _twice(documents: Sequence[Document]) -> Iterable[Problem]:
     first: dict[tuple[str, ...], Document] = {}
     for document in documents:
         kind = value_at(document.data, ("kind",))
-        named = ("name",) if kind in ("Route", "Failover") else ("group", "topic")
+        named = ("name",) if kind in NAMED else ("group", "topic")
         names = [value_at(document.data, ("metadata", name)) for name in named]
         if kind in LATER_KINDS or not all(isinstance(n, str) for n in names):
             continue
-        place = [*names, kind] if kind == "Failover" else names  # a route may have its name
+        place = [*names, kind] if kind in NAMED[1:] else names  # a route may have its name
         before = first.setdefault(tuple(place), document)
         if before is not document:
             line, _ = before.position(("metadata",), key=True)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from app.config.audit import AuditPlan
 from app.config.failover import FailoverDefinition
 from app.config.route import RouteDefinition
 from app.config.route_checks import conflicts as route_conflicts
@@ -16,6 +17,7 @@ from app.core.routes_graph import ALONE, Beside
 
 # Of a route: what makes its copies other topics.
 IDENTITY = ("spec.from", "spec.to", "spec.rename.from", "spec.rename.to")
+RECOUNTED = ("spec.window", "spec.timestamp")  # of an audit plan: which window a record is in
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,7 @@ class FieldChange:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What happens to one workload, route or failover definition: create, update, delete or unchanged."""
+    """What happens to one definition: create, update, delete or unchanged."""
 
     action: str
     key: str
@@ -38,6 +40,7 @@ class Change:
     kind: str = "Workload"
     route: RouteDefinition | None = None
     failover: FailoverDefinition | None = None
+    audit: AuditPlan | None = None
 
     @property
     def name(self) -> str:
@@ -45,9 +48,9 @@ class Change:
         return f"route {self.key}" if self.kind == "Route" else self.key
 
     @property
-    def definition(self) -> Workload | RouteDefinition | FailoverDefinition | None:
+    def definition(self) -> Workload | RouteDefinition | FailoverDefinition | AuditPlan | None:
         """What there is to be; None: nothing."""
-        return self.workload or self.route or self.failover
+        return self.workload or self.route or self.failover or self.audit
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +69,18 @@ class Plan:
 
 def plan(
     current: Mapping[str, Workload],
-    wanted: Sequence[Workload | RouteDefinition | FailoverDefinition],
+    wanted: Sequence[Workload | RouteDefinition | FailoverDefinition | AuditPlan],
     *,
     prune: bool = False,
     routes: Mapping[str, RouteDefinition] | None = None,
     failovers: Mapping[str, FailoverDefinition] | None = None,
+    audits: Mapping[str, AuditPlan] | None = None,
     beside: Beside = ALONE,
     is_local: bool = True,
 ) -> Plan:
-    """The changes from `current` workloads, `routes` and `failovers` (by key) to `wanted`; `beside` is what
-    is known beyond this region's routes. Unless `is_local`, clusters of workloads with a mode are as they
-    were written, which may be any region's: whether one changes is not known.
+    """The changes from `current` workloads, `routes`, `failovers` and `audits` (by key) to `wanted`; `beside`
+    is what is known beyond this region's routes. Unless `is_local`, clusters of workloads with a mode are as
+    they were written, which may be any region's: whether one changes is not known.
 
     What is not wanted is deleted only with `prune`. Routes that a failover definition makes are not among it.
     """
@@ -113,11 +117,31 @@ def plan(
     of_failovers = _plan_failovers(
         failovers or {}, [f for f in wanted if isinstance(f, FailoverDefinition)], prune
     )
+    of_audits = _plan_audits(audits or {}, [a for a in wanted if isinstance(a, AuditPlan)], prune)
     return Plan(
-        (*changes, *of_routes.changes, *of_failovers.changes),
-        (*conflicts, *of_routes.conflicts, *of_failovers.conflicts),
-        (*warnings, *of_routes.warnings, *of_failovers.warnings),
+        (*changes, *of_routes.changes, *of_failovers.changes, *of_audits.changes),
+        (*conflicts, *of_routes.conflicts, *of_failovers.conflicts, *of_audits.conflicts),
+        (*warnings, *of_routes.warnings, *of_failovers.warnings, *of_audits.warnings),
     )
+
+
+def _plan_audits(current: Mapping[str, AuditPlan], wanted: Sequence[AuditPlan], prune: bool) -> Plan:
+    keys = Counter(audit.key for audit in wanted)
+    changes, warnings = [], []
+    if prune:
+        changes += [Change("delete", key, kind="AuditPlan") for key in sorted(current.keys() - keys.keys())]
+    for audit in sorted(wanted, key=lambda audit: audit.key):
+        before = current.get(audit.key)
+        if keys[audit.key] > 1:
+            continue
+        fields = () if before is None else tuple(_differences("", before.to_wire(), audit.to_wire()))
+        action = "create" if before is None else "update" if fields else "unchanged"
+        changes.append(Change(action, audit.key, fields, kind="AuditPlan", audit=audit))
+        if any(change.field.startswith(RECOUNTED) for change in fields):
+            warnings.append(
+                f"{audit.key}: records are put into other windows from now on; what was counted so far stays"
+            )
+    return Plan(tuple(changes), tuple(_several(keys)), tuple(warnings))
 
 
 def _plan_failovers(

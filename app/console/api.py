@@ -15,6 +15,7 @@ from app.clock import iso, now_ms
 from app.config.definitions import Workload, json_schema
 from app.console import dlq, overview, shapes, shapes_dlq
 from app.console.answers import ApiError, is_number, json_response, number, paged
+from app.console.audit import AuditRoutes
 from app.console.describe import JSON, PAGE, TEXT, TIER, Answer, Page, Param, described, whole
 from app.console.dlq_tools import LETTERS, DlqTools, query_of, told
 from app.console.failover import FailoverRoutes
@@ -91,6 +92,7 @@ class Api:
             *WorkloadRoutes(self).routes(),
             *(routes := RouteRoutes(self)).routes(),
             *RouteActRoutes(self, routes).routes(),
+            *AuditRoutes(self).routes(),
             *FailoverRoutes(self).routes(),
             *FailoverRunRoutes(self).routes(),
             web.get(workload + "/partitions/{partition}/tracker", self.get_tracker),

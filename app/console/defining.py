@@ -24,16 +24,14 @@ from app.console.describe import JSON, TEXT, Answer, Param
 from app.core.control_events import (
     ALL,
     AnyControlEvent,
+    AnyPut,
     DefinitionPut,
-    FailoverPut,
     Paused,
-    RoutePut,
-    WorkloadPut,
     deletion_of,
 )
 
 if TYPE_CHECKING:
-    from app.config.definitions import FailoverDefinition, RouteDefinition, Workload
+    from app.config.definitions import AnyDefinition
     from app.config.plan import Plan
     from app.console.api import Api
 
@@ -61,7 +59,7 @@ async def append(api: Api, event: AnyControlEvent) -> None:
         )
 
 
-async def _write(api: Api, event: WorkloadPut | RoutePut | FailoverPut, expected: str | None) -> None:
+async def _write(api: Api, event: AnyPut, expected: str | None) -> None:
     """Writes it down as a change of what stands; without a condition, of whatever stands by then."""
     control = api.runtime.control
     for _ in range(TRIES):
@@ -76,8 +74,8 @@ async def _write(api: Api, event: WorkloadPut | RoutePut | FailoverPut, expected
 async def define(
     api: Api,
     request: web.Request,
-    kind: type[WorkloadPut | RoutePut | FailoverPut],
-    definition: Workload | RouteDefinition | FailoverDefinition,
+    kind: type[AnyPut],
+    definition: AnyDefinition,
     current: DefinitionPut | None,
     expected: str | None,
     planned: Plan,

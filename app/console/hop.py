@@ -20,9 +20,10 @@ LOOK_S = 5.0  # what changes nothing
 
 
 async def ask_worker(
-    api: Api, request: web.Request, worker: str, body: Any = None, patience_s: float = HOP_S
+    api: Api, request: web.Request, worker: str, body: Any = None, patience_s: float = HOP_S, path: str = ""
 ) -> tuple[int, bytes]:
-    """Status and content of `worker`'s answer to the same request, with `body` if there is one.
+    """Status and content of `worker`'s answer to the same request (or to one for another `path`), with `body`
+    if there is one.
 
     Raises:
         ApiError: it is not heard, or does not answer within `patience_s`.
@@ -34,7 +35,7 @@ async def ask_worker(
     if body is not None:
         headers["Content-Type"] = "application/json"
     data = None if body is None else orjson.dumps(body)
-    url, timeout = beat.url + request.path_qs, aiohttp.ClientTimeout(total=patience_s)
+    url, timeout = beat.url + (path or request.path_qs), aiohttp.ClientTimeout(total=patience_s)
     try:
         async with (
             aiohttp.ClientSession(timeout=timeout) as session,

@@ -28,7 +28,7 @@ from app.wire import JobStatus, WorkloadStatus
 JOB = ("workload", "topic", "partition")
 ROUTE_JOB = ("route", "topic", "partition")
 TARGET = ("workload", "target")
-REPLICATE = f"{Kind.REPLICATE}:"
+DISPATCH, REPLICATE = f"{Kind.DISPATCH}:", f"{Kind.REPLICATE}:"
 SERVING = {"serving": 1, "not-serving": 0}  # a receiver that says nothing of its health has no such series
 
 _JOB_GAUGES = {
@@ -126,7 +126,7 @@ class _Collector:
     def collect(self) -> Iterator[Metric]:
         jobs = self.runtime.jobs.statuses()
         workloads = self.runtime.jobs.workload_statuses()
-        yield from _of_jobs([job for job in jobs if not job.job.startswith(REPLICATE)])
+        yield from _of_jobs([job for job in jobs if job.job.startswith(DISPATCH)])
         yield from _of_routes([job for job in jobs if job.job.startswith(REPLICATE)])
         yield from _of_workloads(workloads, jobs)
         yield from _of_targets(workloads)

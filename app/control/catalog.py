@@ -1,5 +1,5 @@
-"""Which jobs there should be: every partition of every topic of every workload, and what routes copy
-(`app.control.routes_catalog`).
+"""Which jobs there should be: every partition of every topic of every workload, what routes copy
+(`app.control.routes_catalog`), what plans audit (`app.control.audits_catalog`).
 
 Read from the data clusters' metadata every `REFRESH_S` by the leader, which also creates the retry
 topics and the DLQ of a workload when they are missing (`app.control.topic_settings`), records where `start:
@@ -25,6 +25,7 @@ from aiokafka.errors import KafkaError, for_code
 
 from app.clock import now_ms
 from app.config.definitions import RouteDefinition, Workload
+from app.control.audits_catalog import AuditsCatalog
 from app.control.backlog import read_backlog
 from app.control.beginning import Trouble
 from app.control.data_clusters import DataClusters
@@ -73,6 +74,7 @@ class Catalog:
         self._leftovers = Leftovers()
         self.sleepers = Sleepers()
         self.routes = RoutesCatalog(control, clusters, on_trouble)
+        self.audits = AuditsCatalog(control, clusters, on_trouble, layout)
         self._told_left: set[tuple[str, str]] = set()
         # Of workloads of several regions (`app.control.role_keeper`): whether they have jobs here, None while
         # that is not known; and what receivers are told.
@@ -106,7 +108,11 @@ class Catalog:
                 slept.setdefault(name_of(job), []).append(job)
                 continue
             held.setdefault(prefix, []).append(job)
-        await asyncio.gather(self._refresh_all({name_of(prefix) for prefix in owned}), self.routes.refresh())
+        await asyncio.gather(
+            self._refresh_all({name_of(prefix) for prefix in owned}),
+            self.routes.refresh(),
+            self.audits.refresh(),
+        )
         self._leftovers.keep(view.workloads)
         self.sleepers.keep(view.workloads)
         for known in (self._read_at_s, self._prepared):
@@ -126,6 +132,7 @@ class Catalog:
             if workload.spec.hibernate is not None and not self.sleepers.knows(key):
                 wanted.difference_update(slept.get(key, ()))
         wanted.update(self.routes.jobs(held))
+        wanted.update(self.audits.jobs(held))
         return wanted
 
     def _jobs_of(self, workload: Workload, held: dict[str, list[str]]) -> Iterable[str]:

@@ -24,7 +24,9 @@ from typing import Any
 import structlog
 from mode import Service
 
+from app.audit.pump import AuditPump
 from app.clock import now_ms
+from app.control.audits import Audits
 from app.control.barriers import BarrierSender
 from app.control.beginning import Anew, Trouble
 from app.control.carrying import Carrying
@@ -36,7 +38,7 @@ from app.control.data_clusters import DataClusters
 from app.control.heads import Heads
 from app.control.log import ControlLog
 from app.control.pauses import Pauses
-from app.control.pumps import Pump, both
+from app.control.pumps import Pump, together
 from app.control.replicas import Replicas
 from app.control.starting import START_RETRY_S, Starter
 from app.control.status import hear, job_statuses, workload_statuses
@@ -70,7 +72,8 @@ class Jobs(Service):
         self.worker = worker
         self.pumps: dict[str, DispatchPump] = {}
         self.replicas = Replicas(control, catalog, clusters, lease, on_trouble, barriers)
-        self.flowing: Mapping[str, Pump] = both(self.pumps, self.replicas.pumps)
+        self.audits = Audits(catalog.audits, clusters, on_trouble)
+        self.flowing: Mapping[str, Pump] = together(self.pumps, self.replicas.pumps, self.audits.pumps)
         self.runtimes: dict[str, WorkloadRuntime] = {}
         self.draining = False
         self.pauses = Pauses(control, catalog, self.pumps)
@@ -89,7 +92,7 @@ class Jobs(Service):
         self.carrying = Carrying(control, catalog, self.pumps, self.replicas.pumps, on_trouble)
         self._starter = Starter(
             worker, control, catalog, clusters, trackers, lease, self.runtimes, on_trouble, interceptors,
-            self.replicas, self.carrying,
+            self.replicas, self.audits, self.carrying,
         )  # fmt: skip
         self._changes = Changes(
             catalog, self.runtimes, interceptors, on_trouble,
@@ -99,11 +102,11 @@ class Jobs(Service):
     async def on_start(self) -> None:
         self._control.on_change(self._on_log)
         others = Heads(self.pumps, self._on_trouble), CatchingUp(self.pumps, self._clusters, self._on_trouble)
-        for part in (self.checkpoints, self.replicas, self.carrying, *others):
+        for part in (self.checkpoints, self.replicas, self.audits, self.carrying, *others):
             await self.add_runtime_dependency(part)
         self._changed.set()
 
-    # -- what the fetch services deliver, through the agents `dispatch` and `replicate` -------------
+    # -- what the fetch services deliver, through the agents of the kinds of jobs ------------------
 
     def take(self, item: Fetched | Gap | FetchTrouble) -> None:
         """Hands a fetched batch (or what was told instead) to its pump. Never raises."""
@@ -132,7 +135,7 @@ class Jobs(Service):
                     self._on_trouble(
                         "offsets-lost", job,
                         f"offsets [{item.start}, {item.end}) of {item.topic}-{item.partition} "
-                        f"are gone from the log before they were delivered: {item.reason}",
+                        f"are gone from the log before they were read: {item.reason}",
                         "lengthen the topic's retention, or look at why the consumer was that far behind",
                     )  # fmt: skip
                 case FetchTrouble():
@@ -209,6 +212,7 @@ class Jobs(Service):
         self.pauses.look()
         self._changes.look()
         self.replicas.look(self._begin_again, self.begin_anew)
+        self.audits.look(self._begin_again)
         self._share_limits()
 
     def _spawn(self, job: str, work: Any) -> None:
@@ -247,6 +251,8 @@ class Jobs(Service):
             cluster.fetch.remove((job, pump.epoch))
             cluster.fetch.remove((job, pump.epoch, BACKLOG))
         key = pump.job.name
+        if self.audits.pumps.pop(job, None) is not None:
+            return
         if self.replicas.pumps.pop(job, None) is not None:
             self.replicas.drop(key)
         elif not any(other.job.name == key for other in self.pumps.values()):
@@ -301,11 +307,14 @@ class Jobs(Service):
             return
         pump, beginning = started.pump, started.beginning
         self.checkpoints.begin(pump, beginning.log, known=beginning.known)
-        if isinstance(pump, ReplicaPump):
-            self.replicas.add(job, pump)
-        elif isinstance(pump, DispatchPump):
-            self.pumps[job] = pump
-            self.pauses.begin(pump)
+        match pump:
+            case ReplicaPump():
+                self.replicas.add(job, pump)
+            case AuditPump():
+                self.audits.pumps[job] = pump
+            case DispatchPump():
+                self.pumps[job] = pump
+                self.pauses.begin(pump)
         self._share_limits()
         snapshot = beginning.snapshot
         log.info("job flows", job=job, epoch=held.epoch, next_offset=snapshot.base,
@@ -313,7 +322,7 @@ class Jobs(Service):
         if beginning.gap is not None:
             return
         started.cluster.fetch.add(
-            (job, held.epoch), pump.job.topic, pump.job.partition, snapshot.base,
+            (job, held.epoch), pump.job.topic, pump.job.partition, started.reads_from,
             topic_id=beginning.log.topic_id, leaves_bytes=started.leaves_bytes, last_epoch=started.last_epoch,
         )  # fmt: skip
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 
+from app.audit.pump import AuditPump
 from app.control.pumps import Pump
 from app.core.load import DEFAULT_WORKER, Load, Smoothed, Work, apportion
 from app.core.rates import JobRates
@@ -85,7 +86,7 @@ def _look(rates: JobRates, pump: Pump, finished: float, full: bool, now_s: float
 
 def work_of(pump: Pump) -> Work:
     """What a pump has done since it began; what it read it sent on, too."""
-    if isinstance(pump, ReplicaPump):
+    if isinstance(pump, ReplicaPump | AuditPump):
         return pump.work()
     assert isinstance(pump, DispatchPump), "there are no others"
     pumps = [pump] if pump.backlog is None else [pump, pump.backlog.pump]

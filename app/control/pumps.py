@@ -21,7 +21,8 @@ class Passing(LookupError):
 
 
 class Pump(Protocol):
-    """A job that flows here. `app.pump.dispatch` and `app.replica.pump` are such.
+    """A job that flows here. `app.pump.dispatch`, `app.replica.pump` and
+    `app.audit.pump` are such.
 
     Attributes:
         job, epoch, lineage: whose, under which assignment, and since which log.
@@ -96,16 +97,23 @@ class Pump(Protocol):
 @dataclass(frozen=True, slots=True)
 class Started:
     """A job that is this worker's now, and what it flows by; its fetching `leaves_bytes` to others, and
-    begins behind what was written in `last_epoch` of its leader, or before (-1: not known)."""
+    begins behind what was written in `last_epoch` of its leader, or before (-1: not known); at `next_offset`,
+    unless that is where it has come (None)."""
 
     pump: Pump
     beginning: Beginning
     cluster: DataCluster
     leaves_bytes: int = 0
     last_epoch: int = -1
+    next_offset: int | None = None
+
+    @property
+    def reads_from(self) -> int:
+        """Where its fetching begins."""
+        return self.beginning.snapshot.base if self.next_offset is None else self.next_offset
 
 
-def both(some: Mapping[str, Pump], others: Mapping[str, Pump]) -> Mapping[str, Pump]:
-    """Pumps of two kinds by job, as they are when it is looked into."""
-    maps: list[Any] = [some, others]
+def together(*kinds: Mapping[str, Any]) -> Mapping[str, Pump]:
+    """Pumps of several kinds by job, as they are when it is looked into."""
+    maps: list[Any] = [*kinds]
     return ChainMap(*maps)

@@ -23,6 +23,8 @@ from mode import Service
 
 from app import wire
 from app.clock import now_ms
+from app.control.audit_books import AuditBooks
+from app.control.audit_sender import AuditSender
 from app.control.barriers import BarrierSender
 from app.control.catalog import Catalog
 from app.control.data_clusters import DataClusters
@@ -70,7 +72,8 @@ class Runtime(Service):
     """See the module.
 
     Attributes: `worker` (this process's id, never used twice), `control`, `members`, `jobs`, `lease`,
-    `incidents` (the latest, oldest first), `regions` (None without an atlas and a directory), `failover`.
+    `incidents` (the latest, oldest first), `regions` (None without an atlas and a directory), `failover`,
+    `audit_books`.
     """
 
     def __init__(
@@ -132,6 +135,12 @@ class Runtime(Service):
             self.worker, self.control, self.catalog, self.clusters, self.trackers, self.lease, self.tell,
             grace_s=grace_s, interceptors=interceptors, barriers=self.barriers,
         )  # fmt: skip
+        self.audit_sender = AuditSender(topics, control_options)
+        self.jobs.audits.sender = self.audit_sender
+        self.audit_books = AuditBooks(
+            topics.audit.name, self._control_client, self.audit_sender, self.catalog.audits.bounds_of,
+            self.tell, lambda: self.leader.leads,
+        )  # fmt: skip
         self.watchdog = Watchdog(self.jobs.checkpoints, self._may_not_commit, self._answers)
         self.heartbeats = Heartbeats(
             topics.heartbeats.name, control_options, compose=self._compose, members=self.members,
@@ -180,6 +189,8 @@ class Runtime(Service):
             self.control,
             self.trackers,
             self.barriers,
+            self.audit_sender,
+            self.audit_books,
             self.heartbeats,
             self.follower,
             self._incident_tail,

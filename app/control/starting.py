@@ -13,6 +13,7 @@ import structlog
 
 from app.clock import now_ms
 from app.config.definitions import Workload
+from app.control.audits import Audits
 from app.control.beginning import Anew, Beginning, Trouble, find_beginning
 from app.control.carrying import Carrying
 from app.control.catalog import Catalog
@@ -39,7 +40,8 @@ START_RETRY_S = 1.0
 
 
 class Starter:
-    """Makes pumps, and the runtimes of their workloads in `runtimes`; those of routes in `replicas`.
+    """Makes pumps, and the runtimes of their workloads in `runtimes`; those of routes in `replicas`, of audit
+    plans in `audits`.
 
     Attributes:
         troubles: job -> why it cannot start yet.
@@ -58,6 +60,7 @@ class Starter:
         on_trouble: Trouble,
         interceptors: Sequence[tuple[str, Interceptor]],
         replicas: Replicas,
+        audits: Audits,
         carrying: Carrying,
     ) -> None:
         self.worker = worker
@@ -72,6 +75,7 @@ class Starter:
         self._on_trouble = on_trouble
         self._interceptors = interceptors
         self._replicas = replicas
+        self._audits = audits
         self._carrying = carrying
 
     def keep(self, jobs: Collection[str]) -> None:
@@ -100,12 +104,15 @@ class Starter:
                 return started
 
     async def _take_over(self, identity: JobId, held: Assignment) -> Started | None:
-        job, is_replica = str(identity), identity.kind is Kind.REPLICATE
+        job = str(identity)
         # What is wrong with a definition, or away, is known before anybody is fenced for it.
-        if is_replica:
-            await self._replicas.check(identity)
-        else:
-            await self._dispatched(identity.name)
+        match identity.kind:
+            case Kind.REPLICATE:
+                await self._replicas.check(identity)
+            case Kind.AUDIT:
+                await self._audits.check(identity)
+            case Kind.DISPATCH:
+                await self._dispatched(identity.name)
         answer = await self._trackers.takeover(job, held.epoch)
         if not answer.granted:
             await self._refused(job, held, answer.known_epoch)
@@ -117,10 +124,13 @@ class Starter:
             current = self._control.view.assignments.get(job)
             return current is not None and current.epoch == held.epoch and current.worker == self.worker
 
-        if is_replica:
-            started = await self._replicas.begin(identity, held.epoch, answer, anew, is_mine)
-        else:
-            started = await self._begin_dispatch(identity, held.epoch, answer, anew, is_mine)
+        match identity.kind:
+            case Kind.REPLICATE:
+                started = await self._replicas.begin(identity, held.epoch, answer, anew, is_mine)
+            case Kind.AUDIT:
+                started = await self._audits.begin(identity, held.epoch, answer, anew, is_mine)
+            case Kind.DISPATCH:
+                started = await self._begin_dispatch(identity, held.epoch, answer, anew, is_mine)
         if started is not None:
             self.anew.pop(job, None)
         return started

@@ -49,7 +49,10 @@ import msgspec
 from app.core.control_events import (
     ALL,
     AnyControlEvent,
+    AnyPut,
     Assignment,
+    AuditDeleted,
+    AuditPut,
     Begun,
     Claim,
     DefinitionDeleted,
@@ -77,7 +80,7 @@ from app.core.fencing import LogId
 from app.core.job import JobId, names_a_job
 from app.core.roles import Roles
 
-Put = TypeVar("Put", bound=WorkloadPut | RoutePut | FailoverPut)
+Put = TypeVar("Put", bound=AnyPut)
 
 MAX_EPOCH = 1 << 53  # what every JSON reader of the changelogs can still count exactly
 
@@ -98,6 +101,7 @@ class ControlState:
         draining: worker -> the `Drain` that asks it to give its jobs away.
         wishes: job -> the `MoveWish` that is not decided yet.
         failovers: key ("failover:name") -> `FailoverPut`.
+        audits: key ("audit:name") -> `AuditPut`.
         roles: which region is active for a workload (`app.core.roles`); they outlive its deletion.
         runs: failover runs to this region (`app.core.failover_run`).
         pulses: region -> its last `RegionPulse`; its own only, unless another's stands in the log.
@@ -107,9 +111,9 @@ class ControlState:
     """
 
     __slots__ = (
-        "_first", "_tries", "assignments", "deleted", "draining", "failovers", "floor", "leader", "moves",
-        "next_offset", "paused", "pulses", "refused", "roles", "routes", "runs", "stale", "term", "wishes",
-        "workloads",
+        "_first", "_tries", "assignments", "audits", "deleted", "draining", "failovers", "floor", "leader",
+        "moves", "next_offset", "paused", "pulses", "refused", "roles", "routes", "runs", "stale", "term",
+        "wishes", "workloads",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -128,6 +132,7 @@ class ControlState:
         self.draining: dict[str, Drain] = {}
         self.wishes: dict[str, MoveWish] = {}
         self.failovers: dict[str, FailoverPut] = {}
+        self.audits: dict[str, AuditPut] = {}
         self.roles = Roles()
         self.runs = Runs()
         self.pulses: dict[str, RegionPulse] = {}
@@ -153,9 +158,9 @@ class ControlState:
 
     def _apply(self, event: AnyControlEvent) -> bool:
         match event:
-            case WorkloadPut() | RoutePut() | FailoverPut():
+            case WorkloadPut() | RoutePut() | FailoverPut() | AuditPut():
                 return self._put(event)
-            case WorkloadDeleted() | RouteDeleted() | FailoverDeleted():
+            case WorkloadDeleted() | RouteDeleted() | FailoverDeleted() | AuditDeleted():
                 if not self._is_expected(event):
                     return False
                 self.deleted.add(event.key)
@@ -222,7 +227,7 @@ class ControlState:
                 self.pulses[event.region] = event
                 return True
 
-    def _put(self, event: WorkloadPut | RoutePut | FailoverPut) -> bool:
+    def _put(self, event: AnyPut) -> bool:
         defined = self._defined(event)
         if event.key in defined or event.key in self.deleted:
             stands = defined.get(event.key)
@@ -235,27 +240,32 @@ class ControlState:
         self.moves.pop(event.key, None)
         self.deleted.discard(event.key)
         self._end_deployments(event.key, but=event.deployment)
-        if isinstance(event, RoutePut):
-            self.routes[event.key] = event
-            return True
-        if isinstance(event, FailoverPut):
-            self.failovers[event.key] = event
-            return True
-        # Without the move's name: as a repair (rule 5) it has to count again.
-        self.workloads[event.key] = msgspec.structs.replace(event, move="") if event.move else event
+        match event:
+            case RoutePut():
+                self.routes[event.key] = event
+            case FailoverPut():
+                self.failovers[event.key] = event
+            case AuditPut():
+                self.audits[event.key] = event
+            case WorkloadPut():  # without the move's name: as a repair (rule 5) it has to count again
+                self.workloads[event.key] = msgspec.structs.replace(event, move="") if event.move else event
         return True
 
     def _defined(
         self, event: DefinitionPut | DefinitionDeleted
-    ) -> dict[str, WorkloadPut] | dict[str, RoutePut] | dict[str, FailoverPut]:
+    ) -> dict[str, WorkloadPut] | dict[str, RoutePut] | dict[str, FailoverPut] | dict[str, AuditPut]:
         """Those of the event's kind."""
-        if isinstance(event, FailoverPut | FailoverDeleted):
-            return self.failovers
-        return self.routes if isinstance(event, RoutePut | RouteDeleted) else self.workloads
+        match event:
+            case AuditPut() | AuditDeleted():
+                return self.audits
+            case FailoverPut() | FailoverDeleted():
+                return self.failovers
+            case RoutePut() | RouteDeleted():
+                return self.routes
+            case _:
+                return self.workloads
 
-    def standing(
-        self, event: DefinitionPut | DefinitionDeleted
-    ) -> WorkloadPut | RoutePut | FailoverPut | None:
+    def standing(self, event: DefinitionPut | DefinitionDeleted) -> AnyPut | None:
         """The definition that stands where `event` wants to change one."""
         return self._defined(event).get(event.key)
 

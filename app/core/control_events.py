@@ -113,6 +113,14 @@ class FailoverDeleted(DefinitionDeleted, frozen=True, tag="failover-deleted"):
     """A failover definition is gone, and with it the routes that are derived from it; roles stay."""
 
 
+class AuditPut(DefinitionPut, frozen=True, tag="audit-put"):
+    """A plan of what is audited; its key begins with "audit:", which no other definition's does."""
+
+
+class AuditDeleted(DefinitionDeleted, frozen=True, tag="audit-deleted"):
+    """A plan is gone; what was counted stays until it is too old."""
+
+
 class Claim(ControlEvent, frozen=True, tag="claim"):
     """`worker` wants to lead `term`."""
 
@@ -277,7 +285,9 @@ class FailoverRun(ControlEvent, frozen=True, tag="failover-run"):
     plan: dict[str, Any] | None = None
 
 
-AnyDefinitionEvent = WorkloadPut | WorkloadDeleted | RoutePut | RouteDeleted | FailoverPut | FailoverDeleted
+AnyPut = WorkloadPut | RoutePut | FailoverPut | AuditPut
+AnyDeleted = WorkloadDeleted | RouteDeleted | FailoverDeleted | AuditDeleted
+AnyDefinitionEvent = AnyPut | AnyDeleted
 RoleEvent = RolePut | RoleReleased
 AnyControlEvent = (
     WorkloadPut
@@ -286,6 +296,8 @@ AnyControlEvent = (
     | RouteDeleted
     | FailoverPut
     | FailoverDeleted
+    | AuditPut
+    | AuditDeleted
     | RolePut
     | RoleReleased
     | RegionPulse
@@ -304,11 +316,11 @@ ALL = -1
 SHOWN = 20  # workloads of a run, for people
 
 
-def deletion_of(
-    event: DefinitionPut | DefinitionDeleted,
-) -> type[WorkloadDeleted | RouteDeleted | FailoverDeleted]:
+def deletion_of(event: DefinitionPut | DefinitionDeleted) -> type[AnyDeleted]:
     """What deletes a definition of the event's kind."""
     match event:
+        case AuditPut() | AuditDeleted():
+            return AuditDeleted
         case FailoverPut() | FailoverDeleted():
             return FailoverDeleted
         case RoutePut() | RouteDeleted():
@@ -330,6 +342,8 @@ def compaction_key(event: AnyControlEvent) -> str:
             return f"route/{event.key}"
         case FailoverPut() | FailoverDeleted():
             return f"failover/{event.key}"
+        case AuditPut() | AuditDeleted():
+            return f"audit/{event.key}"
         case RolePut():  # one each: whatever compaction leaves, the newest is among it
             plan = f"/{event.plan}" if event.plan else ""
             return f"role/{event.key}/{event.epoch}/{event.region}/{event.state}{plan}"

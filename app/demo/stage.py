@@ -29,6 +29,7 @@ from app.yard import Yard
 from app.yard.broker import choose_ports
 
 PR_SET_PDEATHSIG = 1
+LISTED = {"Route": "routes", "Failover": "failovers", "AuditPlan": "audit/plans"}
 READY_S = 90.0
 STOP_S = 60.0
 
@@ -235,9 +236,9 @@ class Stage:
     # -- definitions -----------------------------------------------------------------------------
 
     def deploy(self, worker: Process, definition: dict[str, Any]) -> None:
-        """PUTs a workload's, route's or failover definition. Raises StageError when it is refused."""
+        """PUTs a definition. Raises StageError when it is refused."""
         metadata = definition["metadata"]
-        listed = {"Route": "routes", "Failover": "failovers"}.get(definition["kind"])
+        listed = LISTED.get(definition["kind"])
         path = (
             f"{listed}/{metadata['name']}" if listed else f"workloads/{metadata['group']}/{metadata['topic']}"
         )

@@ -10,12 +10,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import msgspec
+
 from app.core.audit import tiers, windows
 from app.core.audit.reports import Report, Scope, Verdict, checked
 from app.core.audit.tiers import Bounds, Close, Forget, TierKey, TierRecord
 from app.core.audit.windows import WindowKey, WindowRecord
 
-Event = Report | Close | Forget
+
+class Tick(msgspec.Struct, frozen=True, tag="tick"):
+    """Says nothing: whoever gets it begins to know what the tables have."""
+
+    at_ms: int
+
+
+Event = Report | Close | Forget | Tick
 TierName = tuple[str, str, str]  # topic, tier, cluster
 
 
@@ -58,14 +67,15 @@ class Collector:
         Raises:
             BadReport: nothing is changed.
         """
-        if isinstance(event, Report):
-            return self._report(checked(event), position)
-        name = (event.topic, event.tier, event.cluster)
-        return (
-            self._close(name, event, position)
-            if isinstance(event, Close)
-            else self._forget(name, event, position)
-        )
+        match event:
+            case Report():
+                return self._report(checked(event), position)
+            case Close():
+                return self._close((event.topic, event.tier, event.cluster), event, position)
+            case Forget():
+                return self._forget((event.topic, event.tier, event.cluster), event, position)
+            case Tick():
+                return Written()
 
     def due(self, now_ms: int, bounds: Bounds, scopes: Iterable[Scope] | None = None) -> list[Close | Forget]:
         """What is to be appended to the topic now: closings, and what is old. They count once they are there.

@@ -151,12 +151,14 @@ class How(NamedTuple):
         id_of: a record's message id, None if it has none: it counts, and is not in the fingerprint of ids.
             With this every batch is decoded.
         disorder_ms: rule 2.
+        by_value: `decode` gives times that headers do not tell: every batch is decoded.
     """
 
     decode: Decode
     source: Source | None = None
     id_of: IdOf | None = None
     disorder_ms: int = DISORDER_MS
+    by_value: bool = False
 
 
 def count_chunk(
@@ -204,7 +206,7 @@ def _in_one_window(
     headers: Headers, firsts: Numbers, start_offset: int, how: How, width_ms: int
 ) -> npt.NDArray[np.bool_]:
     """Which batches are counted from their headers (rules 2 and 3)."""
-    if how.id_of is not None:
+    if how.by_value or how.id_of is not None:
         return np.zeros(firsts.shape, dtype=np.bool_)
     lasts = headers.max_timestamp_ms
     by_log = (headers.attributes & LOG_APPEND_TIME) != 0

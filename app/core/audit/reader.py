@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from app.core.audit.count import UNTIMED, How, Tally, count_chunk
 from app.core.audit.fingerprint import Source
 from app.core.audit.reports import PART_OFFSETS, Increment, Report, Scope, report_id, shard_of
+from app.core.audit.tiers import INCARNATION
 from app.core.audit.totals import NEVER_MS, Totals
 from app.core.record_batch import LOG_OVERHEAD_BYTES, Committed
 
@@ -30,24 +31,34 @@ def begins_at(committed_offset: int) -> int:
 class PartitionReader:
     """See the module. It asks for no clock: times are given.
 
+    Args:
+        lineage: of the log: one that was truncated holds other records at the same offsets.
+
     Attributes:
         next_offset: everything below is counted.
+        complete_ms: as in `Report`.
+        records: that were counted here.
     """
 
     __slots__ = (
-        "_acknowledged", "_arrived_ms", "_ended_ms", "_finished", "_how", "_idle_ms", "_late_ms", "_part",
-        "_scope", "_since", "_source", "_tally", "_told_upto", "max_timestamp_ms", "next_offset",
+        "_acknowledged", "_arrived_ms", "_ended_ms", "_finished", "_how", "_idle_ms", "_late_ms", "_name",
+        "_part", "_partition", "_scope", "_since", "_tally", "_told_upto", "complete_ms",
+        "max_timestamp_ms", "next_offset", "records",
     )  # fmt: skip
 
     def __init__(
-        self, scope: Scope, source: Source, how: How, next_offset: int, idle_ms: int = IDLE_MS
-    ) -> None:
+        self, scope: Scope, source: Source, how: How, next_offset: int, idle_ms: int = IDLE_MS,
+        lineage: int = 0,
+    ) -> None:  # fmt: skip
         self._scope = scope
-        self._source = source
+        self._name = f"{source.topic_id}/{source.partition}" + (f"{INCARNATION}{lineage}" if lineage else "")
+        self._partition = source.partition
         self._how = how
         self._idle_ms = idle_ms
         self._finished: list[Report] = []  # final, not acknowledged
         self._ended_ms = self._arrived_ms = self.max_timestamp_ms = NEVER_MS
+        self.records = 0
+        self.complete_ms = NEVER_MS
         self._late_ms = 0  # since the last report that was acknowledged
         self._part = self._since = self.next_offset = self._told_upto = 0
         self._tally = Tally(scope.width_ms)
@@ -118,6 +129,22 @@ class PartitionReader:
         """What a successor may be told: nothing that it will not read is missing in the topic."""
         return self._finished[0].since if self._finished else self._told_upto
 
+    @property
+    def since(self) -> int:
+        """Where the part of `committable_offset` began here: a successor that begins there says as much."""
+        return self._finished[0].since if self._finished else self._since
+
+    @property
+    def first_ms(self) -> int:
+        """The lowest timestamp of the part that is being counted; -1: there is none."""
+        found = [sums.first_ms for sums in self._tally.windows.values() if sums.first_ms != NEVER_MS]
+        return min(found, default=NEVER_MS)
+
+    @property
+    def pending(self) -> int:
+        """Final reports that are not acknowledged."""
+        return len(self._finished)
+
     def watermark_ms(self, at_ms: int) -> int:
         """Nothing below is expected any more, but for what comes late; -1: nobody knows."""
         quiet_ms = self._ended_ms - self._idle_ms if self._ended_ms != NEVER_MS else NEVER_MS
@@ -131,10 +158,12 @@ class PartitionReader:
 
     def _count(self, data: memoryview, seen_at_ms: int | None, committed: Committed) -> None:
         width_ms, mark_ms = self._scope.width_ms, self.max_timestamp_ms
+        before = sum(sums.count for sums in self._tally.windows.values())
         past = {
             start: sums.count for start, sums in self._tally.windows.items() if start + width_ms < mark_ms
         }
         count_chunk(self._tally, data, self.next_offset, self._how, seen_at_ms, committed)
+        self.records += sum(sums.count for sums in self._tally.windows.values()) - before
         for start, sums in self._tally.windows.items():
             if start != UNTIMED and start + width_ms < mark_ms and sums.count != past.get(start):
                 self._late_ms = max(self._late_ms, mark_ms - start - width_ms)
@@ -144,14 +173,13 @@ class PartitionReader:
         self._finished.append(self._report(self._tally.totals(), upto, at_ms, final=True))
 
     def _report(self, windows: Mapping[int, Totals], upto: int, at_ms: int, *, final: bool) -> Report:
-        name = f"{self._source.topic_id}/{self._source.partition}"
         return Report(
-            id=report_id(self._scope, name, self._part, self._since, upto, final=final),
+            id=report_id(self._scope, self._name, self._part, self._since, upto, final=final),
             topic=self._scope.topic,
             tier=self._scope.tier,
             cluster=self._scope.cluster,
             width_ms=self._scope.width_ms,
-            source=name,
+            source=self._name,
             at_ms=at_ms,
             windows=tuple(Increment(start, totals) for start, totals in sorted(windows.items())),
             part=self._part,
@@ -161,7 +189,8 @@ class PartitionReader:
             # What comes before it may not have arrived: then it must not close anything.
             watermark_ms=self._arrived_ms if final or self._finished else self.watermark_ms(at_ms),
             late_ms=self._late_ms,
-            shard=shard_of(self._source.partition),
+            shard=shard_of(self._partition),
+            complete_ms=self.complete_ms,
         )
 
 

@@ -64,6 +64,7 @@ class Report(msgspec.Struct, frozen=True, omit_defaults=True, tag="report"):
         watermark_ms: nothing below is expected of the source any more, -1: it cannot say.
         late_ms: by how much its watermark was past the end of a window to which something was added, 0: not.
         shard: of the tables (`shard_of`).
+        complete_ms: windows that begin before it may lack what had gone before it was counted, -1: none.
         leaves: the source has said everything, and ends.
     """
 
@@ -82,6 +83,7 @@ class Report(msgspec.Struct, frozen=True, omit_defaults=True, tag="report"):
     watermark_ms: int = -1
     late_ms: int = 0
     shard: int = 0
+    complete_ms: int = -1
     leaves: bool = False
 
     @property

@@ -120,6 +120,7 @@ class TierRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         closings: the last ones, in their order.
         forgotten_ms, forgotten_at: of the last `Forget`, and its position.
         late_ms: how late was what came late, fading.
+        complete_ms: windows that begin before it may lack what had gone before it was counted, -1: none.
         position: of the last event that is in it.
     """
 
@@ -128,6 +129,7 @@ class TierRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     forgotten_ms: int = NOT_YET_MS
     forgotten_at: int = -1
     late_ms: int = 0
+    complete_ms: int = -1
     position: int = -1
 
 
@@ -149,8 +151,9 @@ def on_report(record: TierRecord, report: Report, position: int) -> TierRecord:
             sources[report.source] = Heard(max(known.watermark_ms, told), max(known.heard_ms, report.at_ms))
         else:
             sources[report.source] = Heard(told, report.at_ms)
+    late_ms, complete_ms = max(record.late_ms, report.late_ms), max(record.complete_ms, report.complete_ms)
     return msgspec.structs.replace(
-        record, sources=sources, late_ms=max(record.late_ms, report.late_ms), position=position
+        record, sources=sources, late_ms=late_ms, complete_ms=complete_ms, position=position
     )
 
 

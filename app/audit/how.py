@@ -1,0 +1,80 @@
+"""How a plan counts: by which time, by which ids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from app.config.audit import AuditPlan, Timestamp
+from app.core.audit.count import Decode, How, IdOf
+from app.core.audit.fingerprint import Source
+from app.core.record import Record
+from app.core.record_batch import Batch
+from app.kafka.decode import records_of
+from app.payload.codec import Framing
+from app.payload.event_time.avro_schemas import open_avro
+from app.payload.event_time.instant import Absent, TimeFormat
+from app.payload.event_time.json_field import JsonTime
+from app.payload.event_time.protobuf_field import open_protobuf
+from app.payload.event_time.source import NO_TIME, EventTime, HeaderTime
+
+
+class Timed(NamedTuple):
+    """A record with another time than its own."""
+
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+
+
+def event_time(timestamp: Timestamp) -> EventTime | None:
+    """What tells the time of records; None: their own timestamp does.
+
+    Raises:
+        UnusableField, DescriptorError: the field, its schema or descriptor cannot be used here.
+    """
+    told = None if timestamp.format is None else TimeFormat(timestamp.format)
+    path, framing = tuple((timestamp.field or "").split(".")), Framing(timestamp.framing)
+    match timestamp.source:
+        case "header":
+            assert timestamp.header is not None, "checked when it was deployed"
+            return HeaderTime(timestamp.header, told or TimeFormat.EPOCH_MS, is_binary=timestamp.binary)
+        case "json":
+            return JsonTime(path, told or TimeFormat.EPOCH_MS)
+        case "avro":
+            return open_avro(Path(timestamp.schema_ or ""), path, told, framing)
+        case "protobuf":
+            source = Path(timestamp.descriptor or "")
+            return open_protobuf(source, timestamp.message or "", path, told, framing)
+        case _:
+            return None
+
+
+def how_of(plan: AuditPlan, source: Source) -> How:
+    """How records of a partition are counted. Raises as `event_time`."""
+    spec = plan.spec
+    times = event_time(spec.timestamp)
+    decode: Decode = records_of
+    if times is not None:
+        decode = partial(_timed, times, keeps_own=spec.timestamp.otherwise == "record")
+    id_of = None if spec.id is None else _id_of(spec.id.header)
+    return How(decode, source, id_of, round(spec.disorder * 1000), by_value=times is not None)
+
+
+def _timed(times: EventTime, batch: Batch, *, keeps_own: bool) -> Iterable[Record]:
+    for record in records_of(batch):
+        told = times.of(record)
+        if isinstance(told, Absent):
+            told = record.timestamp if keeps_own else NO_TIME
+        yield Timed(record.offset, told, record.key, record.value, tuple(record.headers))
+
+
+def _id_of(header: str) -> IdOf:
+    def found(record: Record) -> bytes | None:
+        return next((value for name, value in record.headers if name == header), None)
+
+    return found

@@ -1,0 +1,256 @@
+"""The pump of one audit: a partition whose records are counted.
+
+    Fetched -> PartitionReader -> reports -> the reports' topic -> acknowledged -> base
+
+Rules
+1. What comes is counted at once, and its bytes go back: nothing of it is on its way to anybody.
+2. Everything below `base` stands in reports that were acknowledged, or is counted again by a successor, which
+   begins where the part began that is being counted (`note`).
+3. Nothing is counted while `MOST_PENDING` reports wait to be acknowledged: what was fetched waits, too.
+4. A second owner does no harm (`app.core.audit`): no lease is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+from app.audit.how import how_of
+from app.config.audit import AuditPlan, of_job_name
+from app.core.audit.fingerprint import Source
+from app.core.audit.reader import PartitionReader
+from app.core.audit.reports import Report, Scope
+from app.core.fencing import LogId
+from app.core.job import JobId
+from app.core.load import Work
+from app.core.ranges import Snapshot
+from app.kafka.fetched import Fetched, Gap
+from app.wire import JobStatus
+
+REPORT_S = 5.0  # what was counted is reported so often
+HEARD_S = 30.0  # and, when nothing was, that it is heard
+SOON = 32  # final reports that wait: they are sent at once
+MOST_PENDING = 256
+FRESH_S = 5.0  # so old may be what is known of the log's end
+LOOK_S = 0.05
+
+SendReports = Callable[["AuditPump"], Awaitable[None]]
+
+
+def group_of(plan: str) -> str:
+    """The group of a cluster under which a plan's positions are committed, for people and their tools."""
+    return f"switchyard-audit-{plan}"
+
+
+class Note(NamedTuple):
+    """What a successor needs beside the position: where the part began that it is in, the width of windows,
+    and whether it was not told yet that the first of them are cut."""
+
+    since: int
+    width_ms: int
+    is_cut: bool
+
+    def to_bytes(self) -> bytes:
+        """For the tracker table."""
+        return b"%d %d %d" % self
+
+    @classmethod
+    def from_bytes(cls, note: bytes) -> Note | None:
+        """None: it is none, or another version's."""
+        try:
+            since, width_ms, is_cut = map(int, note.split())
+        except ValueError:
+            return None
+        return cls(since, width_ms, bool(is_cut))
+
+
+class AuditPump:
+    """See the module. Owned by the job manager; fed by the audit agent.
+
+    Args:
+        next_offset: where counting begins. base: what is known to be finished. is_cut: something of the first
+            windows may have gone, or been put into windows of another width, before it.
+        log: which it is. send: makes reports of what was counted last, and returns once they are there.
+
+    Raises:
+        UnusableField, DescriptorError: the plan's time cannot be read here.
+    """
+
+    def __init__(
+        self, job: JobId, epoch: int, plan: AuditPlan, tier: str, *, next_offset: int, base: int,
+        lineage: int, log: LogId, is_cut: bool, tell: Callable[[str, str, str, str], None],
+        send: SendReports,
+    ) -> None:  # fmt: skip
+        self.job = job
+        self.epoch = epoch
+        self.lineage = lineage
+        self.plan = plan
+        self.cluster = of_job_name(job.name)[1]
+        self.high_watermark = -1
+        self.closed = self.draining = False
+        self.trouble = ""
+        self.snapshot_version = 0
+        self.version = 0  # grows whenever snapshot or note change
+        self.read_bytes = 0
+        source = Source(log.cluster_id, log.topic_id, job.partition)
+        self.scope = Scope(job.topic, tier, self.cluster, plan.width_ms)
+        self.reader = PartitionReader(self.scope, source, how_of(plan, source), next_offset, lineage=lineage)
+        self._base = base
+        self._is_cut = is_cut
+        self._saved_since = self.reader.since
+        self._tell = tell
+        self._send = send
+        self._waiting: deque[Fetched] = deque()
+        self._reported_s = float("-inf")
+        self._reported_offset = -1
+
+    # -- batches in ------------------------------------------------------------------------------
+
+    def accept(self, fetched: Fetched) -> None:
+        """Counts a fetched response."""
+        self.high_watermark = max(self.high_watermark, fetched.high_watermark)
+        if self.closed or self.draining:
+            fetched.release()
+            return
+        self._waiting.append(fetched)
+        self._count()
+
+    def _count(self) -> None:
+        while self._waiting and self.reader.pending < MOST_PENDING:
+            fetched = self._waiting.popleft()
+            try:
+                self._take(fetched)
+            finally:
+                fetched.release()
+
+    def _take(self, fetched: Fetched) -> None:
+        reader, at_ms = self.reader, time.time_ns() // 1_000_000
+        if fetched.start_offset > reader.next_offset:
+            raise ValueError(
+                f"[{reader.next_offset}, {fetched.start_offset}) was not fetched, what follows was"
+            )
+        data = fetched.data
+        if fetched.damage:
+            data = b""
+            self._tell(
+                "audit-damage", str(self.job),
+                f"offsets [{fetched.start_offset}, {fetched.next_offset}) are not counted, as they cannot be "
+                f"read: {fetched.damage}", "other tiers may have them, and show as having more",
+            )  # fmt: skip
+        at_end = fetched.next_offset >= fetched.high_watermark
+        reader.fetched(
+            data, fetched.next_offset, at_ms=at_ms, seen_at_ms=at_ms if at_end else None, at_end=at_end,
+            aborted=fetched.aborted,
+        )  # fmt: skip
+        self.read_bytes += fetched.nbytes
+        if self._is_cut and reader.complete_ms < 0 and reader.first_ms >= 0:
+            reader.complete_ms = reader.first_ms + self.plan.bounds.lateness_ms
+
+    def skip(self, gap: Gap) -> None:
+        """The log lost [start, end): nothing there is counted."""
+        if not (self.closed or self.draining) and gap.end > self.reader.next_offset:
+            self.reader.fetched(b"", gap.end, at_ms=time.time_ns() // 1_000_000)
+
+    def ended(self, end: int, at_ms: int) -> None:
+        """The log ends there now. Where that is what was counted, nothing older is on its way."""
+        if end <= self.reader.next_offset and not self._waiting and not self.draining:
+            self.reader.fetched(b"", self.reader.next_offset, at_ms=at_ms, at_end=True)
+
+    # -- reports out -----------------------------------------------------------------------------
+
+    def is_due(self, now_s: float, interval_s: float) -> bool:
+        """Whether reports are to be made. `interval_s`: between those of what was counted."""
+        if self.reader.pending >= SOON:
+            return True
+        changed = self.reader.pending or self.reader.next_offset != self._reported_offset
+        return now_s - self._reported_s >= (interval_s if changed else max(HEARD_S, interval_s))
+
+    def reports(self, at_ms: int, now_s: float) -> list[Report]:
+        """What is to be appended to the topic."""
+        self._reported_s, self._reported_offset = now_s, self.reader.next_offset
+        return self.reader.reports(at_ms)
+
+    def acknowledged(self, report: Report) -> None:
+        """The topic has it."""
+        self.reader.acknowledged(report)
+        base, since = max(self._base, self.reader.committable_offset), self.reader.since
+        is_told = report.complete_ms >= 0
+        if (base, since) != (self._base, self._saved_since) or (self._is_cut and is_told):
+            self._base, self._saved_since, self._is_cut = base, since, self._is_cut and not is_told
+            self.version += 1
+        if not self.closed:
+            self._count()
+
+    # -- state -----------------------------------------------------------------------------------
+
+    @property
+    def base(self) -> int:
+        """Rule 2."""
+        return self._base
+
+    @property
+    def note(self) -> bytes:
+        """For the successor."""
+        return Note(self._saved_since, self.plan.width_ms, self._is_cut).to_bytes()
+
+    @property
+    def commits_to(self) -> tuple[str, str]:
+        """Cluster and group under which Kafka's own tools see its lag."""
+        return self.cluster, group_of(self.plan.name)
+
+    def snapshot(self) -> Snapshot:
+        """What is finished."""
+        return Snapshot(self._base)
+
+    def work(self) -> Work:
+        """What it has done since it began: it sends nothing on."""
+        return Work(self.read_bytes, self.reader.records, 0)
+
+    def status(self) -> JobStatus:
+        """What the heartbeat says of this job."""
+        return JobStatus(
+            job=str(self.job),
+            epoch=self.epoch,
+            state="draining" if self.draining else "flowing",
+            committed=self._base,
+            fetched=self.reader.next_offset,
+            high_watermark=self.high_watermark,
+            unfinished=max(0, self.reader.next_offset - self._base),
+            delivered=self.reader.records,
+            trouble=self.trouble,
+            buffered_bytes=sum(fetched.nbytes for fetched in self._waiting),
+        )
+
+    # -- the end ---------------------------------------------------------------------------------
+
+    @property
+    def is_busy(self) -> bool:
+        """Something was counted that is not reported."""
+        return self.reader.next_offset > self._base and not self.closed
+
+    def stop_intake(self) -> None:
+        """Counts nothing new from now on."""
+        self.draining = True
+        self._release()
+
+    async def drain(self, grace_s: float) -> bool:
+        """Reports what was counted, for at most `grace_s`; whether the topic has all of it."""
+        self.stop_intake()
+        deadline_s = time.monotonic() + grace_s
+        while self.is_busy and time.monotonic() < deadline_s:
+            await self._send(self)
+            if self.is_busy:
+                await asyncio.sleep(LOOK_S)
+        return not self.is_busy
+
+    def close(self) -> None:
+        """Nothing of it counts from now on."""
+        self.closed = True
+        self._release()
+
+    def _release(self) -> None:
+        while self._waiting:
+            self._waiting.popleft().release()

@@ -1,0 +1,225 @@
+"""What is told of windows and of differences between tiers: pure, of what the workers' books hold.
+
+    shares of all workers --joined--> Known --windows--> rows      --verdicts--> rows
+
+Rules
+1. Of several shares that hold a partition of the tables the furthest one counts.
+2. Tiers are compared each with the next in the plan's order, of those that count the topic, and of those that
+   the plan names.
+3. Windows that may lack what had gone before it was counted are told as incomplete, and not compared.
+4. An aggregate cluster may have records of regional clusters that the plan does not count: more there than
+   here says nothing then (`Unseen`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import msgspec
+
+from app.clock import iso
+from app.config.audit import TIERS, AuditPlan
+from app.core.audit.compare import State, Verdict, compare, side
+from app.core.audit.count import UNTIMED
+from app.core.audit.tiers import Bounds, TierKey, TierRecord, lateness, watermark
+from app.core.audit.totals import NO_TOTALS
+from app.core.audit.windows import Phase, WindowKey, WindowRecord, phase
+from app.core.topology import AGGREGATE
+
+PlanOf = Callable[[str, str], AuditPlan | None]  # of a cluster's topic
+Unseen = Callable[[AuditPlan | None], list[str]]  # regional clusters that a plan does not count
+RANKS = (0.5, 0.95, 0.99)
+IN_ORDER = [Phase.OPEN, Phase.PROVISIONAL, Phase.CLOSED]
+
+
+class Share(msgspec.Struct, frozen=True):
+    """What a worker's books hold of what was asked for. `next_offsets`: of the partitions it has books of."""
+
+    next_offsets: dict[int, int]
+    windows: dict[str, WindowRecord]
+    tiers: dict[str, TierRecord]
+
+
+class Known(NamedTuple):
+    """What the region knows."""
+
+    windows: Mapping[WindowKey, WindowRecord]
+    tiers: Mapping[TierKey, TierRecord]
+
+
+class Wanted(NamedTuple):
+    """Which windows: of a topic, tier, cluster ("": of all), that begin in [from_ms, before_ms)."""
+
+    topic: str = ""
+    tier: str = ""
+    cluster: str = ""
+    from_ms: int = 0
+    before_ms: int = 1 << 62
+
+    def means(self, key: WindowKey | TierKey) -> bool:
+        """Whether a window, or a tier, is among them."""
+        named = ((self.topic, key.topic), (self.tier, key.tier), (self.cluster, key.cluster))
+        if not all(name in ("", told) for name, told in named):
+            return False
+        return isinstance(key, TierKey) or self.from_ms <= key.start_ms < self.before_ms
+
+
+def joined(shares: Iterable[Share], partition_of: Callable[[str], int]) -> Known:
+    """Rule 1; `partition_of` a topic."""
+    shares = list(shares)
+    furthest: dict[int, Share] = {}
+    for share in shares:
+        for partition, next_offset in share.next_offsets.items():
+            known = furthest.get(partition)
+            if known is None or known.next_offsets[partition] < next_offset:
+                furthest[partition] = share
+    windows: dict[WindowKey, WindowRecord] = {}
+    tiers: dict[TierKey, TierRecord] = {}
+    for share in shares:
+        for text, window in share.windows.items():
+            key = WindowKey.parse(text)
+            if furthest.get(partition_of(key.topic)) is share:
+                windows[key] = window
+        for text, tier in share.tiers.items():
+            name = TierKey.parse(text)
+            if furthest.get(partition_of(name.topic)) is share:
+                tiers[name] = tier
+    return Known(windows, tiers)
+
+
+Shards = dict[tuple[str, str, str], list[TierRecord]]  # topic, tier, cluster
+
+
+def _shards(known: Known) -> Shards:
+    found: Shards = {}
+    for key, record in sorted(known.tiers.items()):
+        found.setdefault(key[:3], []).append(record)
+    return found
+
+
+def window_rows(known: Known, now_ms: int, bounds_of: Callable[[str, str], Bounds]) -> list[dict[str, Any]]:
+    """A row a window of a cluster, the newest first."""
+    shards = _shards(known)
+    groups: defaultdict[WindowKey, list[WindowRecord]] = defaultdict(list)
+    for key, record in known.windows.items():
+        groups[key._replace(shard=0)].append(record)
+    rows = []
+    for key, records in sorted(groups.items(), key=lambda item: (-item[0].start_ms, item[0])):
+        tiers = shards.get(key[:3], [])
+        mark_ms = watermark(tiers, now_ms, bounds_of(key.cluster, key.topic).silence_ms)
+        rows.append(_window_row(key, records, tiers, mark_ms))
+    return rows
+
+
+def _window_row(
+    key: WindowKey, records: list[WindowRecord], tiers: list[TierRecord], mark_ms: int
+) -> dict[str, Any]:
+    totals = late = NO_TOTALS
+    for record in records:
+        totals, late = totals.plus(record.totals), late.plus(record.late)
+    both = totals.plus(late)
+    is_timed = key.start_ms != UNTIMED
+    p50, p95, p99 = (None if rank < 0 else rank for rank in both.percentiles_ms(*RANKS))
+    state = min((phase(key, record, mark_ms) for record in records), key=IN_ORDER.index)
+    return {
+        "topic": key.topic,
+        "tier": key.tier,
+        "cluster": key.cluster,
+        "start_ms": key.start_ms if is_timed else None,
+        "start": iso(key.start_ms) if is_timed else None,
+        "end_ms": key.end_ms if is_timed else None,
+        "state": state.value,
+        "complete": not is_timed or key.start_ms >= _complete_ms(tiers),
+        "count": both.count,
+        "bytes": both.nbytes,
+        "duplicates": both.duplicates,
+        "late": late.count,
+        "p50_ms": p50,
+        "p95_ms": p95,
+        "p99_ms": p99,
+        "ids": str(both.ids) if both.count and both.identified == both.count else None,
+        "without": sorted({name for record in records for name in record.without}),
+    }
+
+
+def _complete_ms(tiers: Iterable[TierRecord]) -> int:
+    return max((record.complete_ms for record in tiers), default=-1)
+
+
+def verdict_rows(known: Known, now_ms: int, plan_of: PlanOf, unseen: Unseen) -> list[dict[str, Any]]:
+    """A row a window and pair of tiers that follow on each other, the newest first."""
+    shards = _shards(known)
+    clusters: dict[str, dict[str, list[str]]] = {}  # topic -> tier -> clusters
+    for topic, tier, cluster in shards:
+        clusters.setdefault(topic, {}).setdefault(tier, []).append(cluster)
+    windows: dict[tuple[str, str], dict[tuple[int, int], list[WindowRecord]]] = {}
+    for key, record in sorted(known.windows.items()):
+        at = windows.setdefault((key.topic, key.tier), {})
+        at.setdefault((key.start_ms, key.width_ms), []).append(record)
+    rows = []
+    for topic, tiers in sorted(clusters.items()):
+        found = (plan_of(cluster, topic) for of_tier in tiers.values() for cluster in of_tier)
+        plan = next((one for one in found if one is not None), None)
+        for pair in pairwise(_in_order(plan, tiers)):
+            sides = [[shards[topic, tier, cluster] for cluster in tiers.get(tier, ())] for tier in pair]
+            seen = [windows.get((topic, tier), {}) for tier in pair]
+            rows += [{"topic": topic, **row} for row in _compared(pair, sides, seen, now_ms, plan, unseen)]
+    return sorted(rows, key=lambda row: (-row["start_ms"], row["topic"]))
+
+
+def _in_order(plan: AuditPlan | None, tiers: Mapping[str, object]) -> list[str]:
+    """Rule 2."""
+    named = () if plan is None else plan.spec.tiers
+    return [tier for tier in named or TIERS if tier in tiers or tier in named]
+
+
+def _compared(
+    pair: tuple[str, str],
+    sides: list[list[list[TierRecord]]],
+    seen: list[dict[tuple[int, int], list[WindowRecord]]],
+    now_ms: int,
+    plan: AuditPlan | None,
+    unseen: Unseen,
+) -> Iterator[dict[str, Any]]:
+    bounds = Bounds() if plan is None else plan.bounds
+    records = [record for side_of in sides for of_cluster in side_of for record in of_cluster]
+    patience_ms = lateness(records, bounds) + bounds.silence_ms
+    complete_ms = _complete_ms(records)
+    others = unseen(plan) if pair[1] == AGGREGATE else []
+    for start_ms, width_ms in sorted(seen[0].keys() | seen[1].keys()):
+        if start_ms == UNTIMED or start_ms < complete_ms:
+            continue
+        end_ms = start_ms + width_ms
+        before, after = (
+            side(tier, end_ms, of.get((start_ms, width_ms), ()), clusters, now_ms, bounds.silence_ms)
+            for tier, of, clusters in zip(pair, seen, sides, strict=True)
+        )
+        verdict = compare(before, after, end_ms, now_ms, patience_ms)
+        if verdict.extra and verdict.state is State.DUPLICATED and others:  # rule 4
+            verdict = verdict._replace(state=State.ABSENT, absent=tuple(others))
+        yield _verdict_row(pair, start_ms, end_ms, verdict, before.all.count, after.all.count)
+
+
+def _verdict_row(
+    pair: tuple[str, str], start_ms: int, end_ms: int, verdict: Verdict, before: int, after: int
+) -> dict[str, Any]:
+    differs = verdict.state is State.CORRUPTED
+    return {
+        "from_tier": pair[0],
+        "to_tier": pair[1],
+        "start_ms": start_ms,
+        "start": iso(start_ms),
+        "end_ms": end_ms,
+        "state": verdict.state.value,
+        "from_count": before,
+        "to_count": after,
+        "missing": None if differs else verdict.missing,
+        "extra": None if differs else verdict.extra,
+        "by": verdict.by.value,
+        "absent": list(verdict.absent),
+        "lag_ms": verdict.lag_ms,
+        "behind_ms": verdict.behind_ms,
+    }

@@ -1,0 +1,102 @@
+"""audit report|loss: what was counted at each tier, and what has not arrived."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlencode
+
+import click
+
+from app.cli.client import EXIT_LOSS, Client, guarded
+from app.cli.output import emit, output_option, url_option
+
+WINDOWS = ["topic", "tier", "cluster", "start", "state", "count", "bytes", "late", "duplicates", "p50_ms",
+           "p95_ms", "p99_ms"]  # fmt: skip
+VERDICTS = ["topic", "from_tier", "to_tier", "start", "state", "from_count", "to_count", "missing", "extra",
+            "absent", "lag_ms"]  # fmt: skip
+LOSS = {"lossy", "corrupted"}  # records that a tier had are not in the next one
+TOPIC = click.option("--topic", help="Of this topic only.")
+FROM = click.option(
+    "--from", "since", metavar="TIME", default="24h", show_default=True,
+    help="Windows that begin then or later: 2h (ago), an ISO 8601 time, or milliseconds.",
+)  # fmt: skip
+TO = click.option("--to", "until", metavar="TIME", help="Windows that begin before.")
+
+
+@click.group()
+def audit() -> None:
+    """Audit: what was counted, tier by tier, in windows of event time, and what is missing.
+
+    \b
+    switchyard audit report --topic orders
+    switchyard audit loss --from 2h
+    """
+
+
+@audit.command()
+@TOPIC
+@click.option("--tier", help="At this tier only.")
+@click.option("--cluster", help="In this cluster only.")
+@FROM
+@TO
+@url_option
+@output_option
+@guarded
+def report(
+    topic: str | None, tier: str | None, cluster: str | None, since: str, until: str | None, url: str | None,
+    output: str,
+) -> None:  # fmt: skip
+    """Windows, the newest first: how many records, how large, how late they came.
+
+    A window is open, provisional (its time is over, but records may come late), or closed.
+
+    \b
+    switchyard audit report --topic orders --from 2h
+    switchyard audit report --tier aggregate -o csv > windows.csv
+    """
+    rows = _rows(
+        Client(url), "windows", topic=topic, tier=tier, cluster=cluster, **{"from": since, "to": until}
+    )
+    shown = [{**row, "start": row["start"] or "none"} for row in rows]
+    emit(shown, WINDOWS, output, whole=rows)
+
+
+@audit.command()
+@TOPIC
+@click.option(
+    "--all", "with_sound", is_flag=True, help="Also windows that are as they should be, or not over."
+)
+@FROM
+@TO
+@url_option
+@output_option
+@guarded
+def loss(
+    topic: str | None, with_sound: bool, since: str, until: str | None, url: str | None, output: str
+) -> None:
+    """Windows in which a tier does not have what the one before it has. Exit code 8 when records are missing.
+
+    Where an audit itself is missing ('absent-audit') nothing is said of loss.
+
+    \b
+    switchyard audit loss --topic orders
+    switchyard audit loss --from 2026-01-31T12:00 --all -o json
+    """
+    states = ["ok", "provisional", "lossy", "duplicated", "corrupted", "late", "absent-audit"]
+    rows = _rows(
+        Client(url), "loss", topic=topic, state=states if with_sound else None,
+        **{"from": since, "to": until},
+    )  # fmt: skip
+    shown = [{**row, "absent": row["absent"] or ""} for row in rows]
+    emit(shown, VERDICTS, output, whole=rows)
+    lost = [row for row in rows if row["state"] in LOSS]
+    if lost:
+        known = sum(row["missing"] or 0 for row in lost)
+        click.echo(f"{len(lost)} windows lack records: {known} at least", err=True)
+        raise SystemExit(EXIT_LOSS)
+
+
+def _rows(client: Client, what: str, **wanted: Any) -> list[Any]:
+    """All of a list."""
+    query = {name: value for name, value in wanted.items() if value}
+    return client.all(f"/audit/{what}", urlencode(query, doseq=True))

@@ -1,0 +1,158 @@
+"""`AuditPlan`: topics whose records are counted, where, and by which time. The shape of its definition.
+
+    kind: AuditPlan
+    metadata: {name: orders, owner: data-platform}
+    spec:
+      clusters: [regional, east-aggregate]    # names, or tiers of this region; without it, all of this region
+      topics: [orders, 'payments\\..*']        # as in a Route
+      exclude: ['.*\\.test']
+      window: 10m
+      timestamp: {source: json, field: meta.createdAt, format: iso-8601, otherwise: record}
+      id: {header: message-id}
+
+Where several plans mean a topic of a cluster, the first by name counts it.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Annotated, Any, Literal
+
+from annotated_types import Len
+from pydantic import BeforeValidator, Field
+
+from app.config.fields import DAY_S, MAX_LISTED, Header, MessageName, Model, Name
+from app.config.route import Entry
+from app.config.units import Duration, duration_within
+from app.config.wire import Definition
+from app.core.audit.tiers import Bounds
+from app.core.route import Route
+from app.core.topology import Layout
+
+PREFIX = "audit:"  # no workload's, route's nor failover definition's key begins with it
+MAX_NAME_CHARS = 100  # with a cluster's name it is in the names of jobs
+SEPARATOR = "//"  # between the two; no workload's key has it
+TIERS = ("proxy-client", "proxy-server", "regional", "aggregate", "consumer")  # in the way of a record
+MOST_LATENESS_S = 3600.0
+
+
+def _name(value: Any) -> Any:
+    if isinstance(value, str) and len(value) > MAX_NAME_CHARS:
+        raise ValueError(f"not a name for it; use at most {MAX_NAME_CHARS} characters")
+    return value
+
+
+class AuditMetadata(Model):
+    """Who: the name is the plan's identity."""
+
+    name: Annotated[Name, BeforeValidator(_name)]
+    owner: str = Field("", max_length=200)
+
+
+class Timestamp(Model):
+    """What tells the time of a record: by it records are put into windows, the same ones at every tier.
+
+    `header`, of source header, its name; `binary`: 8 bytes, big-endian. `field`, of a value, the names that
+    lead to it: meta.createdAt; its schema is a file (or a folder, with framing confluent) of `schema` (Avro)
+    or `descriptor` and `message` (Protobuf). `otherwise`: the time of a record that does not tell one so: its
+    own timestamp, or none.
+    """
+
+    source: Literal["record", "header", "json", "avro", "protobuf"] = "record"
+    header: Header | None = None
+    field: Annotated[str, Len(1, 1000)] | None = None
+    format: Literal["epoch-s", "epoch-ms", "epoch-us", "epoch-ns", "iso-8601"] | None = None
+    binary: bool = False
+    schema_: Annotated[str, Len(1, 4096)] | None = Field(None, alias="schema")
+    descriptor: Annotated[str, Len(1, 4096)] | None = None
+    message: MessageName | None = None
+    framing: Literal["none", "confluent"] = "none"
+    otherwise: Literal["record", "none"] = "record"
+
+
+class MessageId(Model):
+    """The header with a message's id, the same at every tier: equal counts of other messages are found."""
+
+    header: Header
+
+
+class AuditSpec(Model):
+    """What is counted, and how.
+
+    `tiers` are compared each with the next, those that count the topic; one that is named here and does not
+    is told as absent. `lateness`: how long a window waits at least for what comes late. `disorder`: how much
+    older than the first record of a batch the others of it may be. `keep`: how long windows are remembered.
+    """
+
+    clusters: Annotated[tuple[Name, ...], Len(0, MAX_LISTED)] = ()
+    topics: Annotated[tuple[Entry, ...], Len(1, MAX_LISTED)]
+    exclude: Annotated[tuple[Entry, ...], Len(0, MAX_LISTED)] = ()
+    tiers: Annotated[tuple[Name, ...], Len(0, 20)] = ()
+    window: Annotated[Duration, duration_within(1, DAY_S)] = 600.0
+    lateness: Annotated[Duration, duration_within(1, DAY_S)] = 60.0
+    disorder: Annotated[Duration, duration_within(0, DAY_S)] = 5.0
+    keep: Annotated[Duration, duration_within(3600, 90 * DAY_S)] = 7 * DAY_S
+    timestamp: Timestamp = Timestamp()
+    id: MessageId | None = None
+
+
+class AuditPlan(Definition):
+    """Topics whose records are counted."""
+
+    api_version: Literal["switchyard/v1"] = Field(alias="apiVersion")
+    kind: Literal["AuditPlan"]
+    metadata: AuditMetadata
+    spec: AuditSpec
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.metadata.name
+
+    @property
+    def key(self) -> str:
+        """What it stands under in the control log, beside workloads and routes."""
+        return f"{PREFIX}{self.name}"
+
+    @cached_property
+    def _topics(self) -> Route:
+        return Route(self.name, "", "", self.spec.topics, self.spec.exclude)
+
+    def means(self, topic: str) -> bool:
+        """Whether it counts a topic of this name. Raises what `Route` raises."""
+        return self._topics.destination(topic) is not None
+
+    def clusters(self, layout: Layout) -> list[str]:
+        """The names of the clusters whose topics it counts: those there are, by this configuration."""
+        if not self.spec.clusters:
+            return sorted(name for name, site in layout.sites.items() if site.region == layout.own)
+        found = set()
+        for entry in self.spec.clusters:
+            of_tier = {
+                n for n, site in layout.sites.items() if (site.region, site.tier) == (layout.own, entry)
+            }
+            found |= {entry} if entry in layout.sites else of_tier
+        return sorted(found)
+
+    @property
+    def bounds(self) -> Bounds:
+        """When its windows close, and are forgotten."""
+        lateness_ms = round(self.spec.lateness * 1000)
+        most_ms = max(lateness_ms, round(MOST_LATENESS_S * 1000))
+        return Bounds(lateness_ms, most_ms, keep_ms=round(self.spec.keep * 1000))
+
+    @property
+    def width_ms(self) -> int:
+        """How long a window is."""
+        return round(self.spec.window * 1000)
+
+
+def job_name(plan: str, cluster: str) -> str:
+    """The name in jobs that count a cluster's topics for a plan."""
+    return f"{plan}{SEPARATOR}{cluster}"
+
+
+def of_job_name(name: str) -> tuple[str, str]:
+    """The inverse: plan and cluster."""
+    plan, _, cluster = name.partition(SEPARATOR)
+    return plan, cluster

@@ -1,0 +1,245 @@
+"""The REST side of audits: plans, windows, and differences between tiers.
+
+Windows are in the books of the workers that write their tables: whoever is asked asks all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+import msgspec
+from aiohttp import web
+
+from app.audit.view import Known, Share, Wanted, joined, verdict_rows, window_rows
+from app.clock import now_ms
+from app.config.audit import PREFIX, AuditPlan
+from app.config.definitions import parse_audit
+from app.config.plan import plan
+from app.console import shapes, shapes_audit
+from app.console.answers import ApiError, json_response, paged
+from app.console.defining import (
+    DRY_RUN,
+    MATCH,
+    YAML,
+    condition,
+    define,
+    defined,
+    delete,
+    flag,
+    put_answers,
+    read_definition,
+)
+from app.console.describe import ACTOR, JSON, PAGE, TEXT, Answer, Page, Param, described, repeated
+from app.console.hop import LOOK_S, ask_worker
+from app.console.offsets import told_apart
+from app.control.audit_sender import audit_partition
+from app.core.audit.compare import State
+from app.core.control_events import AuditPut
+from app.core.job import Kind
+from app.core.topology import REGIONAL
+from app.dlq.query import BadQuery, parse_when
+
+if TYPE_CHECKING:
+    from app.console.api import Api
+
+PUT = put_answers("audit plan")
+DETAIL = {200: Answer({JSON: shapes_audit.AuditPlanDetail}, headers=("ETag",))}
+MOST_WINDOWS = 50_000  # of an answer: a shard each
+TIMES = (
+    Param("from", TEXT, "windows that begin then or later: 2h (ago), an ISO 8601 time, or milliseconds"),
+    Param("to", TEXT, "windows that begin before; the same"),
+)
+TOPIC = Param("topic", TEXT, "of this topic only")
+PLACES = (
+    TOPIC,
+    Param("tier", TEXT, "of this tier only"),
+    Param("cluster", TEXT, "of this cluster only"),
+)
+TOLD = (State.LOSSY, State.DUPLICATED, State.CORRUPTED, State.LATE, State.ABSENT)
+STATE = Param(
+    "state", repeated({"type": "string", "enum": [state.value for state in State]}, len(State)),
+    f"verdicts of this state (again: or); without it, {', '.join(state.value for state in TOLD)}",
+)  # fmt: skip
+SHARE = "/api/v1/audit/share"
+_share = msgspec.json.Decoder(Share)
+
+
+class AuditRoutes:
+    """Handlers; `api` finds the runtime."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+
+    def routes(self) -> list[web.RouteDef]:
+        """Everything there is."""
+        one = "/api/v1/audit/plans/{name}"
+        return [
+            web.get("/api/v1/audit/windows", told_apart(self.get_windows)),
+            web.get("/api/v1/audit/loss", told_apart(self.get_loss)),
+            web.get(SHARE, told_apart(self.get_share)),
+            web.get("/api/v1/audit/plans", self.get_plans),
+            web.get(one, self.get_plan),
+            web.put(one, self.put_plan),
+            web.delete(one, self.delete_plan),
+        ]
+
+    # -- windows -----------------------------------------------------------------------------------
+
+    @described(Page[shapes_audit.AuditWindow], query=(*PLACES, *TIMES, *PAGE), problems=(409, 502))
+    async def get_windows(self, request: web.Request) -> web.Response:
+        """What was counted in each window, the newest first."""
+        known = await self._known(request, _wanted(request))
+        rows = window_rows(known, now_ms(), self._api.runtime.catalog.audits.bounds_of)
+        return json_response(paged(rows, request))
+
+    @described(Page[shapes_audit.AuditVerdict], query=(TOPIC, *TIMES, STATE, *PAGE), problems=(409, 502))
+    async def get_loss(self, request: web.Request) -> web.Response:
+        """Windows in which a tier does not have what the one before it has, the newest first."""
+        states = set(request.query.getall("state", [state.value for state in TOLD]))
+        if unknown := sorted(states - {state.value for state in State}):
+            known_states = ", ".join(state.value for state in State)
+            raise BadQuery(f"state={unknown[0][:40]!r}: no such state; there are {known_states}")
+        known = await self._known(request, _wanted(request))
+        rows = verdict_rows(known, now_ms(), self._api.runtime.catalog.audits.plan_of, self._unseen)
+        return json_response(paged([row for row in rows if row["state"] in states], request))
+
+    @described({"type": "object"}, query=(*PLACES, *TIMES), problems=(409, 502))
+    async def get_share(self, request: web.Request) -> web.Response:
+        """What this worker's books hold of windows and tiers: for the other workers."""
+        share = self._own(_wanted(request))
+        return web.Response(
+            body=msgspec.json.encode(share), content_type=JSON, headers={"Cache-Control": "no-store"}
+        )
+
+    def _unseen(self, of: AuditPlan | None) -> list[str]:
+        layout = self._api.runtime.catalog.audits.layout
+        if layout is None or of is None:
+            return []
+        counted = of.clusters(layout)
+        return sorted(n for n, s in layout.sites.items() if s.tier == REGIONAL and n not in counted)
+
+    def _own(self, wanted: Wanted) -> Share:
+        books = self._api.runtime.audit_books.books
+        windows: dict[str, Any] = {}
+        tiers: dict[str, Any] = {}
+        for book in books.values():
+            for key, record in book.collector.windows.items():
+                if wanted.means(key):
+                    windows[str(key)] = msgspec.structs.replace(record, counted={})
+            if len(windows) > MOST_WINDOWS:
+                raise ValueError(f"more than {MOST_WINDOWS} windows: name a topic, or a later time with from")
+            tiers |= {str(key): tier for key, tier in book.collector.tiers.items() if wanted.means(key)}
+        return Share({partition: book.next_offset for partition, book in books.items()}, windows, tiers)
+
+    async def _known(self, request: web.Request, wanted: Wanted) -> Known:
+        """What all workers know. Raises ApiError: one does not answer."""
+        runtime = self._api.runtime
+        query = {
+            "topic": wanted.topic, "tier": wanted.tier, "cluster": wanted.cluster,
+            "from": str(wanted.from_ms), "to": str(wanted.before_ms),
+        }  # fmt: skip
+        path = f"{SHARE}?{urlencode({name: value for name, value in query.items() if value})}"
+        others = [worker for worker in self._api.beats() if worker != runtime.worker]
+        answers = await asyncio.gather(
+            *(ask_worker(self._api, request, worker, patience_s=LOOK_S, path=path) for worker in others)
+        )
+        shares = [self._own(wanted)]
+        for worker, (status, content) in zip(others, answers, strict=True):
+            if status != 200:
+                raise ApiError(502, "Worker unreachable", f"{worker} answered {status}; ask again")
+            shares.append(_share.decode(content))
+        held = {partition for share in shares for partition in share.next_offsets}
+        if missing := await runtime.audit_books.without(held):
+            raise ApiError(
+                503,
+                "Being read",
+                f"partitions {missing} of the audit tables are being read; ask again in seconds",
+            )
+        return joined(shares, audit_partition)
+
+    # -- plans -------------------------------------------------------------------------------------
+
+    @described(Page[shapes_audit.AuditPlanDetail], query=PAGE)
+    async def get_plans(self, request: web.Request) -> web.Response:
+        """Every audit plan."""
+        page = paged([put for _, put in sorted(self._api.runtime.control.view.audits.items())], request)
+        return json_response({**page, "items": [self._detail(put) for put in page["items"]]})
+
+    @described(answers=DETAIL, problems=(404,))
+    async def get_plan(self, request: web.Request) -> web.Response:
+        """One audit plan."""
+        put = self._put_of(request)
+        return json_response(self._detail(put), headers={"ETag": f'"{put.etag}"'})
+
+    def _detail(self, put: AuditPut) -> dict[str, Any]:
+        name, runtime = put.key.removeprefix(PREFIX), self._api.runtime
+        found, layout = runtime.catalog.audits.plan(name), runtime.catalog.audits.layout
+        prefix = f"{Kind.AUDIT}:{name}//"
+        owned = (job for job, held in runtime.control.view.assignments.items() if held.worker)
+        return {
+            "name": name,
+            "definition": put.definition,
+            "etag": put.etag,
+            "clusters": [] if found is None or layout is None else found.clusters(layout),
+            "jobs": sum(job.startswith(prefix) for job in owned),
+            "deployed": {"at_ms": put.at_ms, "by": put.actor},
+        }
+
+    def _put_of(self, request: web.Request) -> AuditPut:
+        name = request.match_info["name"]
+        put = self._api.runtime.control.view.audits.get(f"{PREFIX}{name}")
+        if put is None:
+            detail = f"there is no audit plan {name[:100]!r}; GET /api/v1/audit/plans lists them"
+            raise ApiError(404, "No such definition", detail)
+        return put
+
+    @described(
+        answers=PUT, query=DRY_RUN, headers=(*MATCH, *ACTOR), body=AuditPlan, kinds=(JSON, *YAML),
+        problems=(409, 412, 422),
+    )  # fmt: skip
+    async def put_plan(self, request: web.Request) -> web.Response:
+        """Defines or changes an audit plan; 201, or 200 when it was there. `?dry_run=true` only checks."""
+        dry_run, body = flag(request, "dry_run"), await read_definition(request)
+        audits = self._api.runtime.catalog.audits
+        wanted, warnings = await asyncio.to_thread(
+            parse_audit, body.data, layout=audits.layout, file=body.file, node=body.node
+        )
+        if wanted.name != (told := request.match_info["name"]):
+            detail = f"the definition is of {wanted.name}, the address of {told[:100]}"
+            raise ApiError(422, "Wrong address", detail)
+        current = self._api.runtime.control.view.audits.get(wanted.key)
+        expected = condition(request, current)
+        planned = plan({}, [wanted], audits={one.key: one for one in audits.plans()})
+        answer = await define(
+            self._api, request, AuditPut, wanted, current, expected, planned, dry_run=dry_run
+        )
+        return defined(answer, warnings, current)
+
+    @described(shapes.Deleted, headers=(*MATCH, *ACTOR), problems=(404, 412))
+    async def delete_plan(self, request: web.Request) -> web.Response:
+        """Deletes an audit plan; what was counted stays until it is too old."""
+        put = self._put_of(request)
+        await delete(self._api, request, put)
+        return json_response({"key": put.key, "deleted": True})
+
+
+def _wanted(request: web.Request) -> Wanted:
+    """Raises BadQuery."""
+    query = request.query
+    return Wanted(
+        query.get("topic", ""), query.get("tier", ""), query.get("cluster", ""),
+        _time(query.get("from"), 0, "from"), _time(query.get("to"), 1 << 62, "to"),
+    )  # fmt: skip
+
+
+def _time(text: str | None, default: int, name: str) -> int:
+    if text is None:
+        return default
+    if text == str(default):
+        return default
+    try:
+        return parse_when(text, now_ms())
+    except BadQuery as error:
+        raise BadQuery(f"{name}: {error}") from error

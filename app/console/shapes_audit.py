@@ -1,0 +1,67 @@
+"""What the API answers of audits: plans, windows, differences between tiers."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypedDict
+
+from app.console.shapes import Deployed
+
+
+class AuditPlanDetail(TypedDict):
+    """A plan as PUT takes it back; the clusters that it counts, as this worker is configured, and how many
+    jobs it has."""
+
+    name: str
+    definition: dict[str, Any]
+    etag: str
+    clusters: list[str]
+    jobs: int
+    deployed: Deployed
+
+
+class AuditWindow(TypedDict):
+    """What was counted of a topic at a tier in a window of event time; without a start, the records that have
+    no time. `late` (which `count` and `bytes` hold, too) came after it was closed. Latencies are null while
+    none were measured, `ids`, a fingerprint of all message ids, where not every record has one. It was closed
+    `without` sources that were silent. `complete`: nothing was gone before it was counted.
+    """
+
+    topic: str
+    tier: str
+    cluster: str
+    start_ms: int | None
+    start: str | None
+    end_ms: int | None
+    state: Literal["open", "provisional", "closed"]
+    complete: bool
+    count: int
+    bytes: int
+    duplicates: int
+    late: int
+    p50_ms: float | None
+    p95_ms: float | None
+    p99_ms: float | None
+    ids: str | None
+    without: list[str]
+
+
+class AuditVerdict(TypedDict):
+    """Two tiers in a window. `by` says what was compared; where counts are the same and contents are not,
+    `missing` and `extra` are null. The audit of those `absent` is missing. `lag_ms`: by how much the median
+    record is later at the second tier, null: not known; `behind_ms`: by how much its audit is behind."""
+
+    topic: str
+    from_tier: str
+    to_tier: str
+    start_ms: int
+    start: str
+    end_ms: int
+    state: Literal["ok", "provisional", "lossy", "duplicated", "corrupted", "late", "absent-audit"]
+    from_count: int
+    to_count: int
+    missing: int | None
+    extra: int | None
+    by: Literal["count", "ids", "offsets"]
+    absent: list[str]
+    lag_ms: float | None
+    behind_ms: int

@@ -1,0 +1,65 @@
+"""Sends what stands in the audit topic: reports of pumps, and what closes and drops windows.
+
+All of an audited topic goes to one partition, in the order of the calls. What is sent again counts once
+(`app.core.audit`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from typing import Any
+
+from aiokafka import AIOKafkaProducer
+from mode import Service
+
+from app import wire
+from app.control.tail import STOP_S, bounded
+from app.core.audit.collect import Tick
+from app.core.audit.reports import Report
+from app.core.audit.tiers import Close, Forget
+from app.topics import AUDIT_PARTITIONS, ControlTopics
+
+
+def audit_partition(topic: str) -> int:
+    """The partition of the audit topic, and so of its tables, in which an audited topic lives."""
+    return zlib.crc32(topic.encode()) % AUDIT_PARTITIONS
+
+
+class AuditSender(Service):
+    """See the module."""
+
+    def __init__(self, topics: ControlTopics, kafka_options: dict[str, Any]) -> None:
+        super().__init__()
+        self._topic = topics.audit.name
+        self._options = kafka_options
+        self._producer: AIOKafkaProducer | None = None
+
+    async def on_start(self) -> None:
+        self._producer = AIOKafkaProducer(
+            acks="all", enable_idempotence=True, request_timeout_ms=10_000, linger_ms=5, **self._options
+        )
+        await self._producer.start()
+
+    async def on_stop(self) -> None:
+        if self._producer is not None:
+            await bounded(self._producer.stop(), STOP_S, "producer of audit reports")
+
+    async def send(self, event: Report | Close | Forget) -> asyncio.Future[Any]:
+        """Sends an event; the future ends once all of it stands in the topic.
+
+        Raises:
+            aiokafka.errors.KafkaError: (the future, too) it was not taken; sending it again is harmless.
+        """
+        assert self._producer is not None, "the sender of audit reports has not been started"
+        parts = wire.report_events(event) if isinstance(event, Report) else [wire.encode(event)]
+        key, partition = event.topic.encode(), audit_partition(event.topic)
+        sent = [await self._producer.send(self._topic, part, key=key, partition=partition) for part in parts]
+        return sent[0] if len(sent) == 1 else asyncio.gather(*sent)
+
+    async def tick(self, at_ms: int) -> None:
+        """Sends each partition something to be read. Raises KafkaError."""
+        assert self._producer is not None, "the sender of audit reports has not been started"
+        event = wire.encode(Tick(at_ms))
+        for partition in range(AUDIT_PARTITIONS):
+            await self._producer.send_and_wait(self._topic, event, partition=partition)

@@ -1,0 +1,175 @@
+"""The audits of this worker: their pumps' beginning, changed plans, reports on their way.
+
+Rules
+1. A changed plan is for what is fetched from then on: its pumps report, save, and begin again.
+2. Reports of a pump are made by one round at a time; what the topic did not take is in the next ones.
+3. A worker that has much to report does so more rarely.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Callable
+
+import structlog
+from aiokafka.errors import KafkaError
+from mode import Service
+
+from app.audit.pump import REPORT_S, AuditPump
+from app.clock import now_ms
+from app.config.audit import AuditPlan, of_job_name
+from app.control.audit_sender import AuditSender
+from app.control.audits_catalog import AuditsCatalog
+from app.control.beginning import Anew, Trouble
+from app.control.beginning_audit import find_audit_beginning
+from app.control.data_clusters import DataCluster, DataClusters
+from app.control.pumps import Passing, Pump, Started
+from app.core.fencing import TakeoverAnswer
+from app.core.job import JobId
+from app.kafka.clusters import LATEST, READ_COMMITTED, ClusterUnreachable
+
+log = structlog.get_logger(__name__)
+
+LOOK_S = 0.25
+ENDS_S = 15.0  # how often it is asked where logs end
+REPORTS_PER_S = 200  # of a worker
+LEAVES = 0.5  # of the memory for fetched data, to those that deliver and copy
+
+
+class Audits(Service):
+    """See the module.
+
+    Attributes: `pumps` (by job), `sender` (of reports; None: there are none).
+    """
+
+    def __init__(self, catalog: AuditsCatalog, clusters: DataClusters, on_trouble: Trouble) -> None:
+        super().__init__()
+        self.pumps: dict[str, AuditPump] = {}
+        self.sender: AuditSender | None = None
+        self._catalog = catalog
+        self._clusters = clusters
+        self._on_trouble = on_trouble
+        self._reporting: dict[AuditPump, asyncio.Task[None]] = {}
+
+    # -- beginning -------------------------------------------------------------------------------
+
+    async def check(self, job: JobId) -> tuple[AuditPlan, str, DataCluster]:
+        """A job's plan, tier and cluster.
+
+        Raises:
+            LookupError: they are not there; Passing: another plan counts the topic, or none.
+            ClusterUnreachable.
+        """
+        name, cluster = of_job_name(job.name)
+        plan, tier = self._catalog.plan(name), self._catalog.tier(cluster)
+        if plan is None:
+            raise LookupError(f"this worker has no definition of audit plan {name} that it can read")
+        if self._catalog.plan_of(cluster, job.topic) is not plan:
+            raise Passing(f"plan {name} does not count {job.topic} in {cluster} any more: this job ends")
+        if tier is None or cluster not in self._clusters.specs:
+            raise LookupError(f"cluster {cluster!r} is not in this worker's configuration")
+        return plan, tier, await self._clusters.get(cluster)
+
+    async def begin(
+        self, job: JobId, epoch: int, answer: TakeoverAnswer, anew: Anew | None, is_mine: Callable[[], bool]
+    ) -> Started | None:
+        """The pump of a job that was taken over; None when it is not this worker's any more.
+
+        Raises:
+            LookupError: what it needs to know cannot be known yet. KafkaError, ClusterUnreachable.
+            UnusableField, DescriptorError: the plan's time cannot be read here.
+        """
+        plan, tier, cluster = await self.check(job)
+        beginning, next_offset, is_cut = await find_audit_beginning(
+            job, cluster, answer, width_ms=plan.width_ms, anew=anew, tell=self._on_trouble
+        )
+        if not is_mine():
+            return None
+        pump = AuditPump(
+            job, epoch, plan, tier, next_offset=next_offset, base=beginning.snapshot.base,
+            lineage=beginning.lineage, log=beginning.log, is_cut=is_cut, tell=self._on_trouble,
+            send=self.report,
+        )  # fmt: skip
+        leaves_bytes = int(LEAVES * self._clusters.budget.capacity_bytes)
+        return Started(pump, beginning, cluster, leaves_bytes, next_offset=next_offset)
+
+    def look(self, begin_again: Callable[[str, Pump], None]) -> None:
+        """Rule 1."""
+        for job, pump in list(self.pumps.items()):
+            plan = self._catalog.plan(pump.plan.name)
+            if plan is not None and plan is not pump.plan and not pump.draining:
+                begin_again(job, pump)
+
+    # -- reports ---------------------------------------------------------------------------------
+
+    @Service.task
+    async def _report_for_ever(self) -> None:
+        while not self.should_stop:
+            await self.sleep(LOOK_S)
+            now_s, interval_s = time.monotonic(), max(REPORT_S, len(self.pumps) / REPORTS_PER_S)
+            for pump in list(self.pumps.values()):
+                if not pump.draining and pump not in self._reporting and pump.is_due(now_s, interval_s):
+                    self._begin(pump)
+
+    def _begin(self, pump: AuditPump) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(self._report(pump))
+        self._reporting[pump] = task
+        task.add_done_callback(lambda _: self._reporting.pop(pump, None))
+        return task
+
+    async def report(self, pump: AuditPump) -> None:
+        """Reports what was counted last, and returns once the topic has it, or has refused it."""
+        before = self._reporting.get(pump)
+        if before is not None:
+            await asyncio.wait([before])
+        await asyncio.wait([self._reporting.get(pump) or self._begin(pump)])
+
+    async def _report(self, pump: AuditPump) -> None:
+        if self.sender is None:
+            return
+        try:
+            made = pump.reports(now_ms(), time.monotonic())
+            sent = [(report, await self.sender.send(report)) for report in made]
+            for report, taken in sent:
+                await taken
+                pump.acknowledged(report)
+            if pump.trouble.startswith("report: "):
+                pump.trouble = ""
+        except (KafkaError, OSError, TimeoutError) as error:
+            pump.trouble = f"report: the audit topic takes nothing: {error!r}"
+            log.warning(
+                "audit reports were not taken and are made again", job=str(pump.job), error=repr(error)
+            )
+        except Exception as error:
+            pump.trouble = f"report: {error!r}"
+            log.exception("audit reports failed and are made again", job=str(pump.job))
+
+    async def on_stop(self) -> None:
+        for task in list(self._reporting.values()):
+            task.cancel()
+
+    # -- where logs end --------------------------------------------------------------------------
+
+    @Service.task
+    async def _ends_for_ever(self) -> None:
+        while not self.should_stop:
+            await self.sleep(ENDS_S)
+            by_cluster: defaultdict[str, list[AuditPump]] = defaultdict(list)
+            for pump in self.pumps.values():
+                by_cluster[pump.cluster].append(pump)
+            await asyncio.gather(*(self._ends(name, pumps) for name, pumps in by_cluster.items()))
+
+    async def _ends(self, name: str, pumps: list[AuditPump]) -> None:
+        try:
+            client, at_ms = (await self._clusters.get(name)).client, now_ms()
+            at = {(pump.job.topic, pump.job.partition) for pump in pumps}
+            ends = await client.offsets(at, LATEST, READ_COMMITTED)
+        except (KafkaError, ClusterUnreachable, OSError, TimeoutError) as error:
+            log.debug("where audited logs end is not known now", cluster=name, error=repr(error))
+            return
+        for pump in pumps:
+            end = ends.get((pump.job.topic, pump.job.partition))
+            if end is not None and not pump.closed:
+                pump.ended(end, at_ms)

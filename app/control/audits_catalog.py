@@ -1,0 +1,193 @@
+"""Which partitions are audited: those of all topics that a plan means, in the clusters that it names.
+
+    definitions -> topics of each cluster (one request a cluster) -> the first plan that means a topic -> jobs
+
+Rules
+1. What cannot be known now never ends a job: one that is assigned stays while its cluster is away, or its
+   plan cannot be read. It ends when no plan means its topic any more, or the topic is gone for good
+   (`app.control.cluster_topics`).
+2. Several plans may mean a topic of a cluster: the first by name counts it. So each window is one plan's.
+3. Nobody waits for a cluster: reading goes on beside the rounds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import structlog
+from aiokafka.errors import KafkaError
+
+from app.config.audit import PREFIX as KEYS
+from app.config.audit import AuditPlan, job_name, of_job_name
+from app.control.beginning import Trouble
+from app.control.cluster_topics import ClusterTopics
+from app.control.data_clusters import DataClusters
+from app.control.definitions import Parsed
+from app.control.log import ControlLog
+from app.core.audit.tiers import Bounds
+from app.core.job import Kind
+from app.core.topology import Layout
+from app.kafka.clusters import ClusterUnreachable
+
+log = structlog.get_logger(__name__)
+
+REFRESH_S = 2.0
+PATIENCE_S = 0.25  # a round's, with clusters that answered in time before
+BUSY_SHARE = 20  # what takes long to read is read rarely: a twentieth of the time
+PREFIX = f"{Kind.AUDIT.value}:"
+
+
+class AuditsCatalog:
+    """See the module. Only what is said of plans is of use where the rounds are not made."""
+
+    def __init__(
+        self, control: ControlLog, clusters: DataClusters, on_trouble: Trouble, layout: Layout | None
+    ) -> None:
+        self.layout = layout
+        self._control = control
+        self._clusters = clusters
+        self._on_trouble = on_trouble
+        self._parsed = Parsed(lambda: control.view.audits, _parsed, self._unread)
+        self._topics: defaultdict[str, ClusterTopics] = defaultdict(ClusterTopics)
+        self._looking: dict[str, asyncio.Task[None]] = {}
+        self._late: set[str] = set()
+        self._away: set[str] = set()
+        self._term = 0
+        self._stamp: tuple[tuple[str, str], ...] | None = None
+        self._plans: dict[str, AuditPlan] = {}
+        self._read: dict[str, list[AuditPlan]] = {}  # cluster -> plans that name it, in their order
+        self._known: dict[tuple[str, str], AuditPlan | None] = {}
+
+    # -- definitions -------------------------------------------------------------------------------
+
+    def plan(self, name: str) -> AuditPlan | None:
+        """As it stands in the control log, parsed once a change."""
+        self._look_at_plans()
+        return self._plans.get(name)
+
+    def plans(self) -> list[AuditPlan]:
+        """Those that can be read, by name."""
+        self._look_at_plans()
+        return list(self._plans.values())
+
+    def plan_of(self, cluster: str, topic: str) -> AuditPlan | None:
+        """The plan by which a topic is counted (rule 2)."""
+        self._look_at_plans()
+        at = cluster, topic
+        if at not in self._known:
+            of = self._read.get(cluster, ())
+            self._known[at] = next((plan for plan in of if plan.means(topic)), None)
+        return self._known[at]
+
+    def bounds_of(self, cluster: str, topic: str) -> Bounds:
+        """When windows of a topic close; those whose plan is gone, too."""
+        plan = self.plan_of(cluster, topic)
+        return Bounds() if plan is None else plan.bounds
+
+    def tier(self, cluster: str) -> str | None:
+        """The tier that a cluster is; None: it is not configured here."""
+        site = None if self.layout is None else self.layout.sites.get(cluster)
+        return None if site is None else site.tier
+
+    def _look_at_plans(self) -> None:
+        puts = self._control.view.audits
+        stamp = tuple(sorted((key, put.etag) for key, put in puts.items()))
+        if stamp == self._stamp:
+            return
+        self._stamp, self._known, self._read = stamp, {}, {}
+        found = [plan for key in sorted(puts) if (plan := self._parsed.get(key)) is not None]
+        self._plans = {plan.name: plan for plan in found}
+        for plan in found if self.layout is not None else ():
+            assert self.layout is not None, "looked at just now"
+            for cluster in plan.clusters(self.layout):
+                self._read.setdefault(cluster, []).append(plan)
+
+    # -- the leader's rounds -----------------------------------------------------------------------
+
+    async def refresh(self) -> None:
+        """Reads what is old; waits `PATIENCE_S` at most."""
+        self._look_at_plans()
+        if self._control.view.term != self._term:  # what was known when this worker led before may be old
+            self._term = self._control.view.term
+            self._topics.clear()
+        for gone in self._topics.keys() - self._read.keys():
+            del self._topics[gone]
+        self._looking = {name: task for name, task in self._looking.items() if not task.done()}
+        now_s, awaited = time.monotonic(), set()
+        for cluster in self._read:
+            topics = self._topics[cluster]
+            pause_s = max(REFRESH_S, BUSY_SHARE * topics.took_s)
+            if cluster not in self._looking and now_s - topics.listed_at_s >= pause_s:
+                task = asyncio.get_running_loop().create_task(self._look(cluster, topics))
+                self._looking[cluster] = task
+                if cluster not in self._late:
+                    awaited.add(task)
+        if awaited:
+            _, late = await asyncio.wait(awaited, timeout=PATIENCE_S)
+            self._late |= {name for name, task in self._looking.items() if task in late}
+
+    async def _look(self, cluster: str, topics: ClusterTopics) -> None:
+        try:
+            if cluster not in self._clusters.specs:
+                raise ClusterUnreachable(
+                    "it is not in this worker's configuration; add it to switchyard.yaml"
+                )
+            client = (await self._clusters.get(cluster)).client
+            began_s = time.monotonic()
+            await topics.look(client, None, lambda: (), began_s)
+        except (KafkaError, ClusterUnreachable, OSError, TimeoutError, NotImplementedError) as error:
+            if cluster not in self._away:
+                self._away.add(cluster)
+                names = ", ".join(plan.name for plan in self._read.get(cluster, ()))
+                self._on_trouble(
+                    "audit-trouble", names, f"cluster {cluster} cannot be read: {error}",
+                    "what is counted there goes on with what is known; new topics wait until it answers",
+                )  # fmt: skip
+            await asyncio.sleep(REFRESH_S)
+        except Exception:
+            log.exception("the topics of a cluster could not be read and are read again", cluster=cluster)
+            await asyncio.sleep(REFRESH_S)
+        else:
+            self._away.discard(cluster)
+            if time.monotonic() - began_s < PATIENCE_S:
+                self._late.discard(cluster)
+
+    def jobs(self, held: Mapping[str, Iterable[str]]) -> Iterator[str]:
+        """Every job of every plan. `held`: those in the control log, by all of their name but the
+        partition."""
+        self._look_at_plans()
+        for prefix, jobs in held.items():
+            if prefix.startswith(PREFIX) and self._stays(prefix):
+                yield from jobs
+        for cluster, topics in self._topics.items():
+            for topic, count in topics.sizes.items():
+                plan = self.plan_of(cluster, topic)
+                if plan is not None:
+                    prefix = f"{PREFIX}{job_name(plan.name, cluster)}:{topic}:"
+                    yield from (f"{prefix}{partition}" for partition in range(count))
+
+    def _stays(self, prefix: str) -> bool:
+        """Rule 1, of jobs that are assigned."""
+        _, name, topic = prefix.split(":")
+        plan, cluster = of_job_name(name)
+        if plan not in self._plans:
+            return f"{KEYS}{plan}" in self._control.view.audits
+        governing, topics = self.plan_of(cluster, topic), self._topics.get(cluster)
+        is_listed = topics is not None and topics.listed
+        return not is_listed and governing is not None and governing.name == plan
+
+    def _unread(self, key: str, why: str) -> None:
+        self._on_trouble("audit-trouble", key.removeprefix(KEYS), why, "deploy it again")
+
+
+def _parsed(key: str, definition: Mapping[str, Any]) -> AuditPlan:
+    """Raises ValueError: it is another one's, or cannot be understood."""
+    found = AuditPlan.from_wire(definition)
+    if found.key != key:
+        raise ValueError(f"it is of {found.key!r}, and stands under {key!r}")
+    found.means("")  # whatever is wrong with its entries is said now
+    return found

@@ -1,0 +1,13 @@
+"""Table `audit_windows`: topic/tier/cluster/width/start/shard -> `WindowRecord` (what a window has).
+
+Writer: the agent `agents.audit_reports`, alone; the partition is that of the topic's reports. Changelog:
+`{app}-audit_windows-changelog`, compacted. Each value is a fold of its own over the topic
+(`app.core.audit.collect`). Readers: that agent when it begins (`items_of`), Spark (`app.wire.window_record`).
+"""
+
+from __future__ import annotations
+
+from app import app
+from tables.options import raw_table
+
+audit_windows = raw_table(app, "audit_windows", partitions=app.topics_declared.audit.partitions)
