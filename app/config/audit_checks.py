@@ -25,6 +25,7 @@ NEEDS = {
     "avro": (("field", "schema"), ("format", "framing")),
     "protobuf": (("field", "descriptor", "message"), ("format", "framing")),
 }
+DEFAULTS = {"framing": "none", "binary": False}
 
 
 def audit_checks(document: Document, plan: AuditPlan | None, layout: Layout | None) -> Iterator[Problem]:
@@ -32,7 +33,8 @@ def audit_checks(document: Document, plan: AuditPlan | None, layout: Layout | No
     source = value_at(document.data, (*TIMESTAMP, "source")) or "record"
     needs, may = NEEDS.get(source, ((), ()))
     given = value_at(document.data, TIMESTAMP)
-    names = {name for name, value in given.items() if value is not None} if isinstance(given, dict) else set()
+    told = given.items() if isinstance(given, dict) else ()
+    names = {name for name, value in told if value != DEFAULTS.get(name)}  # as the wire has them all
     for name in needs:
         if name not in names:
             yield problem_at(document, (*TIMESTAMP, name), f"missing, and source {source} needs it", "add it")

@@ -10,7 +10,7 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, cast
@@ -21,6 +21,8 @@ from aiohttp import web
 from app.clock import now_ms
 from app.config.definitions import RouteDefinition, Workload
 from app.console import server
+from app.control.audit_books import AuditBooks
+from app.control.audits_catalog import AuditsCatalog
 from app.control.failover import FailoverSide
 from app.control.membership import Members
 from app.control.routes_catalog import RoutesCatalog
@@ -172,6 +174,7 @@ class Catalog:
     def __init__(self, log: Log, clusters: Any = None) -> None:
         self._log = log
         self.routes = RoutesCatalog(cast("Any", log), clusters, lambda *_: None)
+        self.audits = AuditsCatalog(cast("Any", log), clusters, lambda *_: None, LAYOUT)
 
     def route(self, name: str) -> RouteDefinition | None:
         return self.routes.definition(name)
@@ -190,6 +193,13 @@ class Clusters:
 
     async def get(self, name: str) -> Any:
         raise ConnectionError(f"{name} does not answer")
+
+
+class EmptyTopic:
+    """A client of the control cluster, whose topics have no records."""
+
+    async def end_offsets(self, wanted: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
+        return dict.fromkeys(wanted, 0)
 
 
 class Pump:
@@ -239,6 +249,8 @@ class HandFed:
             control, nothing, {}, LAYOUT, self.catalog.workload, leads=lambda: True, on_news=lambda: None,
             on_trouble=lambda *_: None, presence=Presence(ME, time.monotonic),
         )  # fmt: skip
+        empty: Any = EmptyTopic()
+        self.audit_books = AuditBooks("", empty, nothing, self.catalog.audits.bounds_of, lambda *_: None)
         pumps: dict[str, Any] = {}
         self.jobs = SimpleNamespace(
             pumps=pumps, flowing=pumps, statuses=lambda: self.beat.jobs if self.beat else [],

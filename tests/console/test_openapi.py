@@ -57,7 +57,7 @@ CONFIG = {
         # What no schema says: times, regular expressions, which of the fields go together, names that exist.
         {"include-method": ["PUT", "POST"], "checks": {"positive_data_acceptance": {"enabled": False}}},
         {
-            "include-path-regex": "/dlq/|tracker|/offsets/",
+            "include-path-regex": "/dlq/|tracker|/offsets/|/audit/",
             "checks": {"positive_data_acceptance": {"enabled": False}},
         },
         # Every field's every bound takes thousands of requests: tests/config is about those.

@@ -1,0 +1,221 @@
+"""The pump of an audit: what is fetched is counted once, reported until it was taken, and handed on."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import orjson
+import pytest
+from aiokafka.record.default_records import DefaultRecordBatchBuilder
+
+from app.audit import pump as pumps
+from app.audit.pump import AuditPump, Note
+from app.config.audit import AuditPlan
+from app.core.audit.collect import Collector
+from app.core.audit.count import UNTIMED
+from app.core.audit.reader import begins_at
+from app.core.audit.reports import PART_OFFSETS, Report
+from app.core.fencing import LogId
+from app.core.job import JobId
+from app.kafka.fetched import ByteBudget, Fetched, Gap, PartitionFetch
+from tests.audit.test_view import audit_plan
+from tests.core.audit.logs import Log
+
+WIDTH_MS = 60_000
+JOB = JobId.parse("audit:all//east:orders:3")
+
+
+class Budgeted:
+    """Whose bytes they are."""
+
+    def __init__(self) -> None:
+        self.budget = ByteBudget(1 << 20)
+
+
+class Stand:
+    """A log, pumps that follow on each other, and the collector of what they report."""
+
+    def __init__(self, plan: AuditPlan | None = None) -> None:
+        self.plan = plan or audit_plan()
+        self.log, self.collector, self.position = Log(), Collector(), 0
+        self.owner, self.told = Budgeted(), list[tuple[str, ...]]()
+        self.takes = True
+        self.pump = self.begin(0, 0)
+
+    def begin(self, next_offset: int, base: int, *, is_cut: bool = False) -> AuditPump:
+        def tell(*told: str) -> None:
+            self.told.append(told)
+
+        self.pump = AuditPump(
+            JOB, 1, self.plan, "regional", next_offset=next_offset, base=base, lineage=0,
+            log=LogId("c", "t"), is_cut=is_cut, tell=tell, send=self.report,
+        )  # fmt: skip
+        return self.pump
+
+    async def report(self, pump: AuditPump) -> None:
+        for report in pump.reports(int(time.time() * 1000), time.monotonic()):
+            if self.takes:
+                self.apply(report)
+                pump.acknowledged(report)
+
+    def apply(self, report: Report) -> None:
+        self.collector.apply(report, self.position)
+        self.position += 1
+
+    def fetched(self, data: bytes, start: int, end: int, *, damage: str = "") -> Fetched:
+        service: Any = self.owner
+        part = PartitionFetch(service, (str(JOB), 1), "orders", 3, start)
+        part.unreleased_bytes = self.owner.budget.used_bytes = len(data)
+        return Fetched(part, len(data), data, end, [], self.log.next_offset, damage)
+
+    def feed(self, batches: int = 1_000) -> Fetched:
+        start = self.pump.reader.next_offset
+        data, end = self.log.fetch(start, batches)
+        made = self.fetched(data, start, end)
+        self.pump.accept(made)
+        return made
+
+    @property
+    def counts(self) -> dict[int, int]:
+        found = {key.start_ms: record.totals.count for key, record in self.collector.windows.items()}
+        return dict(sorted(found.items()))
+
+
+async def test_what_is_fetched_is_counted_at_once_and_its_bytes_go_back() -> None:
+    stand = Stand()
+    stand.log.append([1, 2, 70_000])
+    fetched = stand.feed()
+
+    assert (fetched.budget, stand.owner.budget.used_bytes) == (None, 0)
+    assert stand.pump.base == 0, "nothing is reported yet"
+    await stand.report(stand.pump)
+    assert stand.counts == {0: 2, WIDTH_MS: 1}
+    assert (stand.pump.base, stand.pump.version, stand.pump.status().delivered) == (3, 1, 3)
+
+
+async def test_what_was_not_taken_is_reported_again_and_counts_once() -> None:
+    stand = Stand()
+    for number in range(5):
+        stand.log.append([number, number])
+        stand.feed(1)
+        stand.takes = number % 2 == 0
+        await stand.report(stand.pump)
+        assert stand.pump.base == 2 * (number + 1 - number % 2)
+    assert stand.counts == {0: 10}
+
+
+@pytest.mark.parametrize("killed_at", [0, 1, 7, 40_000, PART_OFFSETS - 1, PART_OFFSETS, PART_OFFSETS + 9])
+async def test_a_successor_counts_what_its_predecessor_had_not_and_nothing_twice(killed_at: int) -> None:
+    stand = Stand()
+    for _ in range(10):
+        stand.log.append([5] * 9_000)
+    stand.feed()
+    saved = Note.from_bytes(stand.pump.note), stand.pump.base
+    for report in stand.pump.reports(1, 1.0):
+        stand.apply(report)  # the predecessor dies before it hears that they were taken
+    assert saved == ((0, WIDTH_MS, 0), 0)
+    for base in (0, killed_at):  # whatever it had saved
+        stand.begin(begins_at(base), base)
+        stand.feed()
+        await stand.report(stand.pump)
+        assert stand.counts == {0: 90_000}
+        assert stand.pump.base == 90_000
+
+
+async def test_a_successor_begins_where_the_part_began_that_its_predecessor_was_in() -> None:
+    stand = Stand()
+    stand.log.next_offset = 30_000  # what came before had gone
+    stand.begin(30_000, 30_000, is_cut=True)
+    stand.log.append([WIDTH_MS * 5] * 10)
+    stand.feed()
+
+    assert Note.from_bytes(stand.pump.note) == (30_000, WIDTH_MS, 1), "nobody was told that it is cut"
+    await stand.report(stand.pump)
+    assert Note.from_bytes(stand.pump.note) == (30_000, WIDTH_MS, 0)
+    (tier,) = stand.collector.tiers.values()
+    assert tier.complete_ms == WIDTH_MS * 5 + stand.plan.bounds.lateness_ms
+    stand.log.append([WIDTH_MS * 5] * 10)
+    stand.begin(30_000, 30_010)
+    stand.feed()
+    await stand.report(stand.pump)
+    assert stand.counts == {WIDTH_MS * 5: 20}
+
+
+async def test_what_lasts_of_a_pump_that_drains_is_all_of_it() -> None:
+    stand = Stand()
+    stand.log.append([1] * 100)
+    stand.feed()
+    assert stand.pump.is_busy
+    assert await stand.pump.drain(5.0)
+    assert (stand.pump.base, stand.pump.is_busy, stand.counts) == (100, False, {0: 100})
+    stand.log.append([1])
+    assert stand.feed().budget is None
+    assert stand.pump.reader.next_offset == 100, "it takes nothing new"
+
+
+async def test_nothing_more_is_counted_while_many_reports_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pumps, "MOST_PENDING", 2)
+    stand = Stand()
+    for _ in range(12):
+        stand.log.append([1] * 40_000)
+    while stand.pump.reader.next_offset < 160_000:
+        stand.feed(1)
+    waiting = [stand.feed(1) for _ in range(1)]
+    assert [fetched.budget is None for fetched in waiting] == [False]
+    assert stand.pump.reader.next_offset == 160_000
+    await stand.report(stand.pump)
+    assert [fetched.budget is None for fetched in waiting] == [True]
+    assert stand.pump.reader.next_offset == 200_000
+    stand.pump.close()
+
+
+async def test_a_gap_and_damage_are_passed_over_and_told() -> None:
+    stand = Stand()
+    stand.pump.skip(Gap((), "orders", 3, 0, 500, "retention"))
+    assert stand.pump.reader.next_offset == 500
+    stand.pump.accept(stand.fetched(b"x" * 70, 500, 600, damage="its checksum does not match"))
+    assert (stand.pump.reader.next_offset, stand.told[0][0]) == (600, "audit-damage")
+    await stand.report(stand.pump)
+    assert (stand.counts, stand.pump.base) == ({}, 600)
+
+
+async def test_what_was_not_fetched_is_never_passed_over() -> None:
+    stand = Stand()
+    with pytest.raises(ValueError, match="was not fetched"):
+        stand.pump.accept(stand.fetched(b"", 5, 6))
+
+
+def test_reports_are_due_when_something_was_counted_and_now_and_then() -> None:
+    stand = Stand()
+    stand.log.append([1])
+    stand.feed()
+    assert stand.pump.is_due(0.0, 5.0)
+    stand.pump.acknowledged(stand.pump.reports(0, 100.0)[-1])
+    assert [stand.pump.is_due(at_s, 5.0) for at_s in (104.0, 106.0, 131.0)] == [False, False, True]
+    stand.log.append([1])
+    stand.feed()
+    assert [stand.pump.is_due(at_s, 5.0) for at_s in (104.0, 106.0)] == [False, True]
+
+
+@pytest.mark.parametrize(("otherwise", "window"), [("record", 2 * WIDTH_MS), ("none", UNTIMED)])
+async def test_the_time_that_counts_may_be_a_field_of_the_value(otherwise: str, window: int) -> None:
+    stand = Stand(audit_plan(timestamp={"source": "json", "field": "at", "otherwise": otherwise}))
+    values = [orjson.dumps({"at": 5}), orjson.dumps({"at": 3 * WIDTH_MS}), b"no json"]
+    builder = DefaultRecordBatchBuilder(2, 0, 0, -1, -1, -1, 1 << 20)
+    for index, value in enumerate(values):
+        builder.append(index, timestamp=2 * WIDTH_MS, key=None, value=value, headers=[])
+    stand.log.batches.append((0, bytes(builder.build()), [0, 0, 0]))
+    stand.log.next_offset = 3
+    stand.feed()
+    await stand.report(stand.pump)
+    assert stand.counts == {0: 1, 3 * WIDTH_MS: 1, window: 1}
+
+
+async def test_message_ids_of_a_header_are_fingerprinted() -> None:
+    stand = Stand(audit_plan(id={"header": "id"}))
+    stand.log.append([1, 2], names=[b"a", b"b"])
+    stand.feed()
+    await stand.report(stand.pump)
+    (record,) = stand.collector.windows.values()
+    assert record.totals.identified == 2

@@ -1,0 +1,122 @@
+"""Audits by REST and commands: plans are defined and deleted, windows and differences read, pages and all."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+from app.control.audit_books import Book
+from app.control.audit_sender import audit_partition
+from tests.audit.test_view import AWAY, HOME, WIDTH_MS, counted_at_both
+from tests.cli.in_process import InProcess
+from tests.console.client import Console
+
+
+def definition(**spec: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "switchyard/v1", "kind": "AuditPlan", "metadata": {"name": "all"},
+        "spec": {"topics": ["orders"], "window": "1m", "clusters": ["east-regional"], **spec},
+    }  # fmt: skip
+
+
+def with_loss(console: Console, lost: int = 2) -> None:
+    """Two tiers have closed a window, the second without some records."""
+    region = counted_at_both(lost=lost)
+    for tier in (HOME, AWAY):
+        region.close(tier)
+    book = Book(region.position, region.collector)
+    console.fed.audit_books.books[audit_partition("orders")] = book
+
+
+def test_a_plan_is_defined_changed_and_deleted(console: Console) -> None:
+    path = "/api/v1/audit/plans/all"
+    assert console.ask("PUT", f"{path}?dry_run=true", definition()).json["changed"]
+    assert console.ask("GET", path).status == 404
+    created = console.ask("PUT", path, definition())
+    assert (created.status, created.json["key"]) == (201, "audit:all")
+    again = console.ask("PUT", path, definition())
+    assert (again.status, again.json["changed"]) == (200, False)
+    changed = console.ask("PUT", path, definition(window="5m"))
+    assert "other windows" in changed.json["warnings"][0]
+    found = console.ask("GET", path).json
+    assert (found["clusters"], found["jobs"], found["definition"]["spec"]["window"]) == (
+        ["east-regional"], 0, "5m",
+    )  # fmt: skip
+    assert [one["name"] for one in console.ask("GET", "/api/v1/audit/plans").json["items"]] == ["all"]
+    refused = console.ask("PUT", path, definition(window="0s"))
+    assert refused.status == 422
+    assert console.ask("PUT", "/api/v1/audit/plans/other", definition()).status == 422
+    assert console.ask("DELETE", path).json["deleted"]
+    assert console.ask("DELETE", path).status == 404
+
+
+def test_windows_are_listed_by_place_and_time_page_by_page(console: Console) -> None:
+    with_loss(console)
+
+    def told(query: str = "") -> list[tuple[str, int]]:
+        page = console.ask("GET", f"/api/v1/audit/windows?{query}").json
+        return [(row["tier"], row["count"]) for row in page["items"]]
+
+    assert told() == [("aggregate", 18), ("regional", 20)]
+    assert told("tier=regional") == told("cluster=east-regional") == [("regional", 20)]
+    assert told("topic=payments") == told("from=2h") == []
+    assert told("limit=1&cursor=1") == [("regional", 20)]
+    refused = console.ask("GET", "/api/v1/audit/windows?from=yesterday")
+    assert (refused.status, refused.json["detail"][:5]) == (400, "from:")
+
+
+def test_what_has_not_arrived_is_told(console: Console) -> None:
+    with_loss(console)
+    console.ask("PUT", "/api/v1/audit/plans/all", definition())
+    (row,) = console.ask("GET", "/api/v1/audit/loss").json["items"]
+
+    assert (row["state"], row["missing"], row["from_count"], row["to_count"]) == ("lossy", 2, 20, 18)
+    assert (row["from_tier"], row["to_tier"], row["start_ms"]) == ("regional", "aggregate", WIDTH_MS)
+    assert console.ask("GET", "/api/v1/audit/loss?state=ok").json["items"] == []
+    assert console.ask("GET", "/api/v1/audit/loss?state=fine").status == 400
+
+
+def test_while_tables_are_read_nothing_is_told_as_if_it_were_all(console: Console) -> None:
+    async def without(_: object) -> list[int]:
+        return [3]
+
+    console.fed.audit_books.without = without  # type: ignore[method-assign]
+    answer = console.ask("GET", "/api/v1/audit/windows")
+    assert (answer.status, answer.json["title"]) == (503, "Being read")
+
+
+def test_commands_tell_the_same_and_exit_with_eight_where_records_are_missing(
+    console: Console, tmp_path: Path
+) -> None:
+    shell = InProcess(console.url, console.fed, tmp_path)
+    with_loss(console)
+    report = shell("audit", "report", "--topic", "orders", "--from", "1970-01-01", "-o", "csv")
+    rows = list(csv.DictReader(io.StringIO(report.stdout)))
+    assert [(row["tier"], row["count"]) for row in rows] == [("aggregate", "18"), ("regional", "20")]
+    lost = shell("audit", "loss", "--from", "1970-01-01")
+    assert (lost.returncode, "lossy" in lost.stdout) == (8, True)
+    assert "1 windows lack records: 2 at least" in lost.stderr
+    with_loss(console, lost=0)
+    assert shell("audit", "loss", "--from", "1970-01-01", "-o", "json").returncode == 0
+    sound = shell("audit", "loss", "--from", "1970-01-01", "--all", "-o", "yaml")
+    assert "state: ok" in sound.stdout
+
+
+def test_plans_are_deployed_and_exported_with_the_other_definitions(console: Console, tmp_path: Path) -> None:
+    shell = InProcess(console.url, console.fed, tmp_path)
+    (tmp_path / "plan.yaml").write_text(
+        "apiVersion: switchyard/v1\nkind: AuditPlan\nmetadata: {name: all}\nspec: {topics: [orders]}\n"
+    )
+    deploy = ("config", "deploy", "-f", "plan.yaml", "--execute", "--yes")
+    assert shell(*deploy).returncode == 0
+    assert "nothing to change" in shell(*deploy).stderr
+    assert "kind: AuditPlan" in shell("config", "export").stdout
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none" / "route.yaml").write_text(
+        "apiVersion: switchyard/v1\nkind: Route\nmetadata: {name: r}\n"
+        "spec: {from: east, to: west, topics: [x]}\n"
+    )
+    assert shell("config", "deploy", "-f", "none", "--prune", "--execute", "--yes").returncode == 0
+    assert console.ask("GET", "/api/v1/audit/plans").json["items"] == []

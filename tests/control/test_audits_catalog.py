@@ -1,0 +1,110 @@
+"""Which partitions are audited: topics are found by themselves, one plan counts each, none ends in doubt."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from app.config.audit import AuditPlan
+from app.control.audits_catalog import AuditsCatalog
+from app.core.control import ControlState
+from app.core.control_events import AuditDeleted, AuditPut
+from app.core.topology import Layout, Site
+
+LAYOUT = Layout(
+    "east",
+    {
+        "home": Site("east", "regional"), "away": Site("east", "aggregate"),
+        "other": Site("west", "regional"),
+    },
+    "home",
+)  # fmt: skip
+
+
+class ByHand:
+    """A control log and what is known of topics, by hand."""
+
+    def __init__(self) -> None:
+        self.view, self.told = ControlState(), list[tuple[str, ...]]()
+        log: Any = SimpleNamespace(view=self.view)
+        nowhere: Any = None
+        self.catalog = AuditsCatalog(log, nowhere, lambda *told: self.told.append(told), LAYOUT)
+
+    def put(self, name: str, *topics: str, **spec: Any) -> AuditPut:
+        plan = AuditPlan.model_validate(
+            {
+                "apiVersion": "switchyard/v1", "kind": "AuditPlan", "metadata": {"name": name},
+                "spec": {"topics": list(topics), **spec},
+            }
+        )  # fmt: skip
+        put = AuditPut(at_ms=1, key=plan.key, definition=plan.to_wire(), etag=plan.etag(), actor="test")
+        assert self.view.apply(put)
+        return put
+
+    def listed(self, cluster: str, now_s: float = 100.0, **sizes: int) -> None:
+        topics = self.catalog._topics[cluster]
+        topics.take(sizes, now_s)
+        topics.listed_at_s = now_s
+
+    def jobs(self, *held: str) -> list[str]:
+        assigned: defaultdict[str, list[str]] = defaultdict(list)
+        for job in held:
+            assigned[job.rpartition(":")[0]].append(job)
+        return sorted(set(self.catalog.jobs(assigned)))
+
+
+@pytest.fixture
+def region() -> ByHand:
+    return ByHand()
+
+
+def test_every_partition_of_topics_that_are_meant_is_a_job_of_its_cluster(region: ByHand) -> None:
+    region.put("all", "orders.*")
+    region.listed("home", orders=2, other=1)
+    region.listed("away", orders_x=1)
+
+    assert region.jobs() == [
+        "audit:all//away:orders_x:0", "audit:all//home:orders:0", "audit:all//home:orders:1",
+    ]  # fmt: skip
+    region.listed("home", orders=3, orders_new=1)
+    assert set(region.jobs()) > {"audit:all//home:orders:2", "audit:all//home:orders_new:0"}
+
+
+def test_the_first_plan_by_name_counts_a_topic(region: ByHand) -> None:
+    region.put("b", ".*", clusters=["home"])
+    region.listed("home", orders=1, payments=1)
+    region.put("a", "orders", clusters=["regional"])
+
+    assert region.jobs() == ["audit:a//home:orders:0", "audit:b//home:payments:0"]
+    assert region.view.apply(AuditDeleted(at_ms=2, key="audit:a", actor="test"))
+    assert region.jobs() == ["audit:b//home:orders:0", "audit:b//home:payments:0"]
+
+
+def test_what_cannot_be_known_ends_no_job(region: ByHand) -> None:
+    put = region.put("all", "orders")
+    bad = {**put.definition, "spec": {}}
+    assert region.view.apply(AuditPut(at_ms=3, key="audit:bad", definition=bad, etag="x", actor="test"))
+    held = ["audit:all//home:orders:0", "audit:bad//home:any:0"]
+
+    assert region.jobs(*held, "audit:all//home:gone:0", "audit:never//home:orders:0") == held
+    assert [told[:2] for told in region.told] == [("audit-trouble", "bad")]
+
+
+def test_a_topic_that_is_gone_for_good_ends_its_jobs(region: ByHand) -> None:
+    region.put("all", "orders")
+    region.listed("home", orders=1)
+    held = region.jobs()
+    region.listed("home", now_s=101.0)
+    assert region.jobs(*held) == held, "it may be back in a moment"
+    region.listed("home", now_s=112.0)
+    assert region.jobs(*held) == []
+
+
+def test_control_topics_are_counted_only_by_name(region: ByHand) -> None:
+    region.put("all", ".*", "switchyard-east-control")
+    region.catalog._topics["home"].take({"switchyard-east-control": 1, "switchyard-east-audit": 8}, 1.0)
+    region.catalog._topics["home"].listed_at_s = 1.0
+    assert region.jobs() == ["audit:all//home:switchyard-east-control:0"]

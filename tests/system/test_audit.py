@@ -1,0 +1,157 @@
+"""Audits by real workers, some of which are killed: each record is counted once, and what is lost is told."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from collections import Counter
+from functools import partial
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from app.cli.main import switchyard
+from app.demo.stage import Process, Stage, http, wait_until
+from app.demo.traffic import create_topic
+from tests.kafka.conftest import producing
+from tests.system.fleet import assignments, together
+
+pytestmark = pytest.mark.system
+
+HOME, AWAY = "east-regional", "east-aggregate"
+PARTITIONS = 3
+WIDTH_MS = 5_000
+ENOUGH_S = 120.0
+SEED = 11
+
+
+def plan(name: str, *topics: str, **spec: Any) -> dict[str, Any]:
+    """An audit plan with short windows."""
+    return {
+        "apiVersion": "switchyard/v1", "kind": "AuditPlan", "metadata": {"name": name},
+        "spec": {"topics": list(topics), "window": "5s", "lateness": "4s", "disorder": "1s", **spec},
+    }  # fmt: skip
+
+
+class Traffic:
+    """Batches of all sizes and codecs into every partition, until the end; `sent`: by window.
+
+    Records are up to two seconds older than the moment they are written, in no order.
+    """
+
+    def __init__(self, bootstraps: list[str], topic: str) -> None:
+        self.sent: Counter[int] = Counter()
+        self.last_ms = 0
+        self._bootstraps, self._topic = bootstraps, topic
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._produce()))
+
+    def __enter__(self) -> Traffic:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ending.set()
+        self._thread.join()
+
+    async def _produce(self) -> None:
+        chance, number = random.Random(SEED), 0
+        while not self._ending.is_set():
+            now_ms, some = time.time_ns() // 1_000_000, []
+            for _ in range(chance.choice([3, 60, 900])):
+                some.append((number % PARTITIONS, now_ms - chance.randrange(2_000)))
+                number += 1
+            codec = chance.choice([None, "lz4", "zstd", "gzip"])
+            size = chance.choice([300, 16_000])
+            for bootstrap in self._bootstraps:
+                async with producing(bootstrap, max_batch_size=size, compression_type=codec) as producer:
+                    for partition, at_ms in some:
+                        await producer.send(self._topic, b"v" * (at_ms % 90), partition=partition,
+                                            timestamp_ms=at_ms)  # fmt: skip
+            self.sent.update(at_ms - at_ms % WIDTH_MS for _, at_ms in some)
+            await asyncio.sleep(0.2)
+
+
+def listed(worker: Process, what: str, **query: str) -> list[dict[str, Any]]:
+    """All of a list; [] while the tables are being read."""
+    asked = "&".join(f"{name}={value}" for name, value in query.items())
+    status, body = http("GET", f"{worker.url}/api/v1/audit/{what}?limit=1000&{asked}")
+    assert status in {200, 502, 503}, body
+    return list(body["items"]) if status == 200 else []
+
+
+def counted(worker: Process, topic: str, tier: str = "regional") -> Counter[int]:
+    """Records by window."""
+    rows = listed(worker, "windows", topic=topic, tier=tier)
+    return Counter({row["start_ms"]: row["count"] for row in rows})
+
+
+def _has_counted(worker: Process, topic: str, enough: int) -> bool:
+    return counted(worker, topic).total() > enough
+
+
+def test_every_record_is_counted_once_although_a_worker_is_killed(stage: Stage, topic_name: str) -> None:
+    home = stage.yard.bootstrap(HOME)
+    asyncio.run(create_topic(home, topic_name, PARTITIONS))
+    workers = together(stage)
+    stage.deploy(workers[0], plan("all", topic_name, clusters=[HOME]))
+    with Traffic([home], topic_name) as traffic:
+        for _ in range(2):
+            wait_until(
+                lambda: len(assignments(workers[0])) == PARTITIONS, ENOUGH_S,
+                lambda: str(assignments(workers[0])),
+            )  # fmt: skip
+            enough = counted(workers[0], topic_name).total() + 1_000
+            wait_until(partial(_has_counted, workers[0], topic_name, enough), ENOUGH_S, workers[0].tail)
+            owners = Counter(dict(workers[0].jobs()))
+            victim = max(workers, key=lambda worker: owners[worker.url])
+            assert owners[victim.url], "it counts something"
+            workers.remove(victim)
+            victim.kill()
+            workers.append(stage.worker())
+    sent = traffic.sent
+    wait_until(
+        lambda: counted(workers[0], topic_name).total() >= sent.total(), ENOUGH_S,
+        lambda: f"{counted(workers[0], topic_name).total()} of {sent.total()}\n{workers[0].tail()}", 0.5,
+    )  # fmt: skip
+    assert counted(workers[0], topic_name) == sent
+    assert counted(workers[1], topic_name) == sent, "it does not matter who is asked"
+
+
+def test_what_does_not_arrive_at_the_next_tier_is_told_and_nothing_else(
+    stage: Stage, topic_name: str
+) -> None:
+    home, away = stage.yard.bootstrap(HOME), stage.yard.bootstrap(AWAY)
+    for bootstrap in (home, away):
+        asyncio.run(create_topic(bootstrap, topic_name, PARTITIONS))
+    worker = stage.worker()
+    stage.deploy(worker, plan("all", topic_name, clusters=["regional", "aggregate"]))
+
+    async def lose(count: int) -> int:
+        """Records that only the first tier gets; their window."""
+        at_ms = time.time_ns() // 1_000_000
+        async with producing(home) as producer:
+            for _ in range(count):
+                await producer.send_and_wait(topic_name, b"lost", partition=0, timestamp_ms=at_ms)
+        return at_ms - at_ms % WIDTH_MS
+
+    with Traffic([home, away], topic_name) as traffic:
+        wait_until(lambda: traffic.sent.total() > 500, ENOUGH_S, worker.tail)
+        window = asyncio.run(lose(3))
+        wait_until(
+            lambda: listed(worker, "loss", topic=topic_name), ENOUGH_S,
+            lambda: str(listed(worker, "windows", topic=topic_name)), 0.5,
+        )  # fmt: skip
+        lost = listed(worker, "loss", topic=topic_name)
+        done = CliRunner().invoke(switchyard, ["audit", "loss", "--url", worker.url, "-o", "csv"])
+        wait_until(
+            lambda: len(listed(worker, "loss", topic=topic_name, state="ok")) >= 2, ENOUGH_S,
+            worker.tail, 0.5,
+        )  # fmt: skip
+        lost += listed(worker, "loss", topic=topic_name)
+    assert {(row["start_ms"], row["state"], row["missing"]) for row in lost} == {(window, "lossy", 3)}
+    assert done.exit_code == 8, done.output
+    assert done.stdout.splitlines()[1].startswith(f"{topic_name},regional,aggregate,")
