@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 
 from app import wire
 from app.control.checkpoints import MAX_SNAPSHOT_BYTES, limited
 from app.control.membership import FORGET_S, MAX_SILENT, STOPPED, Members
+from app.core.audit.reports import Increment, Report
+from app.core.audit.totals import Totals
 from app.core.fencing import LogId, SnapshotItem, Snapshots, TakeoverAnswer
 from app.core.tracker import Snapshot, Tracker
 from app.wire import MAX_EVENT_BYTES, Heartbeat, JobStatus, WorkloadStatus
@@ -97,3 +100,19 @@ def test_every_worker_forgets_those_that_are_long_gone() -> None:
     members.hear(beat(0, worker="last"), 1_100.0)
     assert len(members.heard) <= MAX_SILENT + 1
     assert "last" in members.live(1_100.0)
+
+
+def test_a_report_of_many_windows_comes_in_parts_and_only_the_last_says_how_far_it_came() -> None:
+    windows = tuple(Increment(start * 1000, Totals(1, latencies=b"x" * 200)) for start in range(5_000))
+    report = Report("i", "orders", "regional", "home", 1000, "t/0", 5, windows, watermark_ms=9, upto=5)
+    events = wire.report_events(report)
+    parts = [wire.audit_event(event) for event in events]
+    assert len(parts) > 1
+    assert max(map(len, events)) <= wire.MAX_EVENT_BYTES
+    told = [part for part in parts if isinstance(part, Report)]
+    assert tuple(one for part in told for one in part.windows) == windows
+    assert [part.watermark_ms for part in told] == [-1] * (len(told) - 1) + [9]
+    assert {msgspec.structs.replace(part, windows=(), watermark_ms=0) for part in told} == {
+        msgspec.structs.replace(report, windows=(), watermark_ms=0)
+    }
+    assert wire.report_events(msgspec.structs.replace(report, windows=windows[:2]))[1:] == []

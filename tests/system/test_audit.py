@@ -32,7 +32,7 @@ def plan(name: str, *topics: str, **spec: Any) -> dict[str, Any]:
     """An audit plan with short windows."""
     return {
         "apiVersion": "switchyard/v1", "kind": "AuditPlan", "metadata": {"name": name},
-        "spec": {"topics": list(topics), "window": "5s", "lateness": "4s", "disorder": "1s", **spec},
+        "spec": {"topics": list(topics), "window": "5s", "lateness": "4s", "disorder": "3s", **spec},
     }  # fmt: skip
 
 
