@@ -51,7 +51,8 @@ class Known(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """Which windows: of a topic, tier, cluster ("": of all), that begin in [from_ms, before_ms)."""
+    """Which windows: of a topic, tier, cluster ("": of all), that begin in [from_ms, before_ms); and that of
+    records without a time."""
 
     topic: str = ""
     tier: str = ""
@@ -64,7 +65,9 @@ class Wanted(NamedTuple):
         named = ((self.topic, key.topic), (self.tier, key.tier), (self.cluster, key.cluster))
         if not all(name in ("", told) for name, told in named):
             return False
-        return isinstance(key, TierKey) or self.from_ms <= key.start_ms < self.before_ms
+        if isinstance(key, TierKey) or key.start_ms == UNTIMED:
+            return True
+        return self.from_ms <= key.start_ms < self.before_ms
 
 
 def joined(shares: Iterable[Share], partition_of: Callable[[str], int]) -> Known:

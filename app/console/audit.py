@@ -178,12 +178,15 @@ class AuditRoutes:
         found, layout = runtime.catalog.audits.plan(name), runtime.catalog.audits.layout
         prefix = f"{Kind.AUDIT}:{name}//"
         owned = (job for job, held in runtime.control.view.assignments.items() if held.worker)
+        told = [one for beat in self._api.beats().values() for one in beat.jobs if one.job.startswith(prefix)]
         return {
             "name": name,
             "definition": put.definition,
             "etag": put.etag,
             "clusters": [] if found is None or layout is None else found.clusters(layout),
             "jobs": sum(job.startswith(prefix) for job in owned),
+            "lag_messages": sum(max(0, one.high_watermark - one.committed) for one in told),
+            "troubles": sorted({one.trouble for one in told if one.trouble}),
             "deployed": {"at_ms": put.at_ms, "by": put.actor},
         }
 

@@ -8,14 +8,16 @@ from app.console.shapes import Deployed
 
 
 class AuditPlanDetail(TypedDict):
-    """A plan as PUT takes it back; the clusters that it counts, as this worker is configured, and how many
-    jobs it has."""
+    """A plan as PUT takes it back; the clusters that it counts, as this worker is configured; its jobs, how
+    many records they have not reported yet, and their troubles."""
 
     name: str
     definition: dict[str, Any]
     etag: str
     clusters: list[str]
     jobs: int
+    lag_messages: int
+    troubles: list[str]
     deployed: Deployed
 
 

@@ -37,6 +37,7 @@ log = structlog.get_logger(__name__)
 
 SWEEP_S = 2.0
 TICK_S = 10.0
+MOST_TOLD = 10_000  # windows of which it is remembered that a refusal was told
 AT_ONCE = 500  # records are read before others get the loop
 REFUSED = {Verdict.OVERLAPS, Verdict.TOO_MANY}
 
@@ -117,6 +118,8 @@ class AuditBooks(Service):
         written = book.collector.apply(wire.audit_event(value), offset)
         for window, verdict in written.verdicts:
             if verdict in REFUSED and (window, verdict.value) not in self._told:
+                if len(self._told) >= MOST_TOLD:
+                    self._told.clear()
                 self._told.add((window, verdict.value))
                 self._tell(
                     "audit-report-refused", f"{window.cluster}/{window.topic}",

@@ -251,8 +251,7 @@ class Jobs(Service):
             cluster.fetch.remove((job, pump.epoch))
             cluster.fetch.remove((job, pump.epoch, BACKLOG))
         key = pump.job.name
-        if self.audits.pumps.pop(job, None) is not None:
-            return
+        self.audits.pumps.pop(job, None)
         if self.replicas.pumps.pop(job, None) is not None:
             self.replicas.drop(key)
         elif not any(other.job.name == key for other in self.pumps.values()):
@@ -291,19 +290,17 @@ class Jobs(Service):
         view = self._control.view
         if self._shares[0] != view.next_offset:
             self._shares = view.next_offset, shares(view.assignments, self.worker)
-        share = self._shares[1]
-        self.replicas.share(share)
+        self.replicas.share(self._shares[1])
         for key, runtime in self.runtimes.items():
             try:
-                runtime.shared(share.get(key, 0.0))
+                runtime.shared(self._shares[1].get(key, 0.0))
             except ValueError:  # of a definition that says what cannot be: the others' jobs go on
                 log.exception("a workload's limits cannot be set", workload=key)
 
     # -- one job ---------------------------------------------------------------------------------
 
     async def _start_job(self, job: str, held: Assignment) -> None:
-        started = await self._starter.start(job, held)
-        if started is None:
+        if (started := await self._starter.start(job, held)) is None:
             return
         pump, beginning = started.pump, started.beginning
         self.checkpoints.begin(pump, beginning.log, known=beginning.known)
@@ -316,15 +313,14 @@ class Jobs(Service):
                 self.pumps[job] = pump
                 self.pauses.begin(pump)
         self._share_limits()
-        snapshot = beginning.snapshot
-        log.info("job flows", job=job, epoch=held.epoch, next_offset=snapshot.base,
-                 already_finished_above=sum(end - start for start, end in snapshot.finished))  # fmt: skip
-        if beginning.gap is not None:
-            return
-        started.cluster.fetch.add(
-            (job, held.epoch), pump.job.topic, pump.job.partition, started.reads_from,
-            topic_id=beginning.log.topic_id, leaves_bytes=started.leaves_bytes, last_epoch=started.last_epoch,
-        )  # fmt: skip
+        above = sum(end - start for start, end in beginning.snapshot.finished)
+        log.info("job flows", job=job, epoch=held.epoch, next_offset=beginning.snapshot.base,
+                 already_finished_above=above)  # fmt: skip
+        if beginning.gap is None:
+            started.cluster.fetch.add(
+                (job, held.epoch), pump.job.topic, pump.job.partition, started.reads_from,
+                beginning.log.topic_id, started.leaves_bytes, started.last_epoch,
+            )  # fmt: skip
 
     async def _release(self, job: str, held: Assignment, reason: str) -> None:
         pump = self.flowing.get(job)

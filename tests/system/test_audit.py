@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from app.cli.main import switchyard
-from app.demo.stage import Process, Stage, http, wait_until
+from app.demo.stage import Process, Stage, http, route, wait_until
 from app.demo.traffic import create_topic
 from tests.kafka.conftest import producing
 from tests.system.fleet import assignments, together
@@ -90,35 +90,44 @@ def counted(worker: Process, topic: str, tier: str = "regional") -> Counter[int]
 
 
 def _has_counted(worker: Process, topic: str, enough: int) -> bool:
-    return counted(worker, topic).total() > enough
+    return counted(worker, topic, "aggregate").total() > enough
 
 
-def test_every_record_is_counted_once_although_a_worker_is_killed(stage: Stage, topic_name: str) -> None:
+def test_every_record_is_counted_once_at_every_tier_although_workers_are_killed(
+    stage: Stage, topic_name: str
+) -> None:
     home = stage.yard.bootstrap(HOME)
     asyncio.run(create_topic(home, topic_name, PARTITIONS))
     workers = together(stage)
-    stage.deploy(workers[0], plan("all", topic_name, clusters=[HOME]))
+    stage.deploy(workers[0], plan("all", topic_name))
+    stage.deploy(workers[0], route("copy", HOME, AWAY, topic_name))
+    jobs = 3 * PARTITIONS  # the copy is found by itself, and counted, too
     with Traffic([home], topic_name) as traffic:
-        for _ in range(2):
+        for kills in (True, False, True):
             wait_until(
-                lambda: len(assignments(workers[0])) == PARTITIONS, ENOUGH_S,
-                lambda: str(assignments(workers[0])),
-            )  # fmt: skip
-            enough = counted(workers[0], topic_name).total() + 1_000
+                lambda: len(assignments(workers[0])) == jobs, ENOUGH_S, lambda: str(assignments(workers[0]))
+            )
+            enough = counted(workers[0], topic_name, "aggregate").total() + 1_000
             wait_until(partial(_has_counted, workers[0], topic_name, enough), ENOUGH_S, workers[0].tail)
             owners = Counter(dict(workers[0].jobs()))
             victim = max(workers, key=lambda worker: owners[worker.url])
             assert owners[victim.url], "it counts something"
             workers.remove(victim)
-            victim.kill()
             workers.append(stage.worker())
-    sent = traffic.sent
-    wait_until(
-        lambda: counted(workers[0], topic_name).total() >= sent.total(), ENOUGH_S,
-        lambda: f"{counted(workers[0], topic_name).total()} of {sent.total()}\n{workers[0].tail()}", 0.5,
-    )  # fmt: skip
-    assert counted(workers[0], topic_name) == sent
-    assert counted(workers[1], topic_name) == sent, "it does not matter who is asked"
+            if kills:
+                victim.kill()
+            else:
+                assert victim.terminate() == 0
+    sent, worker = traffic.sent, workers[0]
+    for tier in ("regional", "aggregate"):
+        wait_until(
+            lambda tier=tier: counted(worker, topic_name, tier).total() >= sent.total(), ENOUGH_S,
+            lambda: f"{counted(worker, topic_name).total()} of {sent.total()}\n{worker.tail()}", 0.5,
+        )  # fmt: skip
+        assert counted(worker, topic_name, tier) == sent
+        assert counted(workers[1], topic_name, tier) == sent, "it does not matter who is asked"
+    told = {row["state"] for row in listed(worker, "loss", topic=topic_name)}
+    assert told <= {"late"}, "nothing was lost, and nothing is told as if it were"
 
 
 def test_what_does_not_arrive_at_the_next_tier_is_told_and_nothing_else(
