@@ -1,19 +1,22 @@
 """Agent `audit_reports`: the single writer of the tables of windows and tiers. It writes what an event of the
 audit topic has changed in this worker's fold of it (`app.control.audit_books`).
 
-A partition that comes to this worker is taken over from the tables: Faust commits an event once what was made
-of it stands in the changelogs, so that all values are at least as old as the first event that comes, and what
-is replayed of it changes nothing (`app.core.audit.collect`).
+A partition that comes to this worker is taken over from the tables: Faust commits an event once it has sent
+what was made of it, mostly; what had not arrived in the changelogs is made anew of the topic's last events.
+Each value knows which events are in it (`app.core.audit.collect`).
 Nothing here raises: an exception would skip the event anyway and stall the agent.
 """
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import structlog
+from aiokafka.errors import KafkaError
 
 from app import app, wire
+from app.control.audit_books import AuditBooks
 from app.core.audit.collect import Written
 from app.core.audit.reports import BadReport
 from tables.audit_tiers import audit_tiers
@@ -21,6 +24,8 @@ from tables.audit_windows import audit_windows
 from tables.options import items_of
 
 log = structlog.get_logger(__name__)
+
+RETRY_S = 1.0
 
 source = app.raw_topic(app.topics_declared.audit)
 
@@ -32,16 +37,25 @@ async def collect_reports(stream: Any) -> None:
         partition, offset = event.message.partition, event.message.offset
         books = (await app.started_runtime()).audit_books
         try:
-            if not books.goes_on_at(partition, offset):
-                await books.restore(
-                    partition, offset, items_of(audit_windows, partition), items_of(audit_tiers, partition)
-                )
+            while not books.goes_on_at(partition, offset):
+                await _take_over(books, partition, offset)
             _write(books.fold(partition, offset, event.value), books.encoded(partition))
         except (wire.BadEvent, BadReport) as error:
             log.error("an event of the audit topic is passed over", offset=offset, error=str(error))
         except Exception as error:
             books.forget(partition)  # what was written of it is read anew, with the next event
             log.exception("an event of the audit topic failed and is passed over", error=repr(error))
+
+
+async def _take_over(books: AuditBooks, partition: int, offset: int) -> None:
+    windows, tiers = items_of(audit_windows, partition), items_of(audit_tiers, partition)
+    try:
+        lacked = await books.restore(partition, offset, windows, tiers)
+    except (KafkaError, OSError, TimeoutError) as error:
+        log.warning("the audit topic cannot be read again yet", partition=partition, error=repr(error))
+        await asyncio.sleep(RETRY_S)
+    else:
+        _write(lacked, books.encoded(partition))
 
 
 def _write(written: Written, encoded: Any) -> None:

@@ -3,8 +3,10 @@ agent writes its tables (`agents.audit_reports`); and the sweep that closes wind
 
 Rules
 1. A book is a fold up to its `next_offset`. When another event comes than the one that it waits for, somebody
-   else has gone on meanwhile: it is read anew from the tables. One that a worker holds of a partition that is
-   another's now is behind; of several workers' books the furthest one counts.
+   else has gone on meanwhile: it is read anew from the tables, whose values may lack what was made of the
+   last events: these are folded in again (`audit_margin`), and each value takes what it does not have. One
+   that a worker holds of a partition that is another's now is behind; of several workers' books the furthest
+   one counts.
 2. What is due is written into the topic, and counts there. Only a book that has come to the end which the
    topic had a moment ago says what is due: what another one wrote since cannot be missed for long, and
    whatever was decided twice counts once (`app.core.audit.tiers`).
@@ -25,9 +27,10 @@ from mode import Service
 
 from app import wire
 from app.clock import now_ms
+from app.control.audit_margin import Events, Margin
 from app.control.audit_sender import AuditSender
 from app.core.audit.collect import Collector, Written
-from app.core.audit.reports import Scope, Verdict
+from app.core.audit.reports import BadReport, Scope, Verdict
 from app.core.audit.tiers import Bounds, TierKey
 from app.core.audit.windows import WindowKey
 from app.kafka.clusters import ClusterClient, ClusterUnreachable
@@ -38,7 +41,7 @@ log = structlog.get_logger(__name__)
 SWEEP_S = 2.0
 TICK_S = 10.0
 MOST_TOLD = 10_000  # windows of which it is remembered that a refusal was told
-AT_ONCE = 500  # records are read before others get the loop
+AT_ONCE = 100  # records are read before others get the loop
 REFUSED = {Verdict.OVERLAPS, Verdict.TOO_MANY}
 
 BoundsOf = Callable[[str, str], Bounds]  # of a cluster's topic
@@ -57,7 +60,7 @@ class AuditBooks(Service):
     """See the module. `books`: by partition of the audit topic."""
 
     def __init__(
-        self, topic: str, client: ClusterClient, sender: AuditSender, bounds_of: BoundsOf,
+        self, topic: str, client: ClusterClient, sender: AuditSender, margin: Margin, bounds_of: BoundsOf,
         tell: Callable[[str, str, str, str], None], leads: Callable[[], bool] = lambda: False,
     ) -> None:  # fmt: skip
         super().__init__()
@@ -65,6 +68,7 @@ class AuditBooks(Service):
         self._topic = topic
         self._client = client
         self._sender = sender
+        self._margin = margin
         self._bounds_of = bounds_of
         self._tell = tell
         self._leads = leads
@@ -84,8 +88,11 @@ class AuditBooks(Service):
         offset: int,
         windows: Iterable[tuple[bytes, bytes]],
         tiers: Iterable[tuple[bytes, bytes]],
-    ) -> None:
-        """Begins a book with what stands in the tables before the event at `offset`."""
+    ) -> Written:
+        """Begins a book with what stands in the tables before the event at `offset`.
+
+        Returns what they lack, which is to be written. Raises KafkaError, OSError: it cannot be known now.
+        """
         collector = Collector()
         for count, (key, value) in enumerate(windows):
             try:
@@ -99,9 +106,11 @@ class AuditBooks(Service):
                 collector.restore_tier(TierKey.parse(key.decode()), wire.tier_record(value))
             except ValueError as error:
                 log.error("a record of a tier cannot be read and begins anew", key=key, error=str(error))
+        written = await _folded(collector, await self._margin.before(partition, offset))
         self.books[partition] = Book(offset, collector)
         log.info("audit tables were read", partition=partition, next_offset=offset,
-                 windows=len(collector.windows))  # fmt: skip
+                 windows=len(collector.windows), lacked=len(written.windows))  # fmt: skip
+        return written
 
     def forget(self, partition: int) -> None:
         """The book is not as its tables are."""
@@ -181,3 +190,22 @@ class AuditBooks(Service):
         for bounds, some in scopes.items():
             for event in collector.due(now_ms(), bounds, some):
                 await (await self._sender.send(event))
+
+
+async def _folded(collector: Collector, events: Events) -> Written:
+    """What events change, all of them together."""
+    windows: set[WindowKey] = set()
+    tiers: set[TierKey] = set()
+    deleted: set[WindowKey] = set()
+    for count, (offset, value) in enumerate(events):
+        if count % AT_ONCE == AT_ONCE - 1:
+            await asyncio.sleep(0)
+        try:
+            written = collector.apply(wire.audit_event(value), offset)
+        except (wire.BadEvent, BadReport):
+            continue  # it was told when it came
+        windows |= set(written.windows)
+        tiers |= set(written.tiers)
+        deleted |= set(written.deleted)
+    there = collector.windows.keys()
+    return Written(tuple(sorted(windows & there)), tuple(sorted(tiers)), tuple(sorted(deleted - there)))

@@ -24,6 +24,7 @@ from mode import Service
 from app import wire
 from app.clock import now_ms
 from app.control.audit_books import AuditBooks
+from app.control.audit_margin import Margin
 from app.control.audit_sender import AuditSender
 from app.control.barriers import BarrierSender
 from app.control.catalog import Catalog
@@ -138,8 +139,9 @@ class Runtime(Service):
         self.audit_sender = AuditSender(topics, control_options)
         self.jobs.audits.sender = self.audit_sender
         self.audit_books = AuditBooks(
-            topics.audit.name, self._control_client, self.audit_sender, self.catalog.audits.bounds_of,
-            self.tell, lambda: self.leader.leads,
+            topics.audit.name, self._control_client, self.audit_sender,
+            Margin(topics.audit.name, control_options), self.catalog.audits.bounds_of, self.tell,
+            lambda: self.leader.leads,
         )  # fmt: skip
         self.watchdog = Watchdog(self.jobs.checkpoints, self._may_not_commit, self._answers)
         self.heartbeats = Heartbeats(

@@ -250,7 +250,9 @@ class HandFed:
             on_trouble=lambda *_: None, presence=Presence(ME, time.monotonic),
         )  # fmt: skip
         empty: Any = EmptyTopic()
-        self.audit_books = AuditBooks("", empty, nothing, self.catalog.audits.bounds_of, lambda *_: None)
+        self.audit_books = AuditBooks(
+            "", empty, nothing, nothing, self.catalog.audits.bounds_of, lambda *_: None
+        )
         pumps: dict[str, Any] = {}
         self.jobs = SimpleNamespace(
             pumps=pumps, flowing=pumps, statuses=lambda: self.beat.jobs if self.beat else [],

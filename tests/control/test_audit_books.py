@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import random
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from app import wire
 from app.control.audit_books import AuditBooks
+from app.core.audit.collect import Tick, Written
 from app.core.audit.reports import BadReport, Increment, Report, Scope, report_id
-from app.core.audit.tiers import Bounds, Close
+from app.core.audit.tiers import Bounds, Close, Forget
 from app.core.audit.totals import Totals
 from app.topics import AUDIT_PARTITIONS
 
 SCOPE = Scope("orders", "regional", "home", 60_000)
+
+BOUNDS = Bounds(60_000, 60_000, silence_ms=1 << 50, keep_ms=1 << 50)
 
 
 def report(upto: int, count: int, watermark_ms: int = -1) -> Report:
@@ -44,27 +51,46 @@ class Topic:
         self.ticks += 1
 
 
+class Last:
+    """The events of partition 5, so many of which are read again."""
+
+    def __init__(self, many: int) -> None:
+        self.many, self.events = many, list[tuple[int, bytes | None]]()
+
+    async def before(self, partition: int, offset: int) -> list[tuple[int, bytes | None]]:
+        assert partition == 5
+        found = [event for event in self.events if event[0] < offset]
+        return found[len(found) - self.many :] if self.many else []
+
+
 class Stand:
     """Books, and the tables that are written of partition 5."""
 
-    def __init__(self, topic: Topic) -> None:
-        self.topic, self.told = topic, list[tuple[str, ...]]()
+    def __init__(self, topic: Topic, again: int = 0) -> None:
+        self.topic, self.told, self.last = topic, list[tuple[str, ...]](), Last(again)
         self.windows: dict[bytes, bytes] = {}
         self.tiers: dict[bytes, bytes] = {}
         fake: Any = topic
+        margin: Any = self.last
         self.books = AuditBooks(
-            "audit", fake, fake, lambda *_: Bounds(60_000, 60_000, silence_ms=1 << 50, keep_ms=1 << 50),
-            lambda *told: self.told.append(told), lambda: True,
+            "audit", fake, fake, margin, lambda *_: BOUNDS, lambda *told: self.told.append(told),
+            lambda: True,
         )  # fmt: skip
 
     async def event(self, offset: int, value: bytes) -> None:
         if not self.books.goes_on_at(5, offset):
-            await self.books.restore(5, offset, self.windows.items(), self.tiers.items())
-        written = self.books.fold(5, offset, value)
+            lacked = await self.books.restore(5, offset, self.windows.items(), self.tiers.items())
+            self._write(lacked)
+        self.last.events.append((offset, value))
+        self._write(self.books.fold(5, offset, value))
+        self.topic.end = max(self.topic.end, offset + 1)
+
+    def _write(self, written: Written) -> None:
         encoded = self.books.encoded(5)
         self.windows |= {str(key).encode(): encoded(key) for key in written.windows}
         self.tiers |= {str(key).encode(): encoded(key) for key in written.tiers}
-        self.topic.end = max(self.topic.end, offset + 1)
+        for key in written.deleted:
+            self.windows.pop(str(key).encode(), None)
 
     @property
     def count(self) -> int:
@@ -87,6 +113,59 @@ async def test_a_book_is_read_anew_when_somebody_else_has_gone_on_meanwhile() ->
     for offset, upto in ((1, 2), (2, 3)):  # what is replayed changes nothing
         await mine.event(offset, wire.encode(report(upto, upto)))
     assert mine.count == 7
+
+
+@given(seed=st.integers(0, 1 << 32))
+@settings(max_examples=60, deadline=None)
+def test_values_that_never_arrived_are_made_anew_of_the_last_events(seed: int) -> None:
+    asyncio.run(_written_by_killed_ones(random.Random(seed)))
+
+
+async def _written_by_killed_ones(chance: random.Random) -> None:
+    """Writers that are killed: each leaves tables that lack any of what was made of the last events."""
+    whole, mine = Stand(topic := Topic()), Stand(topic, again=6)
+    upto: Counter[str] = Counter()
+    for offset in range(40):
+        event = _any_event(chance, upto)
+        for stand in (whole, mine):
+            await stand.event(offset, wire.encode(event))
+        if chance.random() < 0.3:
+            mine = await _after_a_kill(mine, chance)
+    await mine.event(40, wire.encode(Tick(0)))
+    assert (mine.windows, mine.tiers) == (whole.windows, whole.tiers)
+
+
+def _any_event(chance: random.Random, upto: Counter[str]) -> Report | Close | Forget:
+    if chance.random() < 0.2:
+        kind = chance.choice([Close, Close, Forget])
+        return kind(*SCOPE[:3], 60_000 * chance.randrange(1, 4), 1 << 41)
+    source = chance.choice(["t/0", "t/1", "t/9"])
+    upto[source] += 1
+    windows = tuple(
+        Increment(60_000 * start, Totals(upto[source])) for start in range(chance.randrange(1, 4))
+    )
+    return Report(
+        report_id(SCOPE, source, 0, 0, upto[source], final=False), *SCOPE, source, 1 << 41, windows, part=0,
+        upto=upto[source], shard=int(source[2:]) // 8,
+    )  # fmt: skip
+
+
+async def _after_a_kill(before: Stand, chance: random.Random) -> Stand:
+    """Another worker, which finds of the last values what happened to arrive, or older ones."""
+    after = Stand(before.topic, again=6)
+    events = before.last.events
+    old = Stand(Topic())
+    for offset, value in events[: len(events) - 5]:
+        await old.event(offset, value or b"")
+    for mine, newest, oldest in (
+        (after.windows, before.windows, old.windows), (after.tiers, before.tiers, old.tiers),
+    ):  # fmt: skip
+        for key in sorted(newest.keys() | oldest.keys()):
+            found = chance.choice([newest, oldest]).get(key)
+            if found is not None:
+                mine[key] = found
+    after.last.events = list(events)
+    return after
 
 
 async def test_what_is_no_event_is_passed_over_and_the_next_one_counts() -> None:
