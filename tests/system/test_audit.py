@@ -103,7 +103,7 @@ def test_every_record_is_counted_once_at_every_tier_although_workers_are_killed(
     stage.deploy(workers[0], route("copy", HOME, AWAY, topic_name))
     jobs = 3 * PARTITIONS  # the copy is found by itself, and counted, too
     with Traffic([home], topic_name) as traffic:
-        for kills in (True, False, True):
+        for number, kills in enumerate((True, False, True)):
             wait_until(
                 lambda: len(assignments(workers[0])) == jobs, ENOUGH_S, lambda: str(assignments(workers[0]))
             )
@@ -113,6 +113,9 @@ def test_every_record_is_counted_once_at_every_tier_although_workers_are_killed(
             victim = max(workers, key=lambda worker: owners[worker.url])
             assert owners[victim.url], "it counts something"
             workers.remove(victim)
+            stage.deploy(
+                workers[0], plan("all", topic_name, lateness=f"{5 + number}s")
+            )  # its jobs begin again
             workers.append(stage.worker())
             if kills:
                 victim.kill()
