@@ -46,11 +46,11 @@ def group_of(plan: str) -> str:
 
 
 class Note(NamedTuple):
-    """What a successor needs beside the position: where the part began that it is in, the width of windows,
-    and whether it was not told yet that the first of them are cut."""
+    """What a successor needs beside the position: where the part began that it is in, by what it was counted
+    (`AuditPlan.counting`), and whether it was not told yet that the first windows are cut."""
 
     since: int
-    width_ms: int
+    counting: int
     is_cut: bool
 
     def to_bytes(self) -> bytes:
@@ -61,10 +61,10 @@ class Note(NamedTuple):
     def from_bytes(cls, note: bytes) -> Note | None:
         """None: it is none, or another version's."""
         try:
-            since, width_ms, is_cut = map(int, note.split())
+            since, counting, is_cut = map(int, note.split())
         except ValueError:
             return None
-        return cls(since, width_ms, bool(is_cut))
+        return cls(since, counting, bool(is_cut))
 
 
 class AuditPump:
@@ -72,7 +72,7 @@ class AuditPump:
 
     Args:
         next_offset: where counting begins. base: what is known to be finished. is_cut: something of the first
-            windows may have gone, or been put into windows of another width, before it.
+            windows may have gone, or been counted otherwise, before it.
         log: which it is. send: makes reports of what was counted last, and returns once they are there.
 
     Raises:
@@ -194,7 +194,7 @@ class AuditPump:
     @property
     def note(self) -> bytes:
         """For the successor."""
-        return Note(self._saved_since, self.plan.width_ms, self._is_cut).to_bytes()
+        return Note(self._saved_since, self.plan.counting, self._is_cut).to_bytes()
 
     @property
     def commits_to(self) -> tuple[str, str]:

@@ -6,7 +6,8 @@ Rules
 1. Of several shares that hold a partition of the tables the furthest one counts.
 2. Tiers are compared each with the next in the plan's order, of those that count the topic, and of those that
    the plan names.
-3. Windows that may lack what had gone before it was counted are told as incomplete, and not compared.
+3. Windows that may lack what had gone before it was counted are told as incomplete, and not compared; nor
+   are those of another width than the plan has now: where it was changed, each has a part of the records.
 4. An aggregate cluster may have records of regional clusters that the plan does not count: more there than
    here says nothing then (`Unseen`).
 """
@@ -193,7 +194,7 @@ def _compared(
     complete_ms = _complete_ms(records)
     others = unseen(plan) if pair[1] == AGGREGATE else []
     for start_ms, width_ms in sorted(seen[0].keys() | seen[1].keys()):
-        if start_ms == UNTIMED or start_ms < complete_ms:
+        if start_ms == UNTIMED or start_ms < complete_ms or (plan is not None and width_ms != plan.width_ms):
             continue
         end_ms = start_ms + width_ms
         before, after = (

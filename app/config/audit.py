@@ -15,9 +15,11 @@ Where several plans mean a topic of a cluster, the first by name counts it.
 
 from __future__ import annotations
 
+import zlib
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
+import orjson
 from annotated_types import Len
 from pydantic import BeforeValidator, Field
 
@@ -140,6 +142,13 @@ class AuditPlan(Definition):
         lateness_ms = round(self.spec.lateness * 1000)
         most_ms = max(lateness_ms, round(MOST_LATENESS_S * 1000))
         return Bounds(lateness_ms, most_ms, keep_ms=round(self.spec.keep * 1000))
+
+    @property
+    def counting(self) -> int:
+        """Another one when a record may come into another window: 32 bits of what says into which."""
+        wire = self.to_wire()["spec"]
+        told = [wire[part] for part in ("window", "timestamp", "disorder")]
+        return zlib.crc32(orjson.dumps(told, option=orjson.OPT_SORT_KEYS))
 
     @property
     def width_ms(self) -> int:

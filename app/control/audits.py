@@ -83,7 +83,7 @@ class Audits(Service):
         """
         plan, tier, cluster = await self.check(job)
         beginning, next_offset, is_cut = await find_audit_beginning(
-            job, cluster, answer, width_ms=plan.width_ms, anew=anew, tell=self._on_trouble
+            job, cluster, answer, counting=plan.counting, anew=anew, tell=self._on_trouble
         )
         if not is_mine():
             return None

@@ -6,8 +6,8 @@ Rules
    owner had come: that stretch of the part counts for itself.
 2. Without a position it begins at the log's start: what was reported before is reported again, and counts
    once.
-3. Of a log that has lost its beginning, and of windows of another width than before, the first windows are
-   cut: they are counted, and not compared.
+3. Who counts otherwise than the former owner begins where that one had come, too. Of that, and of a log that
+   has lost its beginning, the first windows are cut: they are counted, and not compared.
 4. Another log (the topic was made anew, or truncated) begins a new lineage.
 """
 
@@ -38,11 +38,11 @@ async def find_audit_beginning(
     cluster: DataCluster,
     answer: TakeoverAnswer,
     *,
-    width_ms: int,
+    counting: int,
     anew: Anew | None,
     tell: Trouble,
 ) -> AuditBeginning:
-    """See the module; `width_ms` of windows.
+    """See the module; `counting` of the plan.
 
     Raises:
         LookupError: what it needs to know cannot be known yet. KafkaError, ClusterUnreachable.
@@ -65,13 +65,14 @@ async def find_audit_beginning(
     snapshot, log = read_snapshot(job, answer.snapshot, tell), answer.log.filled_in(present)
     if snapshot is None:
         return AuditBeginning(Beginning(Snapshot(first), answer.lineage, log, known=False), first, first > 0)
-    note = Note.from_bytes(answer.note) or Note(-1, width_ms, is_cut=True)
+    note = Note.from_bytes(answer.note) or Note(-1, counting, is_cut=True)
     start = (
         note.since if begins_at(snapshot.base) <= note.since <= snapshot.base else begins_at(snapshot.base)
     )
-    if start < first:  # rule 1
+    is_other = note.counting != counting
+    if start < first or is_other:
         start = max(first, snapshot.base)
     is_known = log == answer.log and start <= snapshot.base
     finished = Snapshot(max(start, snapshot.base))
-    is_cut = note.is_cut or note.width_ms != width_ms
-    return AuditBeginning(Beginning(finished, answer.lineage, log, known=is_known), start, is_cut)
+    beginning = Beginning(finished, answer.lineage, log, known=is_known and not is_other)
+    return AuditBeginning(beginning, start, note.is_cut or is_other)

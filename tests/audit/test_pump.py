@@ -114,7 +114,7 @@ async def test_a_successor_counts_what_its_predecessor_had_not_and_nothing_twice
     saved = Note.from_bytes(stand.pump.note), stand.pump.base
     for report in stand.pump.reports(1, 1.0):
         stand.apply(report)  # the predecessor dies before it hears that they were taken
-    assert saved == ((0, WIDTH_MS, 0), 0)
+    assert saved == ((0, stand.plan.counting, 0), 0)
     for base in (0, killed_at):  # whatever it had saved
         stand.begin(begins_at(base), base)
         stand.feed()
@@ -130,9 +130,11 @@ async def test_a_successor_begins_where_the_part_began_that_its_predecessor_was_
     stand.log.append([WIDTH_MS * 5] * 10)
     stand.feed()
 
-    assert Note.from_bytes(stand.pump.note) == (30_000, WIDTH_MS, 1), "nobody was told that it is cut"
+    assert Note.from_bytes(stand.pump.note) == (30_000, stand.plan.counting, 1), (
+        "nobody was told that it is cut"
+    )
     await stand.report(stand.pump)
-    assert Note.from_bytes(stand.pump.note) == (30_000, WIDTH_MS, 0)
+    assert Note.from_bytes(stand.pump.note) == (30_000, stand.plan.counting, 0)
     (tier,) = stand.collector.tiers.values()
     assert tier.complete_ms == WIDTH_MS * 5 + stand.plan.bounds.lateness_ms
     stand.log.append([WIDTH_MS * 5] * 10)

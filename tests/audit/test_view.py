@@ -115,6 +115,13 @@ def test_a_window_that_was_not_counted_from_its_beginning_is_not_compared() -> N
     assert region.verdicts() == [(2, "lossy", 1)], "window 1 may lack what had gone before"
 
 
+def test_windows_of_a_former_width_are_not_compared() -> None:
+    region = counted_at_both(lost=2)
+    for tier in (HOME, AWAY):
+        region.close(tier)
+    assert region.verdicts(audit_plan(window="2m")) == []
+
+
 def test_more_at_an_aggregate_cluster_says_nothing_while_a_source_of_it_is_not_counted() -> None:
     region = counted_at_both()
     region.report(AWAY, WIDTH_MS, partition=1)

@@ -142,3 +142,13 @@ def test_two_plans_of_one_name_are_told_with_both_places(tmp_path: Path) -> None
         (tmp_path / f"{name}.json").write_text(json.dumps(PLAN))
     with pytest.raises(InvalidConfiguration, match="orders is defined twice, first at"):
         load_definitions([tmp_path])
+
+
+def test_a_plan_that_puts_records_into_other_windows_counts_otherwise() -> None:
+    def counting(path: str, value: Any) -> int:
+        return parse_audit(edited(path, value))[0].counting
+
+    same = parse_audit(PLAN)[0].counting
+    assert {counting(*one) for one in (("spec/lateness", "2m"), ("spec/tiers", ["consumer"]))} == {same}
+    others = (("spec/window", "5m"), ("spec/timestamp", {"source": "record"}), ("spec/disorder", "1m"))
+    assert len({same, *(counting(*one) for one in others)}) == 4

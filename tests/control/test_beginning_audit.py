@@ -15,7 +15,7 @@ from app.core.job import JobId
 from app.core.ranges import Snapshot
 
 JOB = JobId.parse("audit:all//east:orders:3")
-WIDTH_MS = 60_000
+COUNTING = 60_000
 LOG = LogId("c", "t")
 
 
@@ -48,7 +48,7 @@ async def begin(
     )  # fmt: skip
     cluster: Any = OneLog(first)
     found = await find_audit_beginning(
-        JOB, cluster, answer, width_ms=WIDTH_MS, anew=anew, tell=lambda kind, *_: told.append(kind)
+        JOB, cluster, answer, counting=COUNTING, anew=anew, tell=lambda kind, *_: told.append(kind)
     )
     return found, told
 
@@ -74,18 +74,21 @@ PLACES = [
 async def test_a_successor_begins_where_the_part_began_if_that_is_there(
     first: int, since: int, starts: int
 ) -> None:
-    found, told = await begin(first, BASE, Note(since, WIDTH_MS, False).to_bytes())
+    found, told = await begin(first, BASE, Note(since, COUNTING, False).to_bytes())
     assert (found.next_offset, found.is_cut, told) == (starts, False, [])
     assert found.beginning.snapshot.base == max(BASE, starts), "a position never goes back"
     assert found.beginning.lineage == 4
 
 
-@pytest.mark.parametrize(
-    "note", [b"", b"no note", Note(0, WIDTH_MS + 1, False).to_bytes(), Note(0, WIDTH_MS, True).to_bytes()]
-)
+@pytest.mark.parametrize("note", [b"", b"no note", Note(0, COUNTING, True).to_bytes()])
 async def test_what_may_be_cut_is_known_as_such(note: bytes) -> None:
     found, _ = await begin(0, 10, note)
     assert (found.next_offset, found.is_cut) == (0, True)
+
+
+async def test_who_counts_otherwise_goes_on_where_the_former_owner_had_come() -> None:
+    found, _ = await begin(0, BASE, Note(PART_OFFSETS, COUNTING + 1, False).to_bytes())
+    assert (found.next_offset, found.is_cut, found.beginning.known) == (BASE, True, False)
 
 
 async def test_another_log_begins_a_new_lineage_and_is_told() -> None:
