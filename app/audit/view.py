@@ -5,7 +5,7 @@
 Rules
 1. Of several shares that hold a partition of the tables the furthest one counts.
 2. Tiers are compared each with the next in the plan's order, of those that count the topic, and of those that
-   the plan names.
+   the plan names. A cluster that no plan counts any more has its part in the windows that it has, only.
 3. Windows that may lack what had gone before it was counted are told as incomplete, and not compared; nor
    are those of another width than the plan has now: where it was changed, each has a part of the records.
 4. An aggregate cluster may have records of regional clusters that the plan does not count: more there than
@@ -15,7 +15,7 @@ Rules
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -23,15 +23,16 @@ import msgspec
 
 from app.clock import iso
 from app.config.audit import TIERS, AuditPlan
-from app.core.audit.compare import State, Verdict, compare, side
+from app.core.audit.compare import Side, State, Verdict, compare, side
 from app.core.audit.count import UNTIMED
 from app.core.audit.tiers import Bounds, TierKey, TierRecord, lateness, watermark
 from app.core.audit.totals import NO_TOTALS
 from app.core.audit.windows import Phase, WindowKey, WindowRecord, phase
-from app.core.topology import AGGREGATE
+from app.core.topology import AGGREGATE, REGIONAL
 
 PlanOf = Callable[[str, str], AuditPlan | None]  # of a cluster's topic
 Unseen = Callable[[AuditPlan | None], list[str]]  # regional clusters that a plan does not count
+OF_CLUSTERS = (REGIONAL, AGGREGATE, "other")  # tiers that plans count; others are told by clients
 RANKS = (0.5, 0.95, 0.99)
 IN_ORDER = [Phase.OPEN, Phase.PROVISIONAL, Phase.CLOSED]
 
@@ -153,58 +154,77 @@ def _complete_ms(tiers: Iterable[TierRecord]) -> int:
     return max((record.complete_ms for record in tiers), default=-1)
 
 
+class _Tier:
+    """What is known of a topic at a tier. `live`: its clusters that are counted now."""
+
+    def __init__(self) -> None:
+        self.clusters: dict[str, list[TierRecord]] = {}
+        self.live: set[str] = set()
+        self.windows: dict[tuple[int, int], dict[str, list[WindowRecord]]] = {}
+
+    @property
+    def records(self) -> list[TierRecord]:
+        """Of clusters that are counted now."""
+        return [record for cluster in sorted(self.live) for record in self.clusters[cluster]]
+
+    def side(self, name: str, start_ms: int, width_ms: int, now_ms: int, silence_ms: int) -> Side:
+        """Its part of a comparison. A cluster that is not counted any more has one in windows that it has."""
+        windows = self.windows.get((start_ms, width_ms), {})
+        meant = sorted(self.live | windows.keys())
+        records = [record for of_cluster in windows.values() for record in of_cluster]
+        clusters = [self.clusters.get(cluster, []) for cluster in meant]
+        return side(name, start_ms + width_ms, records, clusters, now_ms, silence_ms)
+
+
 def verdict_rows(known: Known, now_ms: int, plan_of: PlanOf, unseen: Unseen) -> list[dict[str, Any]]:
     """A row a window and pair of tiers that follow on each other, the newest first."""
-    shards = _shards(known)
-    clusters: dict[str, dict[str, list[str]]] = {}  # topic -> tier -> clusters
-    for topic, tier, cluster in shards:
-        clusters.setdefault(topic, {}).setdefault(tier, []).append(cluster)
-    windows: dict[tuple[str, str], dict[tuple[int, int], list[WindowRecord]]] = {}
+    topics: defaultdict[str, defaultdict[str, _Tier]] = defaultdict(lambda: defaultdict(_Tier))
+    plans: dict[str, AuditPlan] = {}
+    for (topic, tier, cluster), records in _shards(known).items():
+        at, plan = topics[topic][tier], plan_of(cluster, topic)
+        at.clusters[cluster] = records
+        if plan is not None or tier not in OF_CLUSTERS:
+            at.live.add(cluster)
+        if plan is not None:
+            plans.setdefault(topic, plan)
     for key, record in sorted(known.windows.items()):
-        at = windows.setdefault((key.topic, key.tier), {})
-        at.setdefault((key.start_ms, key.width_ms), []).append(record)
+        window = topics[key.topic][key.tier].windows.setdefault((key.start_ms, key.width_ms), {})
+        window.setdefault(key.cluster, []).append(record)
     rows = []
-    for topic, tiers in sorted(clusters.items()):
-        found = (plan_of(cluster, topic) for of_tier in tiers.values() for cluster in of_tier)
-        plan = next((one for one in found if one is not None), None)
-        for pair in pairwise(_in_order(plan, tiers)):
-            sides = [[shards[topic, tier, cluster] for cluster in tiers.get(tier, ())] for tier in pair]
-            seen = [windows.get((topic, tier), {}) for tier in pair]
-            rows += [{"topic": topic, **row} for row in _compared(pair, sides, seen, now_ms, plan, unseen)]
+    for topic, tiers in sorted(topics.items()):
+        plan = plans.get(topic)
+        for first, second in pairwise(_in_order(plan, {name for name, tier in tiers.items() if tier.live})):
+            compared = _compared((first, tiers[first]), (second, tiers[second]), now_ms, plan, unseen)
+            rows += [{"topic": topic, **row} for row in compared]
     return sorted(rows, key=lambda row: (-row["start_ms"], row["topic"]))
 
 
-def _in_order(plan: AuditPlan | None, tiers: Mapping[str, object]) -> list[str]:
+def _in_order(plan: AuditPlan | None, tiers: Collection[str]) -> list[str]:
     """Rule 2."""
     named = () if plan is None else plan.spec.tiers
     return [tier for tier in named or TIERS if tier in tiers or tier in named]
 
 
 def _compared(
-    pair: tuple[str, str],
-    sides: list[list[list[TierRecord]]],
-    seen: list[dict[tuple[int, int], list[WindowRecord]]],
-    now_ms: int,
-    plan: AuditPlan | None,
-    unseen: Unseen,
+    first: tuple[str, _Tier], second: tuple[str, _Tier], now_ms: int, plan: AuditPlan | None, unseen: Unseen
 ) -> Iterator[dict[str, Any]]:
     bounds = Bounds() if plan is None else plan.bounds
-    records = [record for side_of in sides for of_cluster in side_of for record in of_cluster]
+    records = first[1].records + second[1].records
     patience_ms = lateness(records, bounds) + bounds.silence_ms
     complete_ms = _complete_ms(records)
-    others = unseen(plan) if pair[1] == AGGREGATE else []
-    for start_ms, width_ms in sorted(seen[0].keys() | seen[1].keys()):
+    others = unseen(plan) if second[0] == AGGREGATE else []
+    for start_ms, width_ms in sorted(first[1].windows.keys() | second[1].windows.keys()):
         if start_ms == UNTIMED or start_ms < complete_ms or (plan is not None and width_ms != plan.width_ms):
             continue
-        end_ms = start_ms + width_ms
         before, after = (
-            side(tier, end_ms, of.get((start_ms, width_ms), ()), clusters, now_ms, bounds.silence_ms)
-            for tier, of, clusters in zip(pair, seen, sides, strict=True)
+            tier.side(name, start_ms, width_ms, now_ms, bounds.silence_ms) for name, tier in (first, second)
         )
-        verdict = compare(before, after, end_ms, now_ms, patience_ms)
+        verdict = compare(before, after, start_ms + width_ms, now_ms, patience_ms)
         if verdict.extra and verdict.state is State.DUPLICATED and others:  # rule 4
             verdict = verdict._replace(state=State.ABSENT, absent=tuple(others))
-        yield _verdict_row(pair, start_ms, end_ms, verdict, before.all.count, after.all.count)
+        yield _verdict_row(
+            (first[0], second[0]), start_ms, start_ms + width_ms, verdict, before.all.count, after.all.count
+        )
 
 
 def _verdict_row(

@@ -14,7 +14,7 @@ from tests.audit.rows import numbers
 
 WIDTH_MS = 60_000
 NOW_MS = 10 * WIDTH_MS
-HOME, AWAY = ("regional", "east-regional"), ("aggregate", "east-aggregate")
+HOME, AWAY = ("regional", "east-regional"), ("aggregate", "east")
 
 
 def audit_plan(**spec: Any) -> AuditPlan:
@@ -133,6 +133,27 @@ def test_more_at_an_aggregate_cluster_says_nothing_while_a_source_of_it_is_not_c
     for tier in (HOME, AWAY):
         lost.close(tier)
     assert lost.verdicts(unseen=("west-regional",)) == [(1, "lossy", 1)]
+
+
+def test_a_cluster_that_no_plan_counts_any_more_has_a_part_in_its_windows_only() -> None:
+    region, gone = counted_at_both(), ("regional", "west-regional")
+    region.report(gone, WIDTH_MS)
+    region.report(AWAY, WIDTH_MS, partition=1)
+    for tier in (HOME, AWAY, gone):
+        region.close(tier)
+    region.report(HOME, 9 * WIDTH_MS, partition=2)  # the newest window, which is closed by those that count
+    region.report(AWAY, 9 * WIDTH_MS, partition=2)
+    for tier in (HOME, AWAY):
+        region.apply(Close("orders", *tier, NOW_MS, NOW_MS))
+
+    def plan_of(cluster: str, _: str) -> AuditPlan | None:
+        return None if cluster == "west-regional" else PLAN
+
+    rows = verdict_rows(region.known, NOW_MS, plan_of, lambda _: [])
+    assert [(row["start_ms"] // WIDTH_MS, row["state"], row["from_count"]) for row in rows] == [
+        (9, "ok", 1), (1, "ok", 21),
+    ]  # fmt: skip
+    assert verdict_rows(region.known, NOW_MS, lambda *_: None, lambda _: []) == []
 
 
 def test_a_tier_that_only_the_plan_names_is_told_as_absent_and_not_as_loss() -> None:
