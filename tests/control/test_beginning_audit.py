@@ -38,7 +38,12 @@ class OneLog:
 
 
 async def begin(
-    first: int, base: int | None = None, note: bytes = b"", anew: Anew | None = None, log: LogId = LOG
+    first: int,
+    base: int | None = None,
+    note: bytes = b"",
+    anew: Anew | None = None,
+    log: LogId = LOG,
+    counting: int = COUNTING,
 ) -> tuple[AuditBeginning, list[str]]:
     told: list[str] = []
     snapshot = b"" if base is None else Snapshot(base).to_bytes()
@@ -48,7 +53,7 @@ async def begin(
     )  # fmt: skip
     cluster: Any = OneLog(first)
     found = await find_audit_beginning(
-        JOB, cluster, answer, counting=COUNTING, anew=anew, tell=lambda kind, *_: told.append(kind)
+        JOB, cluster, answer, counting=counting, anew=anew, tell=lambda kind, *_: told.append(kind)
     )
     return found, told
 

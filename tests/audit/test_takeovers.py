@@ -1,0 +1,92 @@
+"""Owners of an audit that follow on each other, killed at any moment: each record is counted once."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from unittest.mock import patch
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.core.audit import reader
+from tests.audit.test_pump import WIDTH_MS, Stand
+from tests.audit.test_view import audit_plan
+from tests.control.test_beginning_audit import begin
+
+PART = 64  # offsets, so that many parts are begun and ended
+
+
+class Region(Stand):
+    """A log that begins at `first`, and what the tracker table knows of who counts it."""
+
+    def __init__(self, chance: random.Random) -> None:
+        super().__init__(audit_plan(disorder="1h"))  # times in no order at all
+        self.chance, self.first = chance, chance.choice([0, 0, 40, 100])
+        self.log.next_offset = self.first
+        self.saved: tuple[int, bytes] | None = None
+
+    async def start(self) -> None:
+        """Another owner, by what is saved."""
+        base, note = self.saved or (None, b"")
+        found, _ = await begin(self.first, base, note, counting=self.plan.counting)
+        self.begin(found.next_offset, found.beginning.snapshot.base, is_cut=found.is_cut)
+        self.save()
+
+    def save(self) -> None:
+        self.saved = self.pump.base, self.pump.note
+
+    def append(self) -> None:
+        count = self.chance.choice([1, 5, 30])
+        self.log.append([self.chance.randrange(4 * WIDTH_MS) for _ in range(count)])
+
+    async def unheard(self) -> None:
+        """The topic takes some reports; the owner does not hear of it."""
+        for report in self.pump.reports(1, 1.0):
+            if self.chance.random() < 0.7:
+                self.apply(report)
+
+    async def refused(self) -> None:
+        self.takes = False
+        await self.report(self.pump)
+        self.takes = True
+
+    async def drained(self) -> None:
+        await self.pump.drain(1.0)
+        self.save()
+        await self.start()
+
+
+@given(seed=st.integers(0, 1 << 32))
+@settings(max_examples=150, deadline=None)
+def test_each_record_is_counted_once_whoever_is_killed_and_whenever(seed: int) -> None:
+    with patch.object(reader, "PART_OFFSETS", PART):
+        asyncio.run(_story(random.Random(seed)))
+
+
+async def _story(chance: random.Random) -> None:
+    region = Region(chance)
+    await region.start()
+    for _ in range(40):
+        match chance.randrange(9):
+            case 0 | 1:
+                region.append()
+            case 2 | 3:
+                region.feed(chance.choice([1, 4]))
+            case 4:
+                await region.report(region.pump)
+            case 5:
+                await region.unheard()
+            case 6:
+                await region.refused()
+            case 7:
+                region.save()
+            case _:
+                await (region.drained() if chance.random() < 0.3 else region.start())
+    while region.pump.reader.next_offset < region.log.next_offset:
+        region.feed()
+    await region.report(region.pump)
+    expected = Counter(at_ms - at_ms % WIDTH_MS for _, at_ms in region.log.records())
+    assert region.counts == dict(sorted(expected.items()))
+    assert region.pump.base == region.log.next_offset
