@@ -47,6 +47,13 @@ class Region(Stand):
             if self.chance.random() < 0.7:
                 self.apply(report)
 
+    async def cut_off(self) -> None:
+        """The topic takes the first of the reports, and no more."""
+        made = self.pump.reports(1, 1.0)
+        for report in made[: self.chance.randrange(len(made) + 1)]:
+            self.apply(report)
+            self.pump.acknowledged(report)
+
     async def refused(self) -> None:
         self.takes = False
         await self.report(self.pump)
@@ -69,7 +76,7 @@ async def _story(chance: random.Random) -> None:
     region = Region(chance)
     await region.start()
     for _ in range(40):
-        match chance.randrange(9):
+        match chance.randrange(10):
             case 0 | 1:
                 region.append()
             case 2 | 3:
@@ -82,6 +89,8 @@ async def _story(chance: random.Random) -> None:
                 await region.refused()
             case 7:
                 region.save()
+            case 8:
+                await region.cut_off()
             case _:
                 await (region.drained() if chance.random() < 0.3 else region.start())
     while region.pump.reader.next_offset < region.log.next_offset:
