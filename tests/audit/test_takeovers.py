@@ -15,7 +15,7 @@ from tests.audit.test_pump import WIDTH_MS, Stand
 from tests.audit.test_view import audit_plan
 from tests.control.test_beginning_audit import begin
 
-PART = 64  # offsets, so that many parts are begun and ended
+PART = 16  # offsets, so that many parts are begun and ended
 
 
 class Region(Stand):
@@ -48,11 +48,13 @@ class Region(Stand):
                 self.apply(report)
 
     async def cut_off(self) -> None:
-        """The topic takes the first of the reports, and no more."""
+        """The topic takes the first of the reports, and no more; that is saved, and the owner killed."""
         made = self.pump.reports(1, 1.0)
         for report in made[: self.chance.randrange(len(made) + 1)]:
             self.apply(report)
             self.pump.acknowledged(report)
+        self.save()
+        await self.start()
 
     async def refused(self) -> None:
         self.takes = False
@@ -92,7 +94,7 @@ async def _story(chance: random.Random) -> None:
             case 8:
                 await region.cut_off()
             case _:
-                await (region.drained() if chance.random() < 0.3 else region.start())
+                await (region.drained() if chance.random() < 0.2 else region.start())
     while region.pump.reader.next_offset < region.log.next_offset:
         region.feed()
     await region.report(region.pump)
