@@ -16,7 +16,6 @@ import structlog
 from aiokafka.errors import KafkaError
 
 from app import app, wire
-from app.control.audit_books import AuditBooks
 from app.core.audit.collect import Written
 from app.core.audit.reports import BadReport
 from tables.audit_tiers import audit_tiers
@@ -47,7 +46,7 @@ async def collect_reports(stream: Any) -> None:
             log.exception("an event of the audit topic failed and is passed over", error=repr(error))
 
 
-async def _take_over(books: AuditBooks, partition: int, offset: int) -> None:
+async def _take_over(books: Any, partition: int, offset: int) -> None:
     windows, tiers = items_of(audit_windows, partition), items_of(audit_tiers, partition)
     try:
         lacked = await books.restore(partition, offset, windows, tiers)
