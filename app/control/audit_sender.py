@@ -7,10 +7,10 @@ All of an audited topic goes to one partition, in the order of the calls. What i
 from __future__ import annotations
 
 import asyncio
-import zlib
 from typing import Any
 
 from aiokafka import AIOKafkaProducer
+from aiokafka.partitioner import murmur2
 from mode import Service
 
 from app import wire
@@ -22,8 +22,9 @@ from app.topics import AUDIT_PARTITIONS, ControlTopics
 
 
 def audit_partition(topic: str) -> int:
-    """The partition of the audit topic, and so of its tables, in which an audited topic lives."""
-    return zlib.crc32(topic.encode()) % AUDIT_PARTITIONS
+    """The partition of the audit topic, and so of its tables, in which an audited topic lives: where Kafka's
+    own partitioner puts its name as a key, so that clients in any language find it, too."""
+    return (murmur2(topic.encode()) & 0x7FFFFFFF) % AUDIT_PARTITIONS
 
 
 class AuditSender(Service):

@@ -9,11 +9,13 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from aiokafka.partitioner import DefaultPartitioner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app import wire
 from app.control.audit_books import AuditBooks
+from app.control.audit_sender import audit_partition
 from app.core.audit.collect import Tick, Written
 from app.core.audit.reports import BadReport, Increment, Report, Scope, report_id
 from app.core.audit.tiers import Bounds, Close, Forget
@@ -207,3 +209,9 @@ async def test_a_partition_that_nobody_holds_is_known_as_such_unless_it_is_empty
     await stand.books._sweep()
     await stand.books._sweep()
     assert topic.ticks == 1, "whoever gets one reads the tables"
+
+
+@given(topic=st.text("abcdefghij._-", min_size=1, max_size=30))
+def test_a_topics_reports_are_where_any_client_puts_them_by_key(topic: str) -> None:
+    everywhere = list(range(AUDIT_PARTITIONS))
+    assert audit_partition(topic) == DefaultPartitioner()(topic.encode(), everywhere, everywhere)
