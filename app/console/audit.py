@@ -36,6 +36,7 @@ from app.console.hop import LOOK_S, ask_worker
 from app.console.offsets import told_apart
 from app.control.audit_sender import audit_partition
 from app.core.audit.compare import State
+from app.core.audit.reports import BadReport, Report, checked
 from app.core.control_events import AuditPut
 from app.core.job import Kind
 from app.core.topology import REGIONAL
@@ -63,7 +64,9 @@ STATE = Param(
     f"verdicts of this state (again: or); without it, {', '.join(state.value for state in TOLD)}",
 )  # fmt: skip
 SHARE = "/api/v1/audit/share"
+NDJSON = "application/x-ndjson"
 _share = msgspec.json.Decoder(Share)
+_report = msgspec.json.Decoder(Report)
 
 
 class AuditRoutes:
@@ -79,6 +82,7 @@ class AuditRoutes:
             web.get("/api/v1/audit/windows", told_apart(self.get_windows)),
             web.get("/api/v1/audit/loss", told_apart(self.get_loss)),
             web.get(SHARE, told_apart(self.get_share)),
+            web.post("/api/v1/audit/reports", self.post_reports),
             web.get("/api/v1/audit/plans", self.get_plans),
             web.get(one, self.get_plan),
             web.put(one, self.put_plan),
@@ -158,6 +162,20 @@ class AuditRoutes:
                 f"partitions {missing} of the audit tables are being read; ask again in seconds",
             )
         return joined(shares, audit_partition)
+
+    @described(
+        shapes_audit.Taken, body={"type": "string"}, kinds=(NDJSON,), problems=(422,),
+    )  # fmt: skip
+    async def post_reports(self, request: web.Request) -> web.Response:
+        """Takes the reports of clients, one a line; all of them or none. What comes again counts once."""
+        try:
+            lines = [line for line in (await request.read()).splitlines() if line.strip()]
+            reports = [checked(_report.decode(line)) for line in lines]
+        except (msgspec.DecodeError, BadReport, UnicodeDecodeError) as error:
+            raise ApiError(422, "Bad report", f"{error}; nothing was taken") from error
+        sender = self._api.runtime.audit_sender
+        await asyncio.gather(*[await sender.send(report) for report in reports])
+        return json_response({"taken": len(reports)})
 
     # -- plans -------------------------------------------------------------------------------------
 

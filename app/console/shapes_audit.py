@@ -21,6 +21,12 @@ class AuditPlanDetail(TypedDict):
     deployed: Deployed
 
 
+class Taken(TypedDict):
+    """How many reports were taken."""
+
+    taken: int
+
+
 class AuditWindow(TypedDict):
     """What was counted of a topic at a tier in a window of event time; without a start, the records that have
     no time. `late` (which `count` and `bytes` hold, too) came after it was closed. Latencies are null while

@@ -24,7 +24,7 @@ from app.topics import AUDIT_PARTITIONS, ControlTopics
 def audit_partition(topic: str) -> int:
     """The partition of the audit topic, and so of its tables, in which an audited topic lives: where Kafka's
     own partitioner puts its name as a key, so that clients in any language find it, too."""
-    return (murmur2(topic.encode()) & 0x7FFFFFFF) % AUDIT_PARTITIONS
+    return (int(murmur2(topic.encode())) & 0x7FFFFFFF) % AUDIT_PARTITIONS
 
 
 class AuditSender(Service):

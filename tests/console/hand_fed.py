@@ -196,7 +196,16 @@ class Clusters:
 
 
 class EmptyTopic:
-    """A client of the control cluster, whose topics have no records."""
+    """A client of the control cluster, whose topics have no records; and `sent`, what would be."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+
+    async def send(self, event: Any) -> asyncio.Future[None]:
+        self.sent.append(event)
+        future = asyncio.get_running_loop().create_future()
+        future.set_result(None)
+        return future
 
     async def end_offsets(self, wanted: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
         return dict.fromkeys(wanted, 0)
@@ -250,6 +259,7 @@ class HandFed:
             on_trouble=lambda *_: None, presence=Presence(ME, time.monotonic),
         )  # fmt: skip
         empty: Any = EmptyTopic()
+        self.audit_sender = empty
         self.audit_books = AuditBooks(
             "", empty, nothing, nothing, self.catalog.audits.bounds_of, lambda *_: None
         )

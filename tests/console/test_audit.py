@@ -7,8 +7,13 @@ import io
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from app import wire
 from app.control.audit_books import Book
 from app.control.audit_sender import audit_partition
+from app.core.audit.reports import Scope, client_report
+from app.core.audit.totals import Totals
 from tests.audit.test_view import AWAY, HOME, WIDTH_MS, counted_at_both
 from tests.cli.in_process import InProcess
 from tests.console.client import Console
@@ -76,6 +81,22 @@ def test_what_has_not_arrived_is_told(console: Console) -> None:
     assert (row["from_tier"], row["to_tier"], row["start_ms"]) == ("regional", "aggregate", WIDTH_MS)
     assert console.ask("GET", "/api/v1/audit/loss?state=ok").json["items"] == []
     assert console.ask("GET", "/api/v1/audit/loss?state=fine").status == 400
+
+
+def test_reports_of_clients_are_taken_all_or_none(console: Console) -> None:
+    path, kind = "/api/v1/audit/reports", {"Content_Type": "application/x-ndjson"}
+    scope = Scope("orders", "proxy-client", "home", WIDTH_MS)
+    made = [client_report(scope, "app@1", n, {0: Totals(n)}, at_ms=5, watermark_ms=5) for n in range(3)]
+    lines = [wire.encode(report) for report in made]
+
+    assert console.ask("POST", path, b"\n".join(lines) + b"\n", **kind).json == {"taken": 3}
+    assert console.fed.audit_sender.sent == made
+    for bad in (b"{}", b"no json", wire.encode(msgspec.structs.replace(made[0], id="x"))):
+        refused = console.ask("POST", path, b"\n".join([*lines, bad]), **kind)
+        assert (refused.status, refused.json["title"]) == (422, "Bad report")
+    assert console.ask("POST", path, lines[0], Content_Type="text/plain").status == 415
+    assert console.ask("POST", path, b"x" * 70_000, **kind).status == 413
+    assert len(console.fed.audit_sender.sent) == 3
 
 
 def test_while_tables_are_read_nothing_is_told_as_if_it_were_all(console: Console) -> None:

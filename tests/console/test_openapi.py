@@ -107,6 +107,11 @@ def console() -> Iterator[Console]:
         yield Console(url, fed)
 
 
+@schemathesis.serializer("application/x-ndjson")
+def lines(_: Any, value: Any) -> bytes:
+    return str(value).encode("utf-8", "replace")
+
+
 @schemathesis.hook
 def map_path_parameters(context: Any, path_parameters: dict[str, Any] | None) -> dict[str, Any] | None:
     """Names that are not there are all alike: three of four requests are about what is there."""
