@@ -132,6 +132,7 @@ class Runtime(Service):
             self.worker, self.control, self.catalog, self.clusters, self.trackers, self.lease, self.tell,
             grace_s=grace_s, interceptors=interceptors, barriers=self.barriers,
         )  # fmt: skip
+        self.jobs.pauses.tell = self.tell
         self.watchdog = Watchdog(self.jobs.checkpoints, self._may_not_commit, self._answers)
         self.heartbeats = Heartbeats(
             topics.heartbeats.name, control_options, compose=self._compose, members=self.members,
