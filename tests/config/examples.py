@@ -64,7 +64,6 @@ FULL: dict[str, Any] = {
         },
         "catchUp": {"lag": 1000000, "rate": 2000},
         "start": "latest",
-        "verify": "all",
         "placement": {"group": "critical"},
         "hibernate": {"after": "1h"},
     },

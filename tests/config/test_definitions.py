@@ -237,7 +237,6 @@ definitions = st.fixed_dictionaries({
             )}),
             "catchUp": st.fixed_dictionaries({"lag": st.integers(1, 10**12), "rate": st.floats(0.1, 1e6)}),
             "start": st.sampled_from(["earliest", "latest"]),
-            "verify": st.sampled_from(["sampled", "all"]),
             "placement": st.fixed_dictionaries({"group": st.sampled_from(["default", "critical-1"])}),
             "hibernate": st.fixed_dictionaries({"after": st.integers(60, 30 * 86_400)}),
         },
