@@ -56,7 +56,6 @@ CONNECTION = "verify"
 CLEANUP_POLICY, COMPACT = "cleanup.policy", "compact"
 _CODEC = 0x07
 
-checksum: Callable[..., int] = crc32c
 Tell = Callable[[str, str, str, str], None]  # kind, subject, message, remedy
 
 
@@ -157,7 +156,7 @@ class Verifier:
                 log.debug("a batch is compared by its bytes", target=target, error=repr(error))
         self._left_bytes[target] = left_bytes - size_bytes * (RECORDS_COST if prints else 1)
         with memoryview(copy.data) as view, view[HEADER_BYTES:] as records:
-            crc = checksum(records)
+            crc = crc32c(records)
         copied = Copied(
             job, base_offset, copy.record_count, size_bytes, crc, copy.data[22] & _CODEC,
             copy.source_start, copy.source_end, prints, topic_id,
@@ -353,7 +352,7 @@ def _compare(copied: Copied, batches: Sequence[Batch]) -> str:
     if batch.header.compression != copied.codec:
         return ""  # compared by records from now on
     with batch.data[HEADER_BYTES:] as records:
-        return "" if checksum(records) == copied.crc else "its records are others"
+        return "" if crc32c(records) == copied.crc else "its records are others"
 
 
 def _compare_records(prints: Sequence[Print], copied: Copied, batches: Iterable[Batch]) -> str:

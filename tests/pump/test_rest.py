@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -57,8 +59,11 @@ def untouched(stand: Stand, pump: DispatchPump) -> bool:
     return firsts and not stand.copied.records and not pump._line.waiting
 
 
-@pytest.mark.parametrize("chain", CHAINS)
-async def test_a_lapsed_lease_lets_out_nothing_that_waits_for_credit_and_all_of_it_later(chain: Any) -> None:
+@asynccontextmanager
+async def short_of_credit(
+    count: int, chain: Any = None
+) -> AsyncIterator[tuple[Stand, DispatchPump, asyncio.Event]]:
+    """A pump of `count` messages: three are at the receiver until the event is set, others wait for room."""
     gate = asyncio.Event()
 
     async def wait(_: Message) -> None:
@@ -66,8 +71,14 @@ async def test_a_lapsed_lease_lets_out_nothing_that_waits_for_credit_and_all_of_
 
     async with standing(wait, chain, LIMITS, target={"contract": "stream"}) as stand:
         pump = stand.pump()
-        stand.feed(pump, large(20))
+        stand.feed(pump, large(count))
         await stand.until(lambda: len(stand.seen) == 3 and waiting(stand) > 0)
+        yield stand, pump, gate
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+async def test_a_lapsed_lease_lets_out_nothing_that_waits_for_credit_and_all_of_it_later(chain: Any) -> None:
+    async with short_of_credit(20, chain) as (stand, pump, gate):
         stand.lease.expires_at_s = time.monotonic()
         gate.set()  # and credit comes
         await stand.until(lambda: pump.delivered == 3 and not waiting(stand))
@@ -80,15 +91,7 @@ async def test_a_lapsed_lease_lets_out_nothing_that_waits_for_credit_and_all_of_
 
 
 async def test_nothing_that_waits_is_let_out_while_snapshots_are_late() -> None:
-    gate = asyncio.Event()
-
-    async def wait(_: Message) -> None:
-        await gate.wait()
-
-    async with standing(wait, limits=LIMITS, target={"contract": "stream"}) as stand:
-        pump = stand.pump()
-        stand.feed(pump, large(10))
-        await stand.until(lambda: len(stand.seen) == 3 and waiting(stand) > 0)
+    async with short_of_credit(10) as (stand, pump, gate):
         late: Lease = stand.lease
         late.save_by_s = time.monotonic()
         gate.set()
@@ -161,15 +164,7 @@ async def test_pauses_while_credit_is_short_change_no_order(ordering: str) -> No
 
 
 async def test_what_is_concluded_while_it_comes_back_is_ended_as_decided() -> None:
-    gate = asyncio.Event()
-
-    async def wait(_: Message) -> None:
-        await gate.wait()
-
-    async with standing(wait, limits=LIMITS, target={"contract": "stream"}) as stand:
-        pump = stand.pump()
-        stand.feed(pump, large(10))
-        await stand.until(lambda: len(stand.seen) == 3 and waiting(stand) > 0)
+    async with short_of_credit(10) as (stand, pump, gate):
         pump.pause(True)
         assert pump.conclude(7, Decision(Action.DLQ, None, 0.0, "an operator says so"))  # not told yet
         await stand.until(lambda: pump.tracker.is_finished(7))
@@ -183,15 +178,8 @@ async def test_what_is_concluded_while_it_comes_back_is_ended_as_decided() -> No
 
 @pytest.mark.parametrize("chain", CHAINS)
 async def test_a_pump_that_stops_leaves_what_waits_for_credit_to_its_next_owner(chain: Any) -> None:
-    gate = asyncio.Event()
-
-    async def wait(_: Message) -> None:
-        await gate.wait()
-
-    async with standing(wait, chain, LIMITS, target={"contract": "stream"}) as stand:
-        pump, sibling = stand.pump(0), stand.pump(1)
-        stand.feed(pump, large(20))
-        await stand.until(lambda: len(stand.seen) == 3 and waiting(stand) > 0)
+    async with short_of_credit(20, chain) as (stand, pump, gate):
+        sibling = stand.pump(1)
         pump.stop_intake()
         await stand.until(lambda: pump.in_flight == 3)
         gate.set()

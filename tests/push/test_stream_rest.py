@@ -68,12 +68,17 @@ async def test_what_may_not_be_sent_when_its_time_is_over_comes_back_and_is_no_t
         assert [sender.results[0, index] for index in (1, 2)] == [UNSENT] * 2
 
 
+async def take_one_and_five(stream: Stream) -> None:
+    """Has room for 10 kB: one message stays, and the five behind it are acknowledged."""
+    await stream.accept(1_000, 10_000)
+    assert await stream.messages(1) == [0]
+    assert await stream.messages(5) == list(range(5))
+    await stream.say(results={"acknowledged": [{"start": 1, "end": 6}]})
+
+
 async def test_a_large_message_that_is_given_back_is_in_the_way_of_none_behind_it() -> None:
     async def script(stream: Stream) -> None:
-        await stream.accept(1_000, 10_000)
-        assert await stream.messages(1) == [0]
-        assert await stream.messages(5) == list(range(5))
-        await stream.say(results={"acknowledged": [{"start": 1, "end": 6}]})
+        await take_one_and_five(stream)
         assert await stream.messages(5) == list(range(5))
         await stream.say(results={"acknowledged": [{"start": 6, "end": 11}]})
         await hold(stream)
@@ -97,10 +102,7 @@ async def test_a_large_message_that_is_given_back_is_in_the_way_of_none_behind_i
 
 async def test_a_large_message_that_waited_for_too_long_leaves_room_behind() -> None:
     async def script(stream: Stream) -> None:
-        await stream.accept(1_000, 10_000)
-        assert await stream.messages(1) == [0]
-        assert await stream.messages(5) == list(range(5))
-        await stream.say(results={"acknowledged": [{"start": 1, "end": 6}]})
+        await take_one_and_five(stream)
         await hold(stream)
 
     async with streaming(script) as sender:
