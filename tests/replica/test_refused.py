@@ -21,7 +21,7 @@ from tests.core.test_verbatim import NO_LIMIT, as_logged, read, rows_of, the_bat
 from tests.kafka.test_decode import fetched
 
 TOO_LARGE, LIST_TOO_LARGE = 10, 18
-ENOUGH_S = 60.0
+ENOUGH_S = 150.0
 ROW: Any = (1_000, b"k", b"v", [])
 
 
