@@ -6,8 +6,8 @@
 - `topic_name`: a name no other test uses, since the brokers are shared.
 
 In CI a test with brokers, processes or sockets that failed is tried once more; the summary names it with what
-failed first, so that it is mended. Never tried again: pure logic, Hypothesis, and what may be a message lost or
-doubled; in tests/system nothing but what was too late.
+failed first, so that it is mended. Never tried again: pure logic, Hypothesis, and what may be a message lost
+or doubled; in tests/system nothing but what was too late.
 """
 
 from __future__ import annotations
