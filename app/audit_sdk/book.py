@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from app.audit_sdk import kept
-from app.audit_sdk.kept import Position
+from app.audit_sdk.kept import Position, moved
 from app.audit_sdk.told import Told
 from app.core.audit.client import ClientAudit, ClientState
 from app.core.audit.count import Rows
@@ -74,7 +73,7 @@ class Book:
     ) -> bool:
         """Notes a record, unless it was counted before. Raises TypeError for offsets that are none."""
         with self.lock:
-            position = kept.merged(self.positions, partition, offset, timestamp_ms)
+            position = moved(self.positions.get(partition), offset, timestamp_ms)
             if position is None:
                 self.redelivered += 1
                 return False
@@ -109,7 +108,7 @@ class Book:
     ) -> None:
         """Counts those records of a partition that were not counted before. Raises as `add`."""
         known = self.positions.get(partition)
-        if len(offsets) >= FEW and (known is None or offsets[0] >= known.next_offset):
+        if len(offsets) >= FEW and (known is None or offsets[0] >= known[0]):
             words = None if names is None or None in names else _words(names)
             if words is not None or names is None or names.count(None) == len(names):
                 self._handled_array(
@@ -132,9 +131,9 @@ class Book:
     ) -> None:
         rows = _many(timestamps_ms, nbytes, words)
         with self.lock:
-            known = self.positions.get(partition, Position(0, -1))
-            newest_ms = max(known.newest_ms, int(rows.timestamps_ms.max()))
-            self.positions[partition] = Position(last_offset + 1, newest_ms)
+            _, newest_ms = self.positions.get(partition, (0, -1))
+            newest_ms = max(newest_ms, int(rows.timestamps_ms.max()))
+            self.positions[partition] = last_offset + 1, newest_ms
             self._moved.add(partition)
             self._add(rows, at_ms)
 
@@ -165,8 +164,8 @@ class Book:
             return None
         with self.lock:
             self._fold()
-            moved, self._moved, self.changed = self._moved, set(), False
-            return self._client.state(), {partition: self.positions[partition] for partition in moved}
+            partitions, self._moved, self.changed = self._moved, set(), False
+            return self._client.state(), {partition: self.positions[partition] for partition in partitions}
 
     def _fold(self) -> None:
         size = len(self.noted)

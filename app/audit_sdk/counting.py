@@ -87,7 +87,8 @@ class Counting:
         """
         try:
             time_ms = -1 if timestamp_ms is None else timestamp_ms
-            return self._opened(topic).handled(partition, offset, time_ms, nbytes, id, self._now_s())
+            book = self._books.get(topic) or self._opened(topic)
+            return book.handled(partition, offset, time_ms, nbytes, id, self._now_s())
         except _WRONG as error:
             self._told.wrong(
                 CALLS, f"handled({topic!r}, {partition!r}, {offset!r}): {error}; it is not counted"

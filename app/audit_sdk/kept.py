@@ -14,7 +14,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import msgspec
@@ -22,14 +22,8 @@ import msgspec
 from app.core.audit.client import ClientAudit, ClientState
 from app.core.audit.reports import Report
 
-
-class Position(NamedTuple):
-    """Of a partition: what was counted lies below `next_offset`, and is no younger than `newest_ms`."""
-
-    next_offset: int
-    newest_ms: int
-
-
+# Of a partition: what was counted lies below the first, an offset, and has no timestamp above the second, ms.
+Position = tuple[int, int]
 Positions = dict[str, dict[int, Position]]  # topic -> partition -> position
 
 
@@ -98,15 +92,11 @@ def resumed(left: Everything, at_ms: int, idle_ms: int) -> Resumed:
     return Resumed(tuple(reports), {topic: dict(of) for topic, of in left.positions.items()})
 
 
-def merged(
-    positions: Mapping[int, Position], partition: int, offset: int, timestamp_ms: int
-) -> Position | None:
-    """A partition's position behind a record that is new, None of one that was counted before (rule 3)."""
-    known = positions.get(partition)
+def moved(known: Position | None, offset: int, timestamp_ms: int) -> Position | None:
+    """A partition's position behind a record that is new, None if it was counted before (rule 3)."""
     if known is None:
-        return Position(offset + 1, timestamp_ms)
-    if offset >= known.next_offset:
-        return Position(offset + 1, max(known.newest_ms, timestamp_ms))
-    if timestamp_ms > known.newest_ms:
-        return Position(offset + 1, timestamp_ms)
-    return None
+        return offset + 1, timestamp_ms
+    next_offset, newest_ms = known
+    if offset >= next_offset:
+        return offset + 1, newest_ms if newest_ms > timestamp_ms else timestamp_ms
+    return (offset + 1, timestamp_ms) if timestamp_ms > newest_ms else None
