@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -71,7 +72,11 @@ class Book:
     def handled(
         self, partition: int, offset: int, timestamp_ms: int, nbytes: int, name: Any, at_s: float
     ) -> bool:
-        """Notes a record, unless it was counted before. Raises TypeError for offsets that are none."""
+        """Notes a record, unless it was counted before. Raises TypeError, ValueError."""
+        if not type(partition) is type(offset) is type(timestamp_ms) is int:
+            partition, offset, timestamp_ms = index(partition), index(offset), index(timestamp_ms)
+        if not (0 <= partition <= MOST_MS and 0 <= offset <= MOST_MS and abs(timestamp_ms) <= MOST_MS):
+            raise ValueError("it is out of range")
         with self.lock:
             position = moved(self.positions.get(partition), offset, timestamp_ms)
             if position is None:
@@ -130,6 +135,8 @@ class Book:
         at_ms: int,
     ) -> None:
         rows = _many(timestamps_ms, nbytes, words)
+        if not (0 <= index(partition) <= MOST_MS and 0 <= last_offset <= MOST_MS):
+            raise ValueError("it is out of range")
         with self.lock:
             _, newest_ms = self.positions.get(partition, (0, -1))
             newest_ms = max(newest_ms, int(rows.timestamps_ms.max()))

@@ -88,20 +88,13 @@ class AuditedProducer:
         headers: Headers | None = None,
     ) -> asyncio.Future[RecordMetadata]:
         """aiokafka's; the record counts once the future is done."""
-        future: asyncio.Future[RecordMetadata] = await self._producer.send(
-            topic, value, key, partition, timestamp_ms, headers
-        )
+        # Stamped here, because what aiokafka answers is the time of the first record of its batch for all.
         at_ms = int(time.time() * 1000) if timestamp_ms is None else timestamp_ms
-        nbytes, name = _size(key) + _size(value), _named(headers, self._id_header)
-
-        def acknowledged(done: asyncio.Future[RecordMetadata]) -> None:
-            if self._in_transaction is None and not done.cancelled() and done.exception() is None:
-                found = done.result()  # None of a producer that asks for no acknowledgement
-                self._audit.sent(topic, at_ms if found is None else found.timestamp, nbytes, name)
-            else:
-                self._acknowledged(done, topic, [(at_ms, nbytes, name)])
-
-        future.add_done_callback(acknowledged)
+        future: asyncio.Future[RecordMetadata] = await self._producer.send(
+            topic, value, key, partition, at_ms, headers
+        )
+        entries = ((at_ms, _size(key) + _size(value), _named(headers, self._id_header)),)
+        future.add_done_callback(lambda done: self._acknowledged(done, topic, entries))
         return future
 
     async def send_and_wait(
@@ -139,7 +132,7 @@ class AuditedProducer:
     ) -> None:
         if done.cancelled() or done.exception() is not None:
             return
-        found = done.result()
+        found = done.result()  # None of a producer that asks for no acknowledgements
         log_ms = found.timestamp if found is not None and found.timestamp_type == LOG_APPEND_TIME else None
         counted = [
             (topic, at_ms if log_ms is None else log_ms, nbytes, name) for at_ms, nbytes, name in entries

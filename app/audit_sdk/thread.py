@@ -144,7 +144,7 @@ class Auditing(Counting):
         self._stirred: asyncio.Event | None = None
         self._closing: asyncio.Event | None = None
         self._close_s = 0.0
-        self._ended = False
+        self._has_left = self._ended = self._sent_all = False
 
     @property
     def stats(self) -> Stats:
@@ -204,7 +204,7 @@ class Auditing(Counting):
         """Waits for the thread. Whether all that was counted is acknowledged."""
         if self._thread is not None:
             self._thread.join(timeout_s + 2 * END_S)
-        return self._ended and not self._backlog and not self._pending()
+        return self._sent_all
 
     def _logged_soon(self) -> Future[bool]:
         waiter: Future[bool] = Future()
@@ -227,7 +227,8 @@ class Auditing(Counting):
             try:
                 if not wal.is_open or wal.is_long:
                     self._arrived.clear()
-                    wal.begin(kept.encode(self._everything(list(self._backlog.values()))))
+                    everything = self._everything(list(self._backlog.values()), has_left=self._has_left)
+                    wal.begin(kept.encode(everything))
                 else:
                     arrived, self._arrived = self._arrived, []
                     change = self._change(arrived)
@@ -269,11 +270,14 @@ class Auditing(Counting):
                 while not await self._deliver():
                     tries += 1
                     await asyncio.sleep(_backoff_s(tries))
+                self._sent_all = True
         with contextlib.suppress(Exception):
             async with asyncio.timeout(END_S):
                 await self._output.close()
-        self._keep(sync=self._fsync is not Fsync.NEVER)
+        self._has_left = True
         if self._wal is not None:
+            self._wal.shut()  # so that a new file is begun
+            self._keep(sync=False)
             self._wal.release()
 
     async def _log(self, stirred: asyncio.Event) -> None:
@@ -344,7 +348,8 @@ class Auditing(Counting):
     def _forked(self) -> None:
         super()._forked()
         if self._thread is not None:
-            self._ended, self._waiters, self._writing = True, [], threading.Lock()
+            self._ended, self._sent_all = True, False
+            self._waiters, self._writing = [], threading.Lock()
             if self._wal is not None:
                 self._wal.release()  # the parent's lock holds
             self._told.wrong("a forked process", "it counts nothing; start an Audit of its own in it")

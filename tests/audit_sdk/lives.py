@@ -135,10 +135,10 @@ MODES: dict[str, Callable[[Path, random.Random], None]] = {
 }  # fmt: skip
 
 
-def wait(child: int, chance: random.Random) -> None:
+def wait(child: int, chance: random.Random, life_s: float = MOST_LIFE_S, cpu_s: float = MOST_CPU_S) -> None:
     """For a random while, of the clock's or of the time that the child works: other machines are busy."""
     cpu_clock = ~child << 3 | 2  # as clock_getcpuclockid(3) makes it
-    clock, most_s = chance.choice([(time.CLOCK_MONOTONIC, MOST_LIFE_S), (cpu_clock, MOST_CPU_S)])
+    clock, most_s = chance.choice([(time.CLOCK_MONOTONIC, life_s), (cpu_clock, cpu_s)])
     until_s = time.clock_gettime(clock) + chance.uniform(0, most_s)
     while time.clock_gettime(clock) < until_s and not os.waitid(
         os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.audit_sdk import book, counting
+from app.audit_sdk import book, counting, kept
 from app.audit_sdk.counting import Counting, Tier
 from app.core.audit import client as core_client
 from app.core.audit.count import window_of
@@ -98,7 +98,7 @@ def test_nothing_that_a_client_says_raises_and_what_is_good_counts(wrong: list[t
         counted.handled("other", time, size, 5, 5, name)
         counted.handled(topic, time, size, name, time)
         counted.handled_many("other", time, size, name, time)
-    counted._everything(())
+    kept.encode(counted._everything((), has_left=False))
     found = totals(counted)
     assert sum(one.count for one in found.values()) == len(wrong)
     for one in totals(counted, "mixed").values():
