@@ -34,7 +34,10 @@ Exactly once: what that covers
 6. Without a log (`wal=None`) a killed process loses what it had not sent: ten seconds.
 
 What it costs
-7. COSTS
+7. On one core of the machine it was built on, a record: `sent` 0.3 µs, with an id of 16 bytes 0.4, with
+   another id 0.8; `handled` 0.7; `sent_many` of 500 records 0.09 µs each, of 10,000 0.03 (numpy arrays). That
+   is all: counting, log and reports. `logged`, 0.2 ms, for all who wait. A hundred busy topics: 0.7 % of a
+   core. (`python -m tests.bench.audit_library`)
 8. It never raises after `start`, and never waits for disk or network (but `logged`, which says so). Where
    reports cannot be sent or kept, counts add up: memory is bounded by topics and windows, not by records.
    What is wrong is in `audit.stats`, and once in the standard logger `switchyard.audit`.

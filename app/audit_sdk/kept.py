@@ -24,6 +24,7 @@ from app.core.audit.reports import Report
 
 # Of a partition: what was counted lies below the first, an offset, and has no timestamp above the second, ms.
 Position = tuple[int, int]
+MOST_WAITING = 10_000  # reports; beyond, those that count nothing are left out
 Positions = dict[str, dict[int, Position]]  # topic -> partition -> position
 
 
@@ -89,6 +90,8 @@ def resumed(left: Everything, at_ms: int, idle_ms: int) -> Resumed:
     reports = list(left.backlog)
     for state in left.clients:
         reports += ClientAudit.restored(state, idle_ms).reports(at_ms, leaves=True)
+    if len(reports) > MOST_WAITING:
+        reports = [report for report in reports if report.windows]
     return Resumed(tuple(reports), {topic: dict(of) for topic, of in left.positions.items()})
 
 

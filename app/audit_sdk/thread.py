@@ -22,6 +22,7 @@ import socket
 import threading
 import uuid
 import weakref
+from collections import deque
 from concurrent.futures import Future, InvalidStateError
 from enum import Enum
 from pathlib import Path
@@ -43,12 +44,8 @@ SEND_S = 60.0  # an output that has not answered by then is asked again
 BACKOFF_S, MOST_BACKOFF_S = 0.5, 30.0
 END_S = 2.0
 _NAME = re.compile(r"[a-zA-Z0-9._-]{1,200}")
-LOG, OUTPUT, THREAD, REFUSED = (
-    "the write-ahead log",
-    "the output",
-    "the audit's thread",
-    "the receiver of reports",
-)
+LOG, OUTPUT, REFUSED = "the write-ahead log", "the output", "the receiver of reports"
+KEEPING, SENDING = "keeping counts", "sending reports"  # faults of ours
 
 
 class Fsync(Enum):
@@ -135,7 +132,7 @@ class Auditing(Counting):
         self._log_interval_s, self._report_interval_s = log_interval_s, report_interval_s
         self._fsync, self._idle_ms = fsync, idle_ms
         self._writing = threading.Lock()
-        self._waiters: list[Future[bool]] = []
+        self._waiters: deque[Future[bool]] = deque()
         self._backlog: dict[str, Report] = {}
         self._arrived: list[str] = []
         self._acknowledged = self._refused = 0
@@ -166,7 +163,11 @@ class Auditing(Counting):
             raise AuditError("start: it was started before; make another Audit")
         if self._wal is not None:
             left = self._wal.take()
-            self._take_over(left.payloads, left.damage)
+            try:
+                self._take_over(left.payloads, left.damage)
+            except AuditError:
+                self._wal.release()
+                raise
             if not self._keep(sync=True):
                 self._wal.release()
                 raise AuditError(
@@ -249,20 +250,20 @@ class Auditing(Counting):
         self._loop = asyncio.get_running_loop()
         self._stirred, self._closing = asyncio.Event(), asyncio.Event()
         began.set_result(None)
-        logging = asyncio.create_task(self._log(self._stirred))
+        keeping = asyncio.create_task(self._log(self._stirred))
         sending = asyncio.create_task(self._send(self._closing))
         await self._closing.wait()
-        for task in (logging, sending):
+        for task in (keeping, sending):
             task.cancel()
-        await asyncio.wait((logging, sending), timeout=END_S)
+        await asyncio.wait((keeping, sending), timeout=END_S)
         await self._finish()
         self._ended = True
-        _answer(self._waiters, False)
+        _answer(self._taken_waiters(), False)
 
     async def _finish(self) -> None:
         """The last reports; what is not taken stays in the log."""
         self._reports(int(self._now_s() * 1000), leaves=True)
-        waiters, self._waiters = self._waiters, []
+        waiters = self._taken_waiters()
         _answer(waiters, self._keep(sync=self._fsync is not Fsync.NEVER))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._close_s):
@@ -286,14 +287,18 @@ class Auditing(Counting):
                 async with asyncio.timeout(self._log_interval_s):
                     await stirred.wait()
             stirred.clear()
-            waiters, self._waiters = self._waiters, []
-            is_kept = False
+            waiters, is_kept = self._taken_waiters(), False
             try:
                 is_kept = self._keep(sync=self._fsync is Fsync.ALWAYS)
+                self._told.right(KEEPING)
             except Exception as error:  # noqa: BLE001 - a fault of ours must not end the audit
-                log.debug("keeping failed", exc_info=True)
-                self._told.wrong(THREAD, repr(error))
+                log.debug("audit: %s", KEEPING, exc_info=True)
+                self._told.wrong(KEEPING, repr(error))
             _answer(waiters, is_kept)
+
+    def _taken_waiters(self) -> list[Future[bool]]:
+        """Those who wait now; other threads add to them meanwhile."""
+        return [self._waiters.popleft() for _ in range(len(self._waiters))]
 
     async def _send(self, closing: asyncio.Event) -> None:
         tries = 0
@@ -301,9 +306,10 @@ class Auditing(Counting):
             try:
                 self._reports(int(self._now_s() * 1000))
                 tries = 0 if await self._deliver() else tries + 1
+                self._told.right(SENDING)
             except Exception as error:  # noqa: BLE001 - as above
-                log.debug("sending failed", exc_info=True)
-                self._told.wrong(THREAD, repr(error))
+                log.debug("audit: %s", SENDING, exc_info=True)
+                self._told.wrong(SENDING, repr(error))
                 tries += 1
             await asyncio.sleep(_backoff_s(tries) if tries else self._report_interval_s)
 
@@ -349,7 +355,7 @@ class Auditing(Counting):
         super()._forked()
         if self._thread is not None:
             self._ended, self._sent_all = True, False
-            self._waiters, self._writing = [], threading.Lock()
+            self._waiters, self._writing = deque(), threading.Lock()
             if self._wal is not None:
                 self._wal.release()  # the parent's lock holds
             self._told.wrong("a forked process", "it counts nothing; start an Audit of its own in it")

@@ -203,6 +203,19 @@ def test_a_damaged_log_is_told_and_the_audit_goes_on(
     assert 1 <= counted(output.reports) <= 4
 
 
+def test_a_log_of_another_version_is_left_as_it_is(tmp_path: Path) -> None:
+    log = wal.Wal(tmp_path)
+    log.take()
+    log.begin(b"\xc0")
+    log.release()
+    for _ in range(2):
+        with pytest.raises(AuditError, match="another version wrote it: let that one send what is there"):
+            SyncAudit(**QUICK, wal=tmp_path, output=Taken()).start()
+    found = wal.Wal(tmp_path)
+    assert found.take().payloads == (b"\xc0",)
+    found.release()
+
+
 def test_a_log_has_one_process(tmp_path: Path) -> None:
     with SyncAudit(**QUICK, wal=tmp_path, output=Taken()):
         other = SyncAudit(**QUICK, wal=tmp_path, output=Taken())
