@@ -151,7 +151,9 @@ def test_from_every_step_on_every_record_is_counted_once(
         first = begun(world.folder, world)
         world.watched(patch)
         live(first, world)
-        second = chance.choice(world.moments[: len(world.moments) // 2])  # a second life has something to take over
+        second = chance.choice(
+            world.moments[: len(world.moments) // 2]
+        )  # a second life has something to take over
         world.moments = []
     world.folder = restored(tmp_path / "1", second)
     world.arrived, world.committed = list(second.arrived), second.committed

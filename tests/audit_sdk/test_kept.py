@@ -37,12 +37,13 @@ def written(*frames: Everything | Change) -> list[bytes]:
 
 def test_later_frames_say_what_is_otherwise_than_in_the_earlier_ones() -> None:
     one, other = client("a", 5), client("b", 5)
-    first = Everything((one.state(), other.state()), tuple(client("c", 7).reports(9)), {"a": {0: (5, 1)}})
+    backlog = (*client("c", 7).reports(9), *client("d", 7).reports(9))
+    first = Everything((one.state(), other.state()), backlog, {"a": {0: (5, 1)}})
     one.add(Rows(np.array([6]), np.array([10])), 1_000)
-    second = Change((one.state(),), (first.backlog[0].id,), {"a": {1: (7, 1)}, "b": {0: (1, 1)}})
+    second = Change((one.state(),), (backlog[0].id,), {"a": {1: (7, 1)}, "b": {0: (1, 1)}})
     found = kept.read(written(first, second))
     assert found.clients == (one.state(), other.state())
-    assert found.backlog == ()
+    assert found.backlog == backlog[1:]
     assert found.positions == {"a": {0: (5, 1), 1: (7, 1)}, "b": {0: (1, 1)}}
 
 
