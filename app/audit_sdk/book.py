@@ -33,7 +33,7 @@ Ids = Sequence[bytes | str | None] | Words  # the latter as `fingerprint.ids_of`
 
 FIELDS = 4  # timestamp, bytes, id, seen at (s)
 MOST_NOTED = 1024
-PIECE = 16_384  # records of one array that are counted at once
+PIECE = 2_048  # records of an array counted at once: bounds the windows of a report to less than 1 MB
 FEW = 32  # records that cost less one by one
 MOST_MS = 1 << 62
 UNCOUNTED = "records that cannot be counted"

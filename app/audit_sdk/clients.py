@@ -6,7 +6,8 @@ Rules
    are given as bytes.
 2. A consumed record counts when the application is given it, once: one that comes again after a restart is
    known by its offset. `commit` waits until the counts are logged. So with `enable_auto_commit=False` every
-   record is counted exactly once, whenever the process is killed.
+   record is counted exactly once, whenever the process is killed. Who commits in another way, in a
+   producer's transaction say, awaits `audit.logged()` before.
 3. The audit never fails a call: a commit goes out even if the log cannot be written.
 """
 
@@ -25,6 +26,7 @@ from app.audit_sdk.audit import Audit
 
 MESSAGE_ID = "switchyard-message-id"
 LOG_APPEND_TIME = 1
+COMMIT_TRIES = 100
 Headers = Sequence[tuple[str, bytes]]
 Entry = tuple[int, int, bytes | None]  # timestamp, bytes, id
 
@@ -197,6 +199,7 @@ class AuditedConsumer:
         self._consumer = consumer
         self._audit = audit
         self._id_header = id_header
+        self._given = 0  # batches
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._consumer, name)
@@ -204,6 +207,7 @@ class AuditedConsumer:
     async def getone(self, *partitions: TopicPartition) -> ConsumerRecord[Any, Any]:
         """aiokafka's."""
         record: ConsumerRecord[Any, Any] = await self._consumer.getone(*partitions)
+        self._given += 1
         self._audit.handled(
             record.topic, record.partition, record.offset, record.timestamp, _consumed_size(record),
             _named(record.headers, self._id_header),
@@ -223,6 +227,7 @@ class AuditedConsumer:
         return found
 
     def _count(self, topic: str, partition: int, records: Sequence[ConsumerRecord[Any, Any]]) -> None:
+        self._given += 1
         self._audit.handled_many(
             topic,
             partition,
@@ -234,7 +239,10 @@ class AuditedConsumer:
 
     async def commit(self, offsets: Mapping[TopicPartition, Any] | None = None) -> None:
         """aiokafka's, after the counts are logged."""
-        await self._audit.logged()
+        for _ in range(COMMIT_TRIES):
+            given = self._given
+            if not await self._audit.logged() or given == self._given:
+                break  # else another task was given records meanwhile, whose offsets would be committed, too
         await self._consumer.commit(offsets)
 
     def __aiter__(self) -> Self:

@@ -75,15 +75,18 @@ def read_lines(data: bytes) -> Iterator[Report]:
 
 
 class CallOutput:
-    """Calls a function or coroutine function with each batch: it has them once it returns."""
+    """Calls a function, in a thread, or a coroutine function with each batch: it has them once it returns."""
 
     def __init__(self, call: Callable[[Sequence[Report]], Awaitable[None] | None]) -> None:
         self._call = call
 
     async def send(self, reports: Sequence[Report]) -> None:
-        found = self._call(reports)
-        if inspect.isawaitable(found):
-            await found
+        if inspect.iscoroutinefunction(self._call):
+            await self._call(reports)
+        else:
+            found = await asyncio.to_thread(self._call, reports)
+            if inspect.isawaitable(found):
+                await found
 
     async def close(self) -> None:
         """It holds nothing."""

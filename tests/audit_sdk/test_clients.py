@@ -14,7 +14,7 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.errors import MessageSizeTooLargeError
 
-from app.audit_sdk import Audit, AuditedConsumer, AuditedProducer, CallOutput, KafkaOutput
+from app.audit_sdk import Audit, AuditedConsumer, AuditedProducer, CallOutput, KafkaOutput, frames, kept
 from app.audit_sdk.clients import MESSAGE_ID
 from app.audit_sdk.kafka import audit_topic
 from app.audit_sdk.outputs import read_lines
@@ -202,6 +202,35 @@ async def test_a_durable_send_returns_when_its_count_is_logged(
         logged = sum(path.stat().st_size for path in (tmp_path / "proxy-client").iterdir())
         await producer.send_and_wait(topic_name, b"one")
         assert sum(path.stat().st_size for path in (tmp_path / "proxy-client").iterdir()) > logged
+
+
+async def test_what_is_committed_is_in_the_log_even_while_others_consume(
+    bootstrap: str, topic_name: str, make: Make, tmp_path: Path
+) -> None:
+    audit = await make("consumer")
+    async with AIOKafkaProducer(bootstrap_servers=bootstrap) as producer:
+        for number in range(5_000):
+            await producer.send(topic_name, b"%d" % number)
+    place = TopicPartition(topic_name, 0)
+    options: dict[str, Any] = {"auto_offset_reset": "earliest", "enable_auto_commit": False}
+    reader = AIOKafkaConsumer(bootstrap_servers=bootstrap, group_id=topic_name, **options)
+    async with AuditedConsumer(reader, audit) as consumer:
+        reader.assign([place])
+
+        async def poll() -> None:
+            while await consumer.position(place) < 5_000:
+                await consumer.getmany(timeout_ms=10, max_records=5)
+
+        polling = asyncio.create_task(poll())
+        while not polling.done():
+            await consumer.commit()
+            committed = await reader.committed(place) or 0
+            (path,) = (tmp_path / "consumer").glob("log-*")
+            positions = kept.read(frames.found(path.read_bytes()).payloads).positions
+            next_offset, _ = positions.get(topic_name, {}).get(0, (0, 0))
+            assert next_offset >= committed
+        await polling
+    assert audit.stats.wrong == {}
 
 
 async def test_a_broker_that_is_away_is_told_and_nothing_is_lost(tmp_path: Path) -> None:
