@@ -69,9 +69,11 @@ class Ahead:
         if not self._ahead:
             return base_offset, False
         self._ahead = [one for one in self._ahead if one is not pending]
-        places = [one.base_offset or 0 for one in self._ahead]
-        if not any(place < base_offset for place in places):
+        places = [-1 if one.base_offset is None else one.base_offset for one in self._ahead]
+        is_behind = any(0 <= place < base_offset for place in places)
+        if not any(base_offset < 0 or place < base_offset for place in places):
             return base_offset, False
         for one, place in zip(self._ahead, places, strict=True):
-            one.base_offset = min(place, -1) if place < base_offset else place
-        return -1, any(0 <= place < base_offset for place in places)
+            if base_offset < 0 or place < base_offset:
+                one.base_offset = -1
+        return -1, is_behind

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from app.core.verbatim import SEQUENCES, next_sequence
 from app.kafka import append, append_lane
 from app.kafka.append import Appender
-from app.kafka.append_errors import NO_ANSWER, LaneClosed, Refused
+from app.kafka.append_errors import DUPLICATE, NO_ANSWER, LaneClosed, Refused
 from app.kafka.append_lane import IN_FLIGHT, Lane
 from app.kafka.append_pending import Pending, stamp_of
 from app.kafka.append_producers import ProducerId
@@ -377,6 +377,18 @@ async def test_of_batches_that_the_log_has_in_another_order_no_place_is_told(
     assert offsets == [0, -1, -1, 6, 8, 10]
     assert [stamp_of(offset) is None for offset in offsets[:4]] == [False, True, True, False]
     assert lane.floor == 12
+    lane.close()
+
+
+async def test_nor_is_it_told_where_a_broker_does_not_say_which_of_them_came_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(append_lane, "BACKOFF_MIN_S", 0.0)
+    lane, futures = await _jumped(Side(Partition()), TOO_FEW)
+    await _ready(lane)
+    pending, _ = _sent(lane)
+    lane.answered(pending, DUPLICATE, -1, "")
+    assert [future.result() for future in futures[:3]] == [0, -1, -1]
     lane.close()
 
 
