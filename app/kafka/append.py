@@ -25,6 +25,7 @@ from typing import Any
 import structlog
 from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
 
+from app.core.record_batch import BatchHeader
 from app.core.verbatim import stamped
 from app.kafka.append_errors import (
     NO_ANSWER,
@@ -33,7 +34,8 @@ from app.kafka.append_errors import (
     AppendTrouble,
     LaneClosed,
 )  # fmt: skip
-from app.kafka.append_lane import IN_FLIGHT, Lane, Pending
+from app.kafka.append_lane import IN_FLIGHT, Lane
+from app.kafka.append_pending import Pending
 from app.kafka.append_producers import ProducerId, new_producer
 from app.kafka.append_protocol import AppendRequest, answers_of
 from app.kafka.append_seek import TooFewReplicas, written
@@ -227,11 +229,7 @@ class Appender:
 
     async def _look_up(self, lane: Lane) -> None:
         try:
-            found = (
-                await written(self.cluster, lane.topic, lane.partition, lane.producer.id, lane.floor)
-                if lane.floor >= 0
-                else []
-            )
+            found = await self._in_log(lane)
         except (KafkaError, OSError, TimeoutError, ClusterUnreachable) as error:
             code = NO_LEADER
             if isinstance(error, TopicAuthorizationFailedError):
@@ -245,6 +243,19 @@ class Appender:
             lane.failed(UNEXPECTED, repr(error))
             return
         lane.looked_up(found)
+
+    async def _in_log(self, lane: Lane) -> list[BatchHeader]:
+        """What its producer has written from its floor on. Where the log has lost its end that is lowered:
+        what was sent since lies right before the end, unless others write there; what will be, behind it."""
+        at = lane.topic, lane.partition
+        if lane.floor < 0:
+            return []
+        found = await written(self.cluster, *at, lane.producer.id, lane.floor)
+        end = lane.floor if found else (await self.cluster.offsets([at], LATEST)).get(at, lane.floor)
+        if end < lane.floor:
+            lane.floor = max(0, end - lane.in_doubt)
+            found = await written(self.cluster, *at, lane.producer.id, lane.floor)
+        return found
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

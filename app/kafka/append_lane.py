@@ -19,6 +19,8 @@ Rules
    batches are numbered anew after a refusal, and one of them may be under way or in the log, the next epoch
    has them: a number is one record's. What may be in the log is looked for under its former number first.
 6. Under a further epoch nothing is sent before its sender has written that down (`Lane.go`), if it wants to.
+7. A batch that was taken before the one in front of it is told, and of neither is said where it lies
+   (append_pending).
 """
 
 from __future__ import annotations
@@ -26,12 +28,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from aiokafka.errors import for_code
 
 from app.core.record_batch import BatchHeader
-from app.core.sequences import Stamp
 from app.core.verbatim import Bytes, next_sequence
 from app.kafka.append_errors import (
     DUPLICATE,
@@ -47,6 +49,7 @@ from app.kafka.append_errors import (
     Refused,
     remedy_of,
 )  # fmt: skip
+from app.kafka.append_pending import Ahead, Pending
 from app.kafka.append_producers import ProducerId
 
 if TYPE_CHECKING:
@@ -56,34 +59,6 @@ IN_FLIGHT = 5  # of one producer and partition: so many a broker remembers, to k
 LANE_BYTES = 2 * 1024 * 1024  # held for one partition; `append` waits while there are more
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.05, 1.0
 TELL_AFTER_S = 3.0  # trouble that heals by itself within this (a leader's election) is not told
-
-
-class Appended(int):
-    """A base offset that knows its producer's stamp behind the batch."""
-
-    stamp: Stamp
-
-
-def stamp_of(base_offset: int) -> Stamp | None:
-    """The producer's behind an appended batch; None where its numbers say nothing of its place."""
-    return base_offset.stamp if isinstance(base_offset, Appended) else None
-
-
-class Pending:
-    """A batch that is not acknowledged yet."""
-
-    __slots__ = (
-        "alone", "base_offset", "code", "data", "epoch", "future", "message", "record_count", "sequence",
-    )  # fmt: skip
-
-    def __init__(self, data: Bytes, record_count: int, future: asyncio.Future[int]) -> None:
-        self.data = data
-        self.record_count = record_count
-        self.future = future
-        self.sequence = self.epoch = -1  # given when it is sent first
-        self.base_offset: int | None = None  # in the log
-        self.alone = False  # nothing of the lane was in flight when it was sent
-        self.code, self.message = 0, ""  # of its last try
 
 
 class Lane:
@@ -120,6 +95,7 @@ class Lane:
         self._queue: deque[Pending] = deque()
         self._held_bytes = 0
         self._sent = 0  # of the queue, since the last trouble
+        self._ahead = Ahead()
         self._flying = 0
         self._next_sequence = 0
         self._known = False  # the broker has acknowledged a batch right before the next one (rule 3)
@@ -144,8 +120,8 @@ class Lane:
 
         Returns:
             A future of the base offset in the destination's log, done once all in-sync replicas have it;
-            -1: it is there, but the broker does not tell where. See `stamp_of`. Batches of a lane are done in
-            order. It raises `Refused`, `Fenced`, or is cancelled when the lane is closed.
+            -1: it is there, but nobody tells where (rule 7, or a broker). See `stamp_of`. Batches of a lane
+            are done in order. It raises `Refused`, `Fenced`, or is cancelled when the lane is closed.
 
         Raises:
             AppendError: the lane has ended.
@@ -177,6 +153,8 @@ class Lane:
             self._renumber(gone.sequence)
         else:
             self._bump(AppendError(f"{self._name}: a batch was refused while others were in doubt"))
+        self._acknowledge()  # of none put there: who was taken before it
+        self._known = False
         self._go_on()
         return [pending.future for pending in found]
 
@@ -202,6 +180,11 @@ class Lane:
             and self._sent < len(self._queue)
             and self._sent < (IN_FLIGHT if self._known else 1)
         )
+
+    @property
+    def in_doubt(self) -> int:
+        """Records that may be in the log, though nobody said so, at most."""
+        return sum(pending.record_count for pending in islice(self._queue, IN_FLIGHT))
 
     @property
     def is_flying(self) -> bool:
@@ -251,8 +234,8 @@ class Lane:
         for pending in self._queue:
             if pending.base_offset is None:
                 pending.base_offset = offsets.get((pending.sequence, pending.record_count))
-        self._sent = len(self._queue)
         self._acknowledge()
+        self._ahead.see(self._queue)
         self._sent, self._known, self._unsure = 0, False, False
         suspect, self._suspect = self._suspect, None
         if suspect is not None and suspect.base_offset is None:
@@ -288,26 +271,24 @@ class Lane:
 
     def _acknowledge(self) -> None:
         queue, freed_bytes = self._queue, 0
-        while queue and (base_offset := queue[0].base_offset) is not None:
+        while queue and queue[0].base_offset is not None:
             pending = queue.popleft()
-            self._sent -= 1
+            self._sent = max(0, self._sent - 1)  # who was ahead was not sent again
+            base_offset, is_behind = self._ahead.place(pending)
+            if is_behind:
+                self._tell(
+                    f"{self._name}: a batch was taken before the one in front of it; none is lost",
+                    "verify the order of its last records",
+                )
             if base_offset >= 0:
-                self.floor = max(self.floor, base_offset + pending.record_count)
+                self.floor = base_offset + pending.record_count  # lower, if the log has lost its end
             freed_bytes += len(pending.data)
-            if not pending.future.done():  # its sender may have cancelled it
-                pending.future.set_result(self._stamped(pending, base_offset))
+            pending.acknowledge(base_offset, self.producer.id)
         if not freed_bytes:
             return
         self._count_bytes(-freed_bytes)
         self._failures, self._told = 0, ""
         self._known = bool(queue)
-
-    def _stamped(self, pending: Pending, base_offset: int) -> int:
-        if pending.sequence < 0:
-            return base_offset
-        appended, behind = Appended(base_offset), next_sequence(pending.sequence, pending.record_count)
-        appended.stamp = Stamp(self.producer.id, pending.epoch, behind)
-        return appended
 
     def _mend(self) -> None:
         """All is answered and not all is well: rule 2."""
@@ -315,6 +296,7 @@ class Lane:
         code, alone = head.code, head.alone
         reason = head.message or (for_code(code).__name__ if code > 0 else "no answer")
         said = f"{self._name}: {reason}"
+        self._ahead.see(self._queue)
         self._sent, self._known = 0, False
         if code in FENCED:
             self._end(Fenced(f"{said}; another producer appends under a newer epoch than {self.producer}"))
@@ -361,11 +343,6 @@ class Lane:
         self._next_sequence = sequence
         for pending in self._queue:
             pending.sequence = -1
-        if any(pending.base_offset is not None for pending in self._queue):
-            self._tell(
-                f"{self._name}: a batch was taken before the one in front of it; none is lost",
-                "verify the order of its last records",
-            )
 
     def _go_on(self) -> None:
         if self._error is not None or self._refused:

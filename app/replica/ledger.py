@@ -20,7 +20,7 @@ from app.clock import now_ms
 from app.core.leader_epochs import Epochs, read_in
 from app.core.sequences import Stamp
 from app.core.verbatim import Copy
-from app.kafka.append_lane import stamp_of
+from app.kafka.append_pending import stamp_of
 from app.kafka.fetched import Fetched
 from app.replica.note import Note
 

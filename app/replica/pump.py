@@ -31,7 +31,7 @@ from app.core.sequences import Stamp
 from app.core.verbatim import Copy
 from app.kafka.append_encode import copies
 from app.kafka.append_errors import Refused
-from app.kafka.append_lane import stamp_of
+from app.kafka.append_pending import stamp_of
 from app.kafka.decode import UndecodableBatch
 from app.kafka.fetched import Fetched, Gap
 from app.replica.clearance import Clearance

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from app.clock import now_ms
-from app.core.verbatim import Bytes
+from app.core.legacy_batch import MAGIC_AT
+from app.core.record_batch import MAGIC
+from app.core.verbatim import DELETE_HORIZON, Bytes
 from app.replica.headers import ORIGIN
 from app.replica.way import NOT_SAVED
 from app.wire import Copying, JobStatus
@@ -13,7 +15,8 @@ from app.wire import Copying, JobStatus
 if TYPE_CHECKING:
     from app.replica.pump import ReplicaPump
 
-FIRST_TIMESTAMP = slice(27, 35)  # of a batch
+ATTRIBUTES = slice(21, 23)  # of a batch
+FIRST_TIMESTAMP = slice(27, 35)
 MAX_TIMESTAMP = slice(35, 43)
 NO_PROGRESS_S = 30.0
 UNREAD_S = 120.0  # a transaction may be open for so long
@@ -52,11 +55,19 @@ def _oldest_ms(pump: ReplicaPump) -> int:
     not as old.
     """
     head, held = pump.ledger.head, pump.intake.held
-    data: Bytes = head.data if head is not None else held[0].data if held else b""
     oldest_ms = pump.copied_ms if pump.halted or 0 <= pump.base < pump.high_watermark else -1
-    if len(data) >= FIRST_TIMESTAMP.stop:
-        oldest_ms = int.from_bytes(data[FIRST_TIMESTAMP], signed=True)
+    if head is not None or held:
+        oldest_ms = _first_ms(held[0].data if head is None else head.data, oldest_ms)
     return min(now_ms(), oldest_ms)
+
+
+def _first_ms(data: Bytes, else_ms: int) -> int:
+    """When the first record of a batch was written, where its header says so: in the formats before 2 other
+    things stand there, and the time at which tombstones may go where that is set."""
+    if len(data) < MAX_TIMESTAMP.stop or data[MAGIC_AT] != MAGIC:
+        return else_ms
+    horizon = int.from_bytes(data[ATTRIBUTES], signed=True) & DELETE_HORIZON
+    return int.from_bytes(data[MAX_TIMESTAMP if horizon else FIRST_TIMESTAMP], signed=True)
 
 
 def look(pump: ReplicaPump, now_s: float) -> None:

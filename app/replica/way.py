@@ -224,6 +224,8 @@ class Way:
 
     def _has_lost(self, start: int, end: int) -> None:
         self._target_end = min(self._target_end, start)  # or `acknowledged` finds the same
+        if self.lane is not None:
+            self.lane.floor = min(self.lane.floor, start)
         self._ledger.lower_floor(start)
         self._count_loss()
         self._tell_loss(start, end)
@@ -300,6 +302,7 @@ class Way:
             elif succession.unsure:
                 self._unsure(succession.unsure)
         floor, told = self.lane.floor, succession.unsure
+        self._target_end = floor  # where it ended: nothing of ours comes to lie below
         await self._save(ledger.version)
         await self._trying(partial(succession.look_up, is_last=True))
         if succession.unsure != told:

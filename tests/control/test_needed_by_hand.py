@@ -8,13 +8,25 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from app.control import needed as module
 from app.control.catalog import Catalog
-from app.control.needed import NeededBarriers
+from app.control.needed import NeededBarriers, Seen
 from app.core.control import ControlState
 from app.core.control_events import Assignment, Claim
-from app.core.offset_map import NeedItem, Needs
+from app.core.fencing import LogId
+from app.core.offset_map import (
+    MAX_BARRIERS,
+    Barrier,
+    BarrierItem,
+    NeedItem,
+    Needs,
+    after,
+    asked_for,
+    needs_of,
+)
 from app.kafka.clusters import ClusterSpec, ClusterUnreachable
 from app.kafka.commit import At, OffsetCommitter, Position
 from tests.console.hand_fed import put_route, route
@@ -135,3 +147,46 @@ async def test_groups_are_listed_without_a_broker_that_is_silent_unless_all_are_
     with pytest.raises(ClusterUnreachable, match="cannot be listed"):
         await OffsetCommitter(silent).groups(every_broker=True)
     assert await OffsetCommitter(heard).groups(every_broker=True) == ["of-1", "of-2"]
+
+
+APART, A_LOOK, LOOKS = 1_000, 40, 40  # offsets between barriers; barriers between two looks
+FEW_PERCENT = 0.06
+moves = st.sampled_from([0, 0, 0, 1, 700, 30_000])
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 200_000), st.lists(moves, min_size=LOOKS, max_size=LOOKS)), max_size=8)
+)
+def test_of_whoever_lies_still_nothing_more_is_lost_and_of_the_lowest_that_moves_a_few_percent(
+    groups: list[tuple[int, list[int]]],
+) -> None:
+    """Readers of one copy, some still, some moving, while its line grows to several times what it holds."""
+    line = after(None, _grown(0, 300))
+    before: Seen | None = None
+    was: dict[str, int] = {}
+    kept: dict[str, tuple[int, int | None]] = {}  # who lies still -> position, and what it was mapped to
+    for look in range(LOOKS):
+        at = {f"g{n}": start + sum(steps[:look]) for n, (start, steps) in enumerate(groups)}
+        seen = Seen({group: {AT: position} for group, position in at.items()}, "c", {})
+        assert line is not None
+        still = module._still(before, seen).get(AT, []) if before is not None else []
+        item = NeedItem("r", "orders", 0, LogId("c", "t"), needs_of(still, []))
+        line, before = asked_for(line, item) or line, seen
+        newest = line.barriers[-1].target_end
+        for group, position in at.items():
+            found = line.read_up_to(position)
+            assert found is not None
+            exact = min(position // APART * APART, newest)
+            assert exact - found <= max(APART, FEW_PERCENT * (newest - found))
+            if kept.get(group, (-1, None))[0] == position:
+                assert found == kept[group][1], "it lies still"
+        rests = {group: position for group, position in at.items() if was.get(group) == position}
+        kept = {group: (position, line.read_up_to(position)) for group, position in rests.items()}
+        was = at
+        line = after(line, _grown(300 + look * A_LOOK, A_LOOK)) or line
+        assert len(line.barriers) <= MAX_BARRIERS
+
+
+def _grown(start: int, count: int) -> BarrierItem:
+    log, ends = LogId("c", "t"), range(start * APART, (start + count) * APART, APART)
+    return BarrierItem("r", "orders", 0, 1, 0, log, log, "orders", 0, [Barrier(end, end) for end in ends])

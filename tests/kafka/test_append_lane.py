@@ -16,14 +16,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.core.verbatim import SEQUENCES, next_sequence
-from app.kafka import append_lane
-from app.kafka.append_errors import NO_ANSWER, LaneClosed, Refused
-from app.kafka.append_lane import IN_FLIGHT, Lane, Pending
+from app.kafka import append, append_lane
+from app.kafka.append import Appender
+from app.kafka.append_errors import DUPLICATE, NO_ANSWER, LaneClosed, Refused
+from app.kafka.append_lane import IN_FLIGHT, Lane
+from app.kafka.append_pending import Pending, stamp_of
 from app.kafka.append_producers import ProducerId
 
 OUT_OF_ORDER, OLD_EPOCH, TOO_LARGE, TOO_FEW, TOO_FEW_AFTER_APPEND, NOT_LEADER = 45, 47, 10, 19, 20, 6
 ENOUGH_S = 5.0
 LARGE = 100  # a batch of so many records is refused
+TAKEN_BEFORE = "a batch was taken before the one in front of it; none is lost"
 
 
 class Partition:
@@ -82,14 +85,15 @@ class Side:
 Request = tuple[Pending, tuple[bytes, int, int, int]]
 
 
-async def _play(counts: list[int], choose: Any, first_sequence: int) -> None:
+async def _play(counts: list[int], choose: Any, first_sequence: int, *, forgets: bool = False) -> None:
+    """`forgets`: the partition forgets the producer at any time, and what comes late never comes."""
     partition = Partition()
     side = Side(partition)
     lane = Lane(side, "t", 0, ProducerId(9), 0)  # type: ignore[arg-type]
     lane._next_sequence = first_sequence  # the partition knows nothing yet and takes any
     expected: list[bytes] = []
     waiting: deque[tuple[bytes, int, asyncio.Future[int]]] = deque()
-    offsets: list[int] = []
+    offsets: dict[bytes, int] = {}
     for number, count in enumerate(counts):
         waiting.append((b"%d" % number, count, await lane.append(b"%d" % number, count)))
         expected += [b"%d" % number] if count < LARGE else [b"%d a" % number, b"%d b" % number]
@@ -109,12 +113,15 @@ async def _play(counts: list[int], choose: Any, first_sequence: int) -> None:
                     (*piece, found) for piece, found in zip(reversed(pieces), reversed(made), strict=True)
                 )
             else:
-                offsets.append(future.result())
+                offsets[data] = future.result()
             continue
+        if forgets:
+            late.clear()
         acts = ["send"] * lane.is_ready + ["answer"] * bool(flying)
         if troubles:
             acts += ["fail", "fail after append", "lose"] * bool(flying) + ["late"] * bool(late)
             acts += ["restart"] * bool(flying)  # unnoticed it would be harmless only for what is not old
+            acts += ["forget"] * (forgets and bool(flying))
         if not acts:
             continue
         act = choose(acts)
@@ -144,6 +151,9 @@ async def _play(counts: list[int], choose: Any, first_sequence: int) -> None:
                 lane.answered(late[-1][0], NO_ANSWER, -1, "")
         elif act == "late":
             partition.append(*late.pop(0)[1])
+        elif act == "forget":
+            partition.epoch = partition.last_sequence = -1
+            partition.remembered.clear()
         else:  # a broker that starts knows the last batch of a producer, or nothing when its records are old
             late.clear()
             while flying:
@@ -153,13 +163,33 @@ async def _play(counts: list[int], choose: Any, first_sequence: int) -> None:
             if choose(["its records are old", "they are new"]) == "its records are old":
                 partition.epoch = partition.last_sequence = -1
                 partition.remembered.clear()
+    lane.close()
+    if forgets:
+        _every_place_parts_the_log(partition, expected, offsets)
+        assert partition.log == expected or TAKEN_BEFORE in str(side.told)
+        return
     for _, request in late:
         partition.append(*request)
     assert partition.log == expected
-    known = [offset for offset in offsets if offset >= 0]
+    known = [offset for offset in offsets.values() if offset >= 0]
     assert known == sorted(set(known))
     assert not side.told  # nothing that was acknowledged got lost
-    lane.close()
+
+
+def _every_place_parts_the_log(
+    partition: Partition, expected: list[bytes], offsets: dict[bytes, int]
+) -> None:
+    """Every batch is there once; of one whose place is told, all before it lie below, and all others above:
+    barriers say so."""
+    assert sorted(partition.log) == sorted(expected)
+    ends = {
+        data: header.base_offset + header.record_count
+        for data, header in zip(partition.log, partition.headers, strict=True)
+    }
+    for number, data in enumerate(expected):
+        if offsets[data] >= 0:
+            assert all(ends[other] <= ends[data] for other in expected[:number])
+            assert all(ends[other] > ends[data] for other in expected[number + 1 :])
 
 
 @given(
@@ -174,6 +204,21 @@ def test_whatever_fails_every_batch_is_in_the_log_once_and_in_order(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(append_lane, "BACKOFF_MIN_S", 0.0)
         asyncio.run(_play(counts, lambda options: data.draw(st.sampled_from(options)), first_sequence))
+
+
+@given(
+    st.lists(st.sampled_from([1, 2, 2, 2, 3, LARGE]), min_size=1, max_size=12),
+    st.sampled_from([0, 0, SEQUENCES - 3]),
+    st.data(),
+)
+def test_whatever_a_broker_forgets_every_batch_is_in_the_log_once_and_its_place_is_true_or_not_told(
+    counts: list[int], first_sequence: int, data: st.DataObject
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(append_lane, "BACKOFF_MIN_S", 0.0)
+        asyncio.run(
+            _play(counts, lambda options: data.draw(st.sampled_from(options)), first_sequence, forgets=True)
+        )
 
 
 async def test_a_full_lane_makes_its_sender_wait_and_a_closed_one_lets_it_go() -> None:
@@ -261,10 +306,152 @@ async def test_what_a_deposed_leader_may_have_appended_behind_a_refused_batch_ke
                 request = bytes(pending.data), pending.record_count, pending.epoch, pending.sequence
                 lane.answered(pending, *partition.append(*request), "")
     assert partition.log == ([b"a", b"c", b"b", b"d"] if takes else [b"a", b"b", b"c", b"d"])
-    assert [trouble.message.split(": ")[1] for trouble in side.told] == (
-        ["a batch was taken before the one in front of it; none is lost"] if takes else []
-    )
+    assert [trouble.message.split(": ")[1] for trouble in side.told] == ([TAKEN_BEFORE] if takes else [])
     assert isinstance(futures[1].exception(), Refused)
+    lane.close()
+
+
+def _sent(lane: Lane) -> Request:
+    pending = lane.take()
+    assert pending is not None
+    return pending, (bytes(pending.data), pending.record_count, pending.epoch, pending.sequence)
+
+
+async def _ready(lane: Lane) -> None:
+    async with asyncio.timeout(ENOUGH_S):
+        while not lane.is_ready:  # noqa: ASYNC110 - a callback makes it so
+            await asyncio.sleep(0)
+
+
+async def _jumped(side: Side, code: int) -> tuple[Lane, list[asyncio.Future[int]]]:
+    """A lane that has appended "a", and behind it "c", which was taken while "b" was answered with `code`:
+    the broker forgets producers of old records when it likes. "d" to "f" wait."""
+    partition = side.partition
+    lane = Lane(side, "t", 0, ProducerId(9), 0)  # type: ignore[arg-type]
+    futures = [await lane.append(bytes([97 + n]), 2) for n in range(6)]
+    pending, request = _sent(lane)
+    lane.answered(pending, *partition.append(*request), "")
+    (failed, _), (jumps, request) = _sent(lane), _sent(lane)
+    partition.epoch = partition.last_sequence = -1
+    partition.remembered.clear()
+    lane.answered(failed, code, -1, "")
+    assert partition.append(*request) == (0, 2)
+    lane.answered(jumps, 0, 2, "")
+    return lane, futures
+
+
+async def _played_out(lane: Lane, partition: Partition, futures: list[asyncio.Future[int]]) -> None:
+    async with asyncio.timeout(ENOUGH_S):
+        while not all(future.done() for future in futures):
+            await asyncio.sleep(0)
+            while lane.is_ready and lane.is_flying is False:
+                pending, request = _sent(lane)
+                lane.answered(pending, *partition.append(*request), "")
+
+
+async def test_what_follows_a_batch_that_was_taken_before_the_one_in_front_of_it_keeps_its_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Once both were acknowledged the last of those that waited was sent first."""
+    monkeypatch.setattr(append_lane, "BACKOFF_MIN_S", 0.0)
+    side = Side(Partition())
+    lane, futures = await _jumped(side, TOO_FEW)
+    await _played_out(lane, side.partition, futures)
+    assert side.partition.log == [b"a", b"c", b"b", b"d", b"e", b"f"]
+    assert [trouble.message.split(": ")[1] for trouble in side.told if "taken before" in trouble.message] == [
+        TAKEN_BEFORE
+    ]
+    lane.close()
+
+
+async def test_of_batches_that_the_log_has_in_another_order_no_place_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By its place the one that came first seemed to be written into a log that had lost its end; and a
+    barrier between them said that nothing from there on lies below it."""
+    monkeypatch.setattr(append_lane, "BACKOFF_MIN_S", 0.0)
+    side = Side(Partition())
+    lane, futures = await _jumped(side, TOO_FEW)
+    await _played_out(lane, side.partition, futures)
+    offsets = [future.result() for future in futures]
+    assert offsets == [0, -1, -1, 6, 8, 10]
+    assert [stamp_of(offset) is None for offset in offsets[:4]] == [False, True, True, False]
+    assert lane.floor == 12
+    lane.close()
+
+
+async def test_nor_is_it_told_where_a_broker_does_not_say_which_of_them_came_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(append_lane, "BACKOFF_MIN_S", 0.0)
+    lane, futures = await _jumped(Side(Partition()), TOO_FEW)
+    await _ready(lane)
+    pending, _ = _sent(lane)
+    lane.answered(pending, DUPLICATE, -1, "")
+    assert [future.result() for future in futures[:3]] == [0, -1, -1]
+    lane.close()
+
+
+async def test_a_batch_that_was_taken_already_is_acknowledged_when_the_one_in_front_of_it_is_left_out() -> (
+    None
+):
+    """It was not before the next one was: an idle source's position stood still."""
+    side = Side(Partition())
+    lane, futures = await _jumped(side, TOO_LARGE)
+    assert isinstance(futures[1].exception(), Refused)
+    assert lane.instead([]) == []
+    assert futures[2].done()
+    _sent(lane)
+    assert not lane.is_ready, "alone: nobody has acknowledged the one right before it"
+    lane.close()
+    lane, futures = await _jumped(side := Side(Partition()), TOO_LARGE)
+    lane.instead([])
+    await _played_out(lane, side.partition, futures)
+    assert side.partition.log == [b"a", b"c", b"d", b"e", b"f"]
+    assert [future.result() for future in (futures[0], *futures[2:])] == [0, 2, 4, 6, 8]
+    assert side.told == [], "nothing is in another order"
+    lane.close()
+
+
+@pytest.mark.parametrize("others", [0, 3])
+async def test_what_is_in_doubt_is_found_in_a_log_that_has_lost_its_end(
+    monkeypatch: pytest.MonkeyPatch, others: int
+) -> None:
+    """It was looked for behind the former end, where nothing lay any more. With others' records behind it
+    it is not found the first time; what comes then is looked for behind the end of that day."""
+    log: list[Any] = []
+    end, asked = 60, list[int]()
+
+    async def offsets(at: list[tuple[str, int]], _: int) -> dict[tuple[str, int], int]:
+        return dict.fromkeys(at, end)
+
+    async def written(_: Any, topic: str, partition: int, producer_id: int, start: int) -> list[Any]:
+        asked.append(start)
+        return [header for header in log if header.base_offset >= start] if start <= end else []
+
+    monkeypatch.setattr(append, "written", written)
+    monkeypatch.setattr(append_lane, "BACKOFF_MIN_S", 0.0)
+    cluster: Any = SimpleNamespace(name="there", offsets=offsets)
+    lane = Lane(Appender(cluster), "t", 0, ProducerId(9), 100)
+    future = await lane.append(b"a", 2)
+
+    def unanswered(records_behind: int) -> None:
+        nonlocal end
+        pending, (_, count, epoch, sequence) = _sent(lane)
+        header = SimpleNamespace(
+            base_offset=end, producer_epoch=epoch, base_sequence=sequence, record_count=count
+        )
+        log.append(header)
+        end += count + records_behind
+        lane.answered(pending, NO_ANSWER, -1, "")
+
+    unanswered(others)
+    if others:
+        await _ready(lane)
+        unanswered(others)
+    async with asyncio.timeout(ENOUGH_S):
+        assert await future == (65 if others else 60)
+    assert asked == ([100, 63, 63] if others else [100, 60])
     lane.close()
 
 

@@ -7,7 +7,7 @@ import asyncio
 from app.core.fencing import LogId
 from app.core.sequences import Stamp
 from app.core.verbatim import Copy
-from app.kafka.append_lane import Appended
+from app.kafka.append_pending import Appended
 from app.replica.ledger import Ledger, Sent
 from app.replica.note import Note
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from app import wire
 from app.core.sequences import Stamp
 from app.core.verbatim import Copy
-from app.kafka.append_lane import Appended
+from app.kafka.append_pending import Appended
 from app.replica.marks import Marks
 
 

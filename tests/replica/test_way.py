@@ -236,7 +236,7 @@ async def test_a_loss_of_the_destinations_end_is_counted_and_told_once(
     await found.meet()
     if is_open:
         await there.open(found)
-        found.acknowledged(90, 100)
+        found.acknowledged(100, 110)
     there.lose(60)
     for _ in range(2):
         await found.ends_at(60)
@@ -246,6 +246,34 @@ async def test_a_loss_of_the_destinations_end_is_counted_and_told_once(
     assert found.losses == 1
     assert [kind for kind, _ in there.told] == ["destination-truncated"]
     assert "[60, 100)" in there.told[0][1]
+
+
+async def test_a_destination_that_loses_its_end_before_the_first_copy_has_lost_it(there: Destination) -> None:
+    """The genesis stood above the copies, which a reader that went on there passed over; and what was in
+    doubt was looked for behind the end."""
+    there.end = 100
+    found = there.way(a_note(100))
+    await found.meet()
+    await there.open(found)
+    there.lose(60)
+    found.acknowledged(60, 70)
+    found.acknowledged(70, 80)
+    await asyncio.gather(*there.tasks)
+    assert found.losses == 1
+    assert [kind for kind, _ in there.told] == ["destination-truncated"]
+    assert "[60, 100)" in there.told[0][1]
+
+
+async def test_where_the_destination_has_lost_its_end_a_lane_looks_from_there_on(there: Destination) -> None:
+    there.end = 100
+    found = there.way(a_note(100))
+    await found.meet()
+    await there.open(found)
+    assert found.lane is not None
+    assert found.lane.floor == 100
+    there.lose(60)
+    await found.ends_at(60)
+    assert found.lane.floor == 60
 
 
 async def test_a_former_owner_whose_id_has_no_epoch_left_is_not_shut_out_and_that_is_told(
