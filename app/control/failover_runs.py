@@ -31,6 +31,7 @@ from app.core.failover_run import (
     DONE,
     EXECUTING,
     Known,
+    Missing,
     Stage,
     Standing,
     conclusion,
@@ -56,8 +57,8 @@ RETURNED = (
     f"it goes on by itself once they have answered, after {SLOW_S:.0f} s at the latest (failover status)"
 )
 
-# Of workloads, each with the region that had it: what is missing here of its last positions; "": nothing.
-Arrived = Callable[[list[tuple[Workload, str]]], Awaitable[Mapping[str, str]]]
+# Of workloads, each with the region that had it: what is missing here of its last positions.
+Arrived = Callable[[list[tuple[Workload, str]]], Awaitable[Mapping[str, Missing]]]
 
 
 class FailoverRuns:
@@ -83,9 +84,11 @@ class FailoverRuns:
         self._workload = workload
         self._on_trouble = on_trouble
         self._on_news = on_news
-        self._missing: dict[tuple[str, str], str] = {}  # run and workload -> what of its positions is missing
+        self._missing: dict[
+            tuple[str, str], Missing
+        ] = {}  # run and workload -> what of its positions is missing
         self._since_s: dict[tuple[str, str], float] = {}  # since when they are waited for
-        self._nearer_s: dict[tuple[str, str], tuple[str, float]] = {}  # when it was last something else
+        self._nearest: dict[tuple[str, str], tuple[Missing, float]] = {}  # and when that was seen first
         self._notes: dict[tuple[str, str], str] = {}  # what is said of those that were waited for in vain
         self._waiting_s: dict[tuple[str, str], tuple[str, float]] = {}
         self._told: set[tuple[str, str, str]] = set()
@@ -129,7 +132,7 @@ class FailoverRuns:
         )
         missing = ""
         if workload is not None and workload.spec.mode == ACTIVE_PASSIVE and self.arrived is not None:
-            missing = self._missing.get(at, COMING)
+            missing = self._missing.get(at, COMING).words
         regions: tuple[str, ...] = ()
         if workload is not None:
             regions = self._failovers.regions_of(workload) or (workload.spec.primary or "",)
@@ -173,7 +176,7 @@ class FailoverRuns:
         return events
 
     def _keep(self, seen: set[tuple[str, str]]) -> None:
-        for known in (self._missing, self._since_s, self._nearer_s, self._notes, self._waiting_s):
+        for known in (self._missing, self._since_s, self._nearest, self._notes, self._waiting_s):
             for at in known.keys() - seen:
                 del known[at]
         self._told = {told for told in self._told if told[:2] in seen}
@@ -199,15 +202,15 @@ class FailoverRuns:
             at = run.id, one.key
             waited_s = now_s - self._since_s.setdefault(at, now_s)
             missing = self._missing.get(at, COMING)
-            last, nearer_s = self._nearer_s.get(at, ("", now_s))
-            if missing != last:
-                last, nearer_s = self._nearer_s[at] = missing, now_s
-            if missing and (now_s - nearer_s >= PATIENCE_S or waited_s >= MOST_S):
-                self._notes[at] = f"it went on after {waited_s:.0f} s without {missing}: {AGAIN}"
-                self._missing[at] = ""
+            nearest, since_s = self._nearest.setdefault(at, (missing, now_s))
+            if missing.is_nearer(nearest):
+                _, since_s = self._nearest[at] = missing, now_s
+            if missing.words and (now_s - since_s >= PATIENCE_S or waited_s >= MOST_S):
+                self._notes[at] = f"it went on after {waited_s:.0f} s without {missing.words}: {AGAIN}"
+                self._missing[at] = Missing()
                 log.warning("a failover goes on without last positions", run=run.id, workload=one.key,
-                            missing=missing, waited_s=round(waited_s, 1))  # fmt: skip
-        left = [(run, one.key) for run, one in awaited if self._missing.get((run.id, one.key), COMING)]
+                            missing=missing.words, waited_s=round(waited_s, 1))  # fmt: skip
+        left = [(run, one.key) for run, one in awaited if self._missing.get((run.id, one.key), COMING).words]
         if left and (self._look is None or self._look.done()):
             self._look = asyncio.get_running_loop().create_task(self._find(left))
 
@@ -219,17 +222,17 @@ class FailoverRuns:
         for run, key in left:
             workload, role = self._workload(key), self._keeper.highest(key)
             if workload is not None and role is not None and role.previous == self._keeper.own:
-                self._missing[run.id, key] = ""  # it comes from here
+                self._missing[run.id, key] = Missing()  # it comes from here
             elif workload is not None and role is not None:
                 asked[key] = run.id, workload, role.previous
         try:
             found = await self.arrived([(workload, region) for _, workload, region in asked.values()])
         except Exception as error:  # noqa: BLE001 - whatever it is, the patience ends
-            found = dict.fromkeys(asked, f"{COMING} ({error or repr(error)})")
+            found = dict.fromkeys(asked, Missing(f"{COMING.words} ({error or repr(error)})", None))
         for key, (name, _, _) in asked.items():
-            if self._missing.get((name, key)) != "":
+            if self._missing.get((name, key), COMING).words:
                 self._missing[name, key] = found.get(key, COMING)
-        if not all(self._missing.get((run.id, key), COMING) for run, key in left):
+        if not all(self._missing.get((run.id, key), COMING).words for run, key in left):
             self._on_news()
         await asyncio.sleep(max(0.0, LOOK_S - (time.monotonic() - began_s)))
 

@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -41,9 +41,6 @@ EXECUTING: Final = "executing"
 DONE: Final = "done"
 ABORTED: Final = "aborted"
 _ORDER = (PLANNED, EXECUTING, ABORTED, DONE)
-COMING = (
-    "its last positions to come here"  # what a workload waits for, and behind it in brackets how far they are
-)
 MAX_NOTES = 3  # in what is told of a run that has ended
 MAX_RUNS = 200  # that are remembered, beside those under way: the newest
 EXPIRED_KEPT_MS = 3_600_000  # a plan that was never begun, once it has expired: some have 300 kB
@@ -130,6 +127,21 @@ def _is_outlived(run: FailoverRun, at_ms: int) -> bool:
     if run.state == PLANNED:
         return at_ms > run.expires_ms + EXPIRED_KEPT_MS
     return run.state in {DONE, ABORTED} and at_ms > run.at_ms + ENDED_KEPT_MS
+
+
+class Missing(NamedTuple):
+    """What is missing of a workload's last positions, in words (with numbers that change in brackets); "":
+    they are all here. `behind`: by how many offsets; None: that is not known."""
+
+    words: str = ""
+    behind: int | None = 0
+
+    def is_nearer(self, than: Missing) -> bool:
+        """Whether some have come since."""
+        return self.behind is not None and (than.behind is None or self.behind < than.behind)
+
+
+COMING = Missing("its last positions to come here", None)
 
 
 class Stage(StrEnum):

@@ -16,7 +16,7 @@ from app.control.bridge import UNHEARD_S
 from app.control.failover_runs import MOST_S, PATIENCE_S, STUCK_S
 from app.control.role_keeper import PULSE_S
 from app.core.control_events import FailoverRun, RegionPulse, RolePut
-from app.core.failover_run import ABORTED, COMING, DONE, ENDED_KEPT_MS, EXPIRED_KEPT_MS, PLANNED
+from app.core.failover_run import ABORTED, COMING, DONE, ENDED_KEPT_MS, EXPIRED_KEPT_MS, PLANNED, Missing
 from app.core.presence import STILL_S
 from app.core.roles import ACTIVE, MOVING
 from tests.control.regions_by_hand import KEY, Region
@@ -111,20 +111,24 @@ class Positions:
     """Of the workload in the east, as they come to the west; none are behind when `behind` is 0."""
 
     def __init__(self, west: Region) -> None:
-        self.behind, self.asked = 9, list[tuple[str, str]]()
+        self.behind: int | None = 9
+        self.asked: list[tuple[str, str]] = []
         west.runs.arrived = self._arrived
 
-    async def _arrived(self, wanted: list[tuple[Workload, str]]) -> dict[str, str]:
+    async def _arrived(self, wanted: list[tuple[Workload, str]]) -> dict[str, Missing]:
         self.asked.extend((workload.key, region) for workload, region in wanted)
-        return {KEY: f"{COMING} ({self.behind})" if self.behind else ""}
+        if self.behind is None:
+            return {KEY: Missing(f"{COMING.words} (error {len(self.asked)})", None)}
+        return {KEY: Missing(f"{COMING.words} ({self.behind})", self.behind) if self.behind else Missing()}
 
 
-async def waiting(monkeypatch: pytest.MonkeyPatch) -> tuple[Region, Positions]:
+async def waiting(monkeypatch: pytest.MonkeyPatch, behind: int | None = 9) -> tuple[Region, Positions]:
     """A run that waits for them."""
     monkeypatch.setattr(failover_runs, "LOOK_S", 0.0)
     east, west = two()
     await settled(east, west)
     positions = Positions(west)
+    positions.behind = behind
     west.log.apply(run(west))
     await settled(west, east)
     await settled(east, west)
@@ -149,7 +153,7 @@ async def test_last_positions_are_waited_for_as_long_as_they_come_nearer(
         await rounds(west, 0.25, PATIENCE_S / 3, PATIENCE_S / 3)
         assert west.role == ("west", 1, MOVING)
         (one,) = west.runs.standings(run_of(west))
-        assert one.waits_for == f"{COMING} ({behind})", "how far they are can be seen"
+        assert one.waits_for == f"{COMING.words} ({behind})", "how far they are can be seen"
         assert "failover execute f1 --force" in failover_runs.remedy(run_of(west), one)
         west.now_s -= PATIENCE_S / 2  # so that all of it is below `MOST_S`
     assert west.news == 0
@@ -163,21 +167,25 @@ async def test_last_positions_are_waited_for_as_long_as_they_come_nearer(
     await west.runs.stop()
 
 
-@pytest.mark.parametrize("moves", [False, True])
+@pytest.mark.parametrize(
+    ("behind", "moves"), [(9, 0), (9, 1), (None, 0), (10_000, -1)],
+    ids=["they stand still", "they fall behind", "they cannot be read", "they come for ever"],
+)  # fmt: skip
 async def test_last_positions_are_not_waited_for_for_ever_and_the_run_says_so(
-    moves: bool, monkeypatch: pytest.MonkeyPatch
+    behind: int | None, moves: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    west, positions = await waiting(monkeypatch)
+    west, positions = await waiting(monkeypatch, behind)
     began_s, step_s = west.now_s, PATIENCE_S / 4
     while west.role == ("west", 1, MOVING):
-        positions.behind += moves
+        if positions.behind is not None:
+            positions.behind += moves
         await rounds(west, step_s)
         assert west.now_s < began_s + 2 * MOST_S
     waited_s = west.now_s - began_s
-    most_s = MOST_S if moves else PATIENCE_S
+    most_s = MOST_S if moves < 0 else PATIENCE_S
     assert most_s <= waited_s <= most_s + 3 * step_s
     said = west.log.view.roles.of(KEY).reason
-    assert f" s without {COMING} (" in said
+    assert f" s without {COMING.words} (" in said
     assert said.endswith("what they do not tell is delivered again")
     await west.round()
     assert state(west) == DONE
