@@ -84,9 +84,7 @@ class FailoverRuns:
         self._workload = workload
         self._on_trouble = on_trouble
         self._on_news = on_news
-        self._missing: dict[
-            tuple[str, str], Missing
-        ] = {}  # run and workload -> what of its positions is missing
+        self._missing: dict[tuple[str, str], Missing] = {}  # by run and workload
         self._since_s: dict[tuple[str, str], float] = {}  # since when they are waited for
         self._nearest: dict[tuple[str, str], tuple[Missing, float]] = {}  # and when that was seen first
         self._notes: dict[tuple[str, str], str] = {}  # what is said of those that were waited for in vain
