@@ -161,6 +161,9 @@ def test_what_was_gathered_of_a_line_is_told_with_it_until_the_table_says_otherw
     assert store.origin(BARRIERS, "east") == ORIGIN
     store.write(CHECKPOINTS, "east", {b"r/orders/0": line(end=20), b"new/orders/0": None}, ORIGIN)
     assert keys(store) == {("east", "r", place, 20)}
+    store.write(CHECKPOINTS, "east", {b"new/orders/0": line(end=3)}, ORIGIN)
+    assert keys(store) == {("east", "r", place, 20), ("east", "new", place, 3)}, "it is another one"
+    store.write(CHECKPOINTS, "east", {b"new/orders/0": None}, ORIGIN)
     store.add("east", [barriers(30, target="e", epoch=2)], ORIGIN)
     assert keys(store) == {("east", "r", place, 20)}, "where it leads now is for the table to say"
     assert keys(store, "e") == set()
