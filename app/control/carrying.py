@@ -44,7 +44,6 @@ AGAIN_S = 2.0  # while nothing waits for it
 FAILOVER_S = 30.0
 LAG_S = 15.0
 HURRY_S = 15.0  # since a role came here, and on until its topic's replicas are where their sources ended then
-BUSY_SHARE = 4  # looking takes a fifth of the time, also where it takes long
 BARRIER_S = 1.0
 
 
@@ -220,7 +219,7 @@ class Carrying(Service):
             self._tell_undecided(job, lagging, pump)
             if now_s >= lagging.until_s:
                 del self._lagging[job]
-        pause_s = min(AGAIN_S, BUSY_SHARE * self._took_s) if waits else AGAIN_S
+        pause_s = min(AGAIN_S, self._took_s) if waits else AGAIN_S  # where it takes long, half of the time
         if self._lagging and now_s - self._refreshed_s >= pause_s:
             await asyncio.gather(*(self._again(*at) for at in list(self._lagging.items())))
             self._refreshed_s = time.monotonic()
