@@ -112,8 +112,9 @@ class ControlTopics:
 
     @property
     def followed_elsewhere(self) -> list[ControlTopic]:
-        """What other regions read the end of: how far this one is, before its table's writer says so."""
-        return [self.trackers]
+        """What other regions read the end of: how far this one is, and where its copies lie, before the
+        tables' writers say so."""
+        return [self.trackers, self.checkpoints]
 
     def all(self) -> list[ControlTopic]:
         """Everything that must exist before a worker starts."""

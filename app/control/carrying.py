@@ -7,7 +7,9 @@ Rules
    at once. A job that an operator reset delivers what he asked for.
 2. While this region's copy lags behind what was finished elsewhere, the replicas that lead into the topic
    tell barriers at once, what is undecided is held back (`app.pump.elsewhere`), and what becomes known is
-   passed on to the pump: for `LAG_S` at most. Then it is delivered, though it may have been elsewhere.
+   passed on to the pump: for `LAG_S` at most, or, where the role was handed over in order, until nothing more
+   has become known for so long: whatever was finished is going to come here. Then it is delivered, though it
+   may have been elsewhere, and that is told.
 3. What cannot be known is told, and holds up nobody for long: `READ_S`, and `FAILOVER_S` where the role came
    here from another region, since what is not known then is all that was finished there. Nor does `latest`
    count then: what came after it was deployed here need not have been read there.
@@ -41,16 +43,19 @@ LOOK_S = 0.25
 AGAIN_S = 2.0  # while nothing waits for it
 FAILOVER_S = 30.0
 LAG_S = 15.0
-HURRY_S = 15.0  # since a role came here
+HURRY_S = 15.0  # since a role came here, and on until its topic's replicas are where their sources ended then
 BARRIER_S = 1.0
 
 
 class _Lagging(NamedTuple):
-    """A pump that more of what was finished elsewhere may come to be known for."""
+    """A pump that more of what was finished elsewhere may come to be known for. `handed_over`: by which
+    region, in order; "": by none. `reached`: how far its copy was (`PassOver`)."""
 
     epoch: int
     workload: Workload
     until_s: float
+    handed_over: str = ""
+    reached: int = -1
 
 
 class Carrying(Service):
@@ -80,10 +85,11 @@ class Carrying(Service):
         self._on_trouble = on_trouble
         self._told: set[tuple[str, str]] = set()
         self._lagging: dict[str, _Lagging] = {}
-        self._refreshed_s = 0.0
+        self._refreshed_s = self._took_s = 0.0
         self._seen = -1  # of the control log
         self._roles: dict[str, tuple[int, str]] = {}  # epoch and state
         self._taken_s: dict[str, float] = {}  # when they came here
+        self._behind: dict[str, int] = {}  # where sources of their replicas ended then
         self._barriers_s = 0.0
 
     # -- beginning -------------------------------------------------------------------------------
@@ -166,10 +172,28 @@ class Carrying(Service):
             return
         until_s = time.monotonic() + LAG_S
         over = carried.over
+        if carried.log.is_another(beginning.log):
+            over = None  # the topic was made anew since
         if over is not None and (over.lags or over.until > beginning.snapshot.base):
             pump.pass_over(over, until_s)
         if carried.why or (over is not None and over.lags):
-            self._lagging[str(pump.job)] = _Lagging(pump.epoch, workload, until_s)
+            by = self._handed_over_by(workload)
+            self._hold_longer(pump, until_s, by)
+            self._lagging[str(pump.job)] = _Lagging(
+                pump.epoch, workload, until_s, by, -1 if over is None else over.reached
+            )
+
+    def _handed_over_by(self, workload: Workload) -> str:
+        """The region that let go of it before it became active here; "": none did."""
+        role = self._control.view.roles.of(workload.key)
+        run = None if role is None or not role.plan else self._control.view.runs.get(role.plan)
+        in_order = role is not None and run is not None and not run.forced and self._has_moved(role)
+        return role.previous if role is not None and in_order else ""
+
+    @staticmethod
+    def _hold_longer(pump: DispatchPump, until_s: float, by: str) -> None:
+        for one in pump.elsewhere if by else ():
+            one.hold_longer(until_s, LAG_S)
 
     # -- while the copy lags ---------------------------------------------------------------------
 
@@ -192,11 +216,27 @@ class Carrying(Service):
                     del self._lagging[job]
                 continue
             waits |= pump.look_again()
+            self._tell_undecided(job, lagging, pump)
             if now_s >= lagging.until_s:
                 del self._lagging[job]
-        if self._lagging and (waits or now_s - self._refreshed_s >= AGAIN_S):
+        pause_s = min(AGAIN_S, self._took_s) if waits else AGAIN_S  # where it takes long, half of the time
+        if self._lagging and now_s - self._refreshed_s >= pause_s:
             await asyncio.gather(*(self._again(*at) for at in list(self._lagging.items())))
             self._refreshed_s = time.monotonic()
+            self._took_s = self._refreshed_s - now_s
+
+    def _tell_undecided(self, job: str, lagging: _Lagging, pump: DispatchPump) -> None:
+        count = sum(one.undecided for one in pump.elsewhere) if lagging.handed_over else 0
+        told = job, f"undecided under {lagging.epoch}"
+        if count and told not in self._told:
+            self._told.add(told)
+            self._on_trouble(
+                "read-again", job,
+                f"up to {count} messages so far, and what follows, may be delivered again: region "
+                f"{lagging.handed_over} may have finished them, and nothing more became known of that for "
+                f"{LAG_S:.0f} s",
+                "see that the routes into the topic copy (route list), and that this machine keeps up",
+            )  # fmt: skip
 
     async def _again(self, job: str, lagging: _Lagging) -> None:
         assert self.carrier is not None, "it lags behind what that one knows"
@@ -207,6 +247,10 @@ class Carrying(Service):
         pump.pass_over(found.over)
         if not found.over.lags and not found.why:
             self._lagging.pop(job, None)
+        elif lagging.handed_over and found.over.reached != lagging.reached and job in self._lagging:
+            until_s = time.monotonic() + LAG_S
+            self._hold_longer(pump, until_s, lagging.handed_over)
+            self._lagging[job] = lagging._replace(until_s=until_s, reached=found.over.reached)
 
     def _look(self) -> None:
         """Rule 2, the barriers; and pumps that flowed before any region shared their topic remember, too."""
@@ -228,10 +272,15 @@ class Carrying(Service):
             workload = self._catalog.workload(pump.job.name)
             if workload is not None and (epoch := self._role_epoch(pump.job, workload)) >= 0:
                 pump.remember(None, epoch)
-        if topics := self._taken_over(carrier, now_s):
-            for replica in list(self._replicas.values()):
-                if (replica.runtime.definition.spec.target, replica.target[0]) in topics:
-                    replica.tell_barrier(now_s)
+        topics = self._taken_over(carrier, now_s)
+        self._behind = {job: end for job, end in self._behind.items() if job in self._replicas}
+        for job, replica in list(self._replicas.items()):
+            if (replica.runtime.definition.spec.target, replica.target[0]) in topics:
+                self._behind[job] = max(replica.high_watermark, self._behind.get(job, -1))
+            elif self._behind.get(job, -1) <= replica.base:
+                self._behind.pop(job, None)
+                continue
+            replica.tell_barrier(now_s)
 
     def _taken_over(self, carrier: Carrier, now_s: float) -> set[tuple[str, str]]:
         """(cluster, topic) of the workloads whose role came here a moment ago."""

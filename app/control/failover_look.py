@@ -19,6 +19,7 @@ from app.control.failover_regions import Definitions
 from app.control.failover_rows import away, passed_by, row
 from app.control.failover_told import Check, PlannedPartition, Unreplicated
 from app.core.control_events import WorkloadPut
+from app.core.failover_run import COMING, Missing
 from app.core.fencing import TrackerRecord
 from app.core.group_sync import is_own
 from app.core.job import JobId, Kind
@@ -246,21 +247,25 @@ class Looker:
             self._names = await regions.mapper.names()
         return self._names or {}
 
-    async def missing(self, workload: Workload, region: str, failed: str) -> str:
-        """Which of the region's positions have not come here, in words; "": all have."""
+    async def missing(self, workload: Workload, region: str, failed: str) -> Missing:
+        """Which of the region's positions have not come here."""
         try:
             committed = await self._committed(workload, self.there(workload, region))
             records = await self._records(workload, region)
         except Exception as error:  # noqa: BLE001 - it is asked again
-            return f"its last positions to come here ({failed or _words(error)})"
+            return Missing(f"{COMING.words} ({failed or _words(error)})", None)
         bases = {JobId.parse(job).partition: record.base for job, record in records.items()}
+        behind = sum(max(0, at.next_offset - max(0, bases.get(it, 0))) for it, at in committed.items())
         late = [
             f"partition {partition} at {bases.get(partition, 'none')} of {at.next_offset}"
             for partition, at in sorted(committed.items())
             if bases.get(partition, -1) < at.next_offset
         ]
         more = f" and {len(late) - MAX_MISSING} more" if len(late) > MAX_MISSING else ""
-        return f"its last positions to come here ({', '.join(late[:MAX_MISSING])}{more})" if late else ""
+        if not late:
+            return Missing()
+        words = f"they are {behind:,} offsets behind: {', '.join(late[:MAX_MISSING])}{more}"
+        return Missing(f"{COMING.words} ({words})", behind)
 
     # -- what is not here yet --------------------------------------------------------------------------
 

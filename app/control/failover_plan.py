@@ -35,7 +35,7 @@ from app.control.failover_told import (
 )
 from app.control.membership import DRAINING
 from app.core.control_events import ALL, FailoverRun, RunWorkload
-from app.core.failover_run import PLANNED
+from app.core.failover_run import PLANNED, Missing
 from app.core.roles import MOVING
 from app.regions.store import ROUTES
 
@@ -268,7 +268,7 @@ class Planner:
 
     # -- last positions ----------------------------------------------------------------------------
 
-    async def arrived(self, asked: list[tuple[Workload, str]]) -> dict[str, str]:
+    async def arrived(self, asked: list[tuple[Workload, str]]) -> dict[str, Missing]:
         """What of the last positions of workloads has not come here (`app.control.failover_runs`)."""
         regions, failed = self._runtime.regions, "this worker has no offset map"
         if regions is not None:

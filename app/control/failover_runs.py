@@ -2,8 +2,10 @@
 
 Rules
 1. What a run waits for is told as an incident once that takes `STUCK_S`, with what can be done.
-2. The last positions of an active-passive workload are waited for `PATIENCE_S`; then it goes on, and says so:
-   what was delivered meanwhile is delivered again.
+2. The last positions of an active-passive workload are waited for as long as they come nearer, until they
+   have stood still for `PATIENCE_S`, or for `MOST_S`: nobody delivers meanwhile. Then it goes on, and says so
+   with the run and the role: what they do not tell is delivered again. Who will not wait has it go on by
+   force.
 3. A region that lay still itself and has not heard the others yet carries nothing out, and says so.
 4. Plans that expired and runs that ended long ago leave the control log.
 """
@@ -25,9 +27,11 @@ from app.control.log import ControlLog
 from app.control.role_keeper import SLOW_S, RoleKeeper
 from app.core.control_events import AnyControlEvent, FailoverRun, RunWorkload
 from app.core.failover_run import (
+    COMING,
     DONE,
     EXECUTING,
     Known,
+    Missing,
     Stage,
     Standing,
     conclusion,
@@ -40,9 +44,10 @@ from app.core.roles import ACTIVE_PASSIVE, MOVING
 log = structlog.get_logger(__name__)
 
 STUCK_S = 20.0
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0  # with positions that stand still: a route that begins anew on a busy machine takes as long
+MOST_S = 120.0  # with all that come
 LOOK_S = 0.2
-COMING = "its last positions to come here"
+AGAIN = "what they do not tell is delivered again"
 KIND = "failover-stuck"
 UNWRITTEN = (
     "it goes on by itself once there is a leader whose rounds succeed: see that workers live (worker list), "
@@ -52,8 +57,8 @@ RETURNED = (
     f"it goes on by itself once they have answered, after {SLOW_S:.0f} s at the latest (failover status)"
 )
 
-# Of workloads, each with the region that had it: what is missing here of its last positions; "": nothing.
-Arrived = Callable[[list[tuple[Workload, str]]], Awaitable[Mapping[str, str]]]
+# Of workloads, each with the region that had it: what is missing here of its last positions.
+Arrived = Callable[[list[tuple[Workload, str]]], Awaitable[Mapping[str, Missing]]]
 
 
 class FailoverRuns:
@@ -79,8 +84,9 @@ class FailoverRuns:
         self._workload = workload
         self._on_trouble = on_trouble
         self._on_news = on_news
-        self._missing: dict[tuple[str, str], str] = {}  # run and workload -> what of its positions is missing
+        self._missing: dict[tuple[str, str], Missing] = {}  # by run and workload
         self._since_s: dict[tuple[str, str], float] = {}  # since when they are waited for
+        self._nearest: dict[tuple[str, str], tuple[Missing, float]] = {}  # and when that was seen first
         self._notes: dict[tuple[str, str], str] = {}  # what is said of those that were waited for in vain
         self._waiting_s: dict[tuple[str, str], tuple[str, float]] = {}
         self._told: set[tuple[str, str, str]] = set()
@@ -124,7 +130,7 @@ class FailoverRuns:
         )
         missing = ""
         if workload is not None and workload.spec.mode == ACTIVE_PASSIVE and self.arrived is not None:
-            missing = self._missing.get(at, COMING)
+            missing = self._missing.get(at, COMING).words
         regions: tuple[str, ...] = ()
         if workload is not None:
             regions = self._failovers.regions_of(workload) or (workload.spec.primary or "",)
@@ -168,7 +174,7 @@ class FailoverRuns:
         return events
 
     def _keep(self, seen: set[tuple[str, str]]) -> None:
-        for known in (self._missing, self._since_s, self._notes, self._waiting_s):
+        for known in (self._missing, self._since_s, self._nearest, self._notes, self._waiting_s):
             for at in known.keys() - seen:
                 del known[at]
         self._told = {told for told in self._told if told[:2] in seen}
@@ -194,10 +200,15 @@ class FailoverRuns:
             at = run.id, one.key
             waited_s = now_s - self._since_s.setdefault(at, now_s)
             missing = self._missing.get(at, COMING)
-            if waited_s >= PATIENCE_S and missing:
-                self._notes[at] = f"it went on after {PATIENCE_S:.0f} s without {missing}"
-                self._missing[at] = ""
-        left = [(run, one.key) for run, one in awaited if self._missing.get((run.id, one.key), COMING)]
+            nearest, since_s = self._nearest.setdefault(at, (missing, now_s))
+            if missing.is_nearer(nearest):
+                _, since_s = self._nearest[at] = missing, now_s
+            if missing.words and (now_s - since_s >= PATIENCE_S or waited_s >= MOST_S):
+                self._notes[at] = f"it went on after {waited_s:.0f} s without {missing.words}: {AGAIN}"
+                self._missing[at] = Missing()
+                log.warning("a failover goes on without last positions", run=run.id, workload=one.key,
+                            missing=missing.words, waited_s=round(waited_s, 1))  # fmt: skip
+        left = [(run, one.key) for run, one in awaited if self._missing.get((run.id, one.key), COMING).words]
         if left and (self._look is None or self._look.done()):
             self._look = asyncio.get_running_loop().create_task(self._find(left))
 
@@ -209,17 +220,17 @@ class FailoverRuns:
         for run, key in left:
             workload, role = self._workload(key), self._keeper.highest(key)
             if workload is not None and role is not None and role.previous == self._keeper.own:
-                self._missing[run.id, key] = ""  # it comes from here
+                self._missing[run.id, key] = Missing()  # it comes from here
             elif workload is not None and role is not None:
                 asked[key] = run.id, workload, role.previous
         try:
             found = await self.arrived([(workload, region) for _, workload, region in asked.values()])
         except Exception as error:  # noqa: BLE001 - whatever it is, the patience ends
-            found = dict.fromkeys(asked, f"{COMING} ({error or repr(error)})")
+            found = dict.fromkeys(asked, Missing(f"{COMING.words} ({error or repr(error)})", None))
         for key, (name, _, _) in asked.items():
-            if self._missing.get((name, key)) != "":
+            if self._missing.get((name, key), COMING).words:
                 self._missing[name, key] = found.get(key, COMING)
-        if not all(self._missing.get((run.id, key), COMING) for run, key in left):
+        if not all(self._missing.get((run.id, key), COMING).words for run, key in left):
             self._on_news()
         await asyncio.sleep(max(0.0, LOOK_S - (time.monotonic() - began_s)))
 
@@ -247,7 +258,11 @@ def remedy(run: FailoverRun, one: Standing) -> str:
             f"switchyard failover execute {run.id} --force; or {back}"
         )
     if one.stage is Stage.POSITIONS:
-        return "it goes on by itself within seconds"
+        return (
+            f"it goes on by itself when they have come, or stood still for {PATIENCE_S:.0f} s ({AGAIN}); see "
+            f"that the routes from there copy (route list), or have it go on at once: "
+            f"switchyard failover execute {run.id} --force"
+        )
     if run.state == DONE:
         return "see failover status"
     return f"see the Failover definition of its topic; or {back}"

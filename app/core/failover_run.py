@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -41,6 +41,7 @@ EXECUTING: Final = "executing"
 DONE: Final = "done"
 ABORTED: Final = "aborted"
 _ORDER = (PLANNED, EXECUTING, ABORTED, DONE)
+MAX_NOTES = 3  # in what is told of a run that has ended
 MAX_RUNS = 200  # that are remembered, beside those under way: the newest
 EXPIRED_KEPT_MS = 3_600_000  # a plan that was never begun, once it has expired: some have 300 kB
 ENDED_KEPT_MS = 30 * 86_400_000  # a run that has ended
@@ -128,6 +129,21 @@ def _is_outlived(run: FailoverRun, at_ms: int) -> bool:
     return run.state in {DONE, ABORTED} and at_ms > run.at_ms + ENDED_KEPT_MS
 
 
+class Missing(NamedTuple):
+    """What is missing of a workload's last positions, in words (with numbers that change in brackets); "":
+    they are all here. `behind`: by how many offsets; None: that is not known."""
+
+    words: str = ""
+    behind: int | None = 0
+
+    def is_nearer(self, than: Missing) -> bool:
+        """Whether some have come since."""
+        return self.behind is not None and (than.behind is None or self.behind < than.behind)
+
+
+COMING = Missing("its last positions to come here", None)
+
+
 class Stage(StrEnum):
     """How far a workload is."""
 
@@ -169,12 +185,13 @@ class Known:
 @dataclass(frozen=True, slots=True)
 class Standing:
     """How far a workload is, what that waits for, and what the leader has to write: until it has, that is
-    what is waited for."""
+    what is waited for. `note`: what was not waited for, of one that is active."""
 
     key: str
     stage: Stage
     waits_for: str = ""
     write: RolePut | None = None
+    note: str = ""
 
     @property
     def has_ended(self) -> bool:
@@ -188,7 +205,7 @@ def stand(run: FailoverRun, planned: RunWorkload, known: Known, at_ms: int) -> S
     mine = role is not None and (role.plan, role.region) == (run.id, run.to)
     if role is not None and mine:
         if role.state == ACTIVE:
-            return Standing(key, Stage.ACTIVE)
+            return Standing(key, Stage.ACTIVE, note=_note_of(run, role))
         if run.state == ABORTED:
             back = role.previous or planned.region
             return _written(run, planned, known, at_ms, back, Stage.RETURNING, ACTIVE)
@@ -258,6 +275,12 @@ def _reason(run: FailoverRun, known: Known) -> str:
     return "; ".join(part for part in parts if part)
 
 
+def _note_of(run: FailoverRun, role: RolePut) -> str:
+    """What `_reason` was told with it."""
+    bare = f"{_reason(run, Known(role))}; "
+    return role.reason.removeprefix(bare) if role.reason.startswith(bare) else ""
+
+
 def leader_of(run: FailoverRun) -> str:
     """Who has to write what is due."""
     return f"the leader of {run.to}"
@@ -274,13 +297,18 @@ def conclusion(run: FailoverRun, standings: Iterable[Standing], at_ms: int) -> F
 
 
 def told(standings: Iterable[Standing]) -> str:
-    """What became of a run's workloads, for people."""
+    """What became of a run's workloads, for people; of those that were not waited for until all was here
+    some are named."""
+    found = list(standings)
     words = {
         Stage.ACTIVE: "active", Stage.BACK: "back where they were", Stage.LEFT: "left where they were",
         Stage.TAKEN: "decided otherwise meanwhile", Stage.GONE: "no longer defined",
     }  # fmt: skip
     counts: dict[str, int] = {}
-    for one in standings:
+    for one in found:
         word = words.get(one.stage, "under way")
         counts[word] = counts.get(word, 0) + 1
-    return ", ".join(f"{count} {word}" for word, count in counts.items()) or "no workload"
+    noted = [f"{one.key}: {one.note}" for one in found if one.note]
+    more = [f"likewise {len(noted) - MAX_NOTES} more"] if len(noted) > MAX_NOTES else []
+    became = ", ".join(f"{count} {word}" for word, count in counts.items()) or "no workload"
+    return "; ".join([became, *noted[:MAX_NOTES], *more])

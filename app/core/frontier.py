@@ -43,10 +43,15 @@ _source_end = attrgetter("source_end")
 
 
 class Done(NamedTuple):
-    """What is finished of a source partition, in offsets of the source that all of `lines` speak of."""
+    """What is finished of a source partition, in offsets of the source that all of `lines` speak of.
+
+    `beyond`: more is, up to there, of which some line does not know yet whether it speaks of the same: it has
+    not read that far, or not since its source has another leader.
+    """
 
     offsets: Snapshot
     lines: tuple[Line, ...]
+    beyond: int = 0
 
     @property
     def end(self) -> int:
@@ -60,7 +65,9 @@ class Done(NamedTuple):
         below = min(mine.agrees_below(line) for mine in self.lines for line in lines)
         if below == NOWHERE:
             return None
-        return Done(self.offsets if below >= self.end else _common(self.offsets, Snapshot(below)), lines)
+        if below >= self.end:
+            return Done(self.offsets, lines, self.beyond)
+        return Done(_common(self.offsets, Snapshot(below)), lines, max(self.end, self.beyond))
 
 
 def finished(
@@ -167,9 +174,10 @@ def together(readers: Iterable[Mapping[Hashable, Done]], resumed: Iterable[Sourc
     found: dict[Hashable, Done] = {}
     for name, line in resumed:
         known = [done[name].of([line]) for done in readers if name in done]
-        same = [done.offsets for done in known if done is not None]
+        same = [done for done in known if done is not None]
         if same:
-            found[name] = Done(reduce(Snapshot.merge, same), (line,))
+            offsets = reduce(Snapshot.merge, (done.offsets for done in same))
+            found[name] = Done(offsets, (line,), max(done.beyond for done in same))
     return found
 
 
@@ -184,14 +192,15 @@ class PassOver:
     Attributes:
         until: nothing at or above this offset of the partition can be passed over by what is known.
         lags: a source was finished beyond the newest barrier here: more will be known, once there are others.
+        reached: how far the newest barriers of those sources are, together: as long as it changes, they come.
     """
 
-    __slots__ = ("_ends", "_marks", "_newest", "until")
+    __slots__ = ("_ends", "_marks", "_newest", "reached", "until")
 
     def __init__(
         self, done: Mapping[Hashable, Done], resumed: Iterable[Source], partition: int, log: LogId = ANY_LOG
     ) -> None:
-        self.until = 0
+        self.until = self.reached = 0
         self._marks: dict[Producer, _Marks] = {}
         # Of sources that lag: the lanes that go on, each with where its last stamp lies, and the lines' ends.
         self._newest: dict[Producer, int] = {}
@@ -200,7 +209,7 @@ class PassOver:
             if name not in done or line.target_partition != partition or line.target.is_another(log):
                 continue
             known = done[name].of([line])
-            if known is None or not known.end:
+            if known is None or not (end := max(known.end, known.beyond)):
                 continue
             stamped = _by_producer(line.barriers)
             for producer, barriers in stamped.items():
@@ -211,8 +220,9 @@ class PassOver:
             behind = bisect_left(line.barriers, known.end, key=_source_end)
             ends = [last, *(barrier.target_end for barrier in line.barriers[behind : behind + 1])]
             self.until = max(self.until, min(ends))
-            if not line.barriers or line.barriers[-1].source_end < known.end:
+            if not line.barriers or line.barriers[-1].source_end < end:
                 self._ends.append(line.barriers[-1].target_end if line.barriers else 0)
+                self.reached += line.barriers[-1].source_end if line.barriers else 0
                 lane = max(stamped, key=lambda producer: stamped[producer][-1][0].target_end, default=None)
                 if lane is not None:
                     self._newest[lane] = stamped[lane][-1][0].target_end

@@ -120,7 +120,8 @@ def _fail_back(moving: Moving) -> Switch:
     _tell_plan(plan)
     err.print(f"   [bold]switchyard failover execute {plan['id']}[/bold]")
     moving.execute("east", plan["id"])
-    moving.until_done("east", plan["id"])
+    done = moving.until_done("east", plan["id"])
+    err.print(f"   done: {done['result']}", highlight=False)
     first = moving.until_flows("east", began_ms)
     took_s = (max(first.values()) - began_ms) / 1000
     err.print(f"   every partition had its first message in east {took_s:.1f} s after the first command")

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from app.core.frontier import PassOver
     from app.core.head_of_line import Verdict
     from app.kafka.fetched import Fetched, Gap
+    from app.pump.elsewhere import Elsewhere
     from app.pump.workload import WorkloadRuntime
 
 MAX_UNTOLD = 100  # until the timer asks; each is counted, and says why in its copy
@@ -241,10 +242,14 @@ class DispatchPump:
     def pass_over(self, over: PassOver, hold_until_s: float | None = None) -> None:
         """What was finished in another copy is not delivered here (`Elsewhere`); again: more is known now."""
         if self.is_main:
-            self._intake.elsewhere.pass_over(over, hold_until_s)
-            if self.backlog is not None:
-                self.backlog.pump.pass_over(over, hold_until_s)
+            for one in self.elsewhere:
+                one.pass_over(over, hold_until_s)
             self.look_again()
+
+    @property
+    def elsewhere(self) -> list[Elsewhere]:
+        """What ties it, and its backlog, to other copies."""
+        return [self._intake.elsewhere, *([] if self.backlog is None else self.backlog.pump.elsewhere)]
 
     def look_again(self) -> bool:
         """Goes on where what it held back is decided, or was held for long enough; whether it holds any."""
@@ -261,7 +266,7 @@ class DispatchPump:
             self.delivered += pump.delivered
             self.retried += pump.retried
             self.dead_lettered += pump.dead_lettered
-            self._intake.elsewhere.passed_over += pump._intake.elsewhere.passed_over
+            self._intake.elsewhere.take_in(pump._intake.elsewhere)
             self.untold += pump.untold
             pump.close()
 
@@ -330,22 +335,13 @@ class DispatchPump:
         """What the heartbeat says of this job."""
         tracker = self.tracker
         status = JobStatus(
-            job=str(self.job),
-            epoch=self.epoch,
-            state=self.state,
-            committed=tracker.base,
-            fetched=tracker.end,
-            high_watermark=self.high_watermark,
-            in_flight=self.in_flight,
-            unfinished=tracker.unfinished,
-            oldest_ms=self._intake.oldest_ms(),
-            delivered=self.delivered,
-            retried=self.retried,
-            dead_lettered=self.dead_lettered,
-            passed_over=self._intake.elsewhere.passed_over,
-            trouble=self.trouble or self._line.risk(),
+            job=str(self.job), epoch=self.epoch, state=self.state, committed=tracker.base,
+            fetched=tracker.end, high_watermark=self.high_watermark, in_flight=self.in_flight,
+            unfinished=tracker.unfinished, oldest_ms=self._intake.oldest_ms(), delivered=self.delivered,
+            retried=self.retried, dead_lettered=self.dead_lettered,
+            passed_over=self._intake.elsewhere.passed_over, trouble=self.trouble or self._line.risk(),
             **self._line.waits(),
-        )
+        )  # fmt: skip
         return status if self.backlog is None else self.backlog.added_to(status)
 
     # -- the end ---------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ Both are off until somebody asks (`DispatchPump.remember`, `DispatchPump.pass_ov
 batch, nothing per message.
 
 A batch that may yet be found to be finished elsewhere, as the barriers of this copy are behind, is held back
-for `HOLD_S` at most; the first that is delivered for that, undecided, ends all holding.
+for `HOLD_S` at most, or for as long as who asks will wait; the first that is delivered for that, undecided,
+ends all holding.
 """
 
 from __future__ import annotations
@@ -34,25 +35,28 @@ class Elsewhere:
 
     Attributes:
         passed_over: so many offsets of the partition were not delivered here.
+        undecided: so many at most were, though they may be finished elsewhere, until nobody looked any more.
         role_epoch: the region's role when this began; -1: it has none.
     """
 
     __slots__ = (
-        "_held_at", "_held_since_s", "_hold_until_s", "over", "passed_over", "role_epoch", "trail",
+        "_held_at", "_held_since_s", "_hold_s", "_hold_until_s", "over", "passed_over", "role_epoch", "trail",
+        "undecided",
     )  # fmt: skip
 
     def __init__(self, trail: Trail | None = None, over: PassOver | None = None) -> None:
         self.trail = trail
         self.over = over
-        self.passed_over = 0
+        self.passed_over = self.undecided = 0
         self.role_epoch = -1
-        self._hold_until_s = 0.0
+        self._hold_s, self._hold_until_s = HOLD_S, 0.0
         self._held_at, self._held_since_s = -1, 0.0
 
     def twin(self) -> Elsewhere:
         """The same for who reads another part of the partition."""
         other = Elsewhere(self.trail, self.over)
-        other.role_epoch, other._hold_until_s = self.role_epoch, self._hold_until_s
+        other.role_epoch = self.role_epoch
+        other._hold_s, other._hold_until_s = self._hold_s, self._hold_until_s
         return other
 
     @property
@@ -81,11 +85,22 @@ class Elsewhere:
         """For a reader of another copy; b"" unless it remembers. `reads`: of who reads the lowest offsets."""
         return b"" if self.trail is None else self.trail.note(snapshot(), seen_to, reads.carried)
 
+    def take_in(self, other: Elsewhere) -> None:
+        """What was counted by who read another part, and has ended."""
+        self.passed_over += other.passed_over
+        self.undecided += other.undecided
+
     def pass_over(self, over: PassOver, hold_until_s: float | None) -> None:
         """What is known now; without `hold_until_s` (monotonic), what is undecided is held back as before."""
         self.over = over
         if hold_until_s is not None:
             self._hold_until_s = hold_until_s
+
+    def hold_longer(self, until_s: float, hold_s: float) -> None:
+        """Until then, a batch for so long: more is becoming known. Once something was delivered undecided,
+        nothing is held back any more."""
+        if self._hold_until_s:
+            self._hold_s, self._hold_until_s = hold_s, max(until_s, self._hold_until_s)
 
     def wants(self, header: BatchHeader, tracker: Tracker, end: int | None) -> bool | None:
         """Whether anything of the batch is to be delivered; None: ask again.
@@ -94,8 +109,14 @@ class Elsewhere:
         """
         start, stop = header.base_offset, header.next_offset
         over = self.over
-        if over is not None and over.lags and self._holds(over, header):
-            return None
+        if (
+            over is not None
+            and over.lags
+            and over.may_grow(start, stop, header.producer_id, header.producer_epoch)
+        ):
+            if self._holds(start):
+                return None
+            self.undecided += stop - start
         self._held_at = -1
         if self.trail is not None:
             self.trail.seen(
@@ -115,13 +136,12 @@ class Elsewhere:
         self.passed_over += tracker.inherit(ranges)
         return not whole
 
-    def _holds(self, over: PassOver, header: BatchHeader) -> bool:
-        start, now_s = header.base_offset, time.monotonic()
-        if not over.may_grow(start, header.next_offset, header.producer_id, header.producer_epoch):
-            return False
+    def _holds(self, start: int) -> bool:
+        """Whether a batch of which more may come to be known waits for that."""
+        now_s = time.monotonic()
         if start != self._held_at:
             self._held_at, self._held_since_s = start, now_s
-        if now_s < min(self._hold_until_s, self._held_since_s + HOLD_S):
+        if now_s < min(self._hold_until_s, self._held_since_s + self._hold_s):
             return True
         self._hold_until_s = 0.0
         return False

@@ -46,7 +46,7 @@ from app.core.trail import CorruptProgress, Progress
 from app.kafka.clusters import ClusterUnreachable
 from app.regions.ends import positions
 from app.regions.mapping import Joined, Mapper, NoRoad
-from app.regions.store import CHECKPOINTS, ENDS, TRACKERS
+from app.regions.store import BARRIERS, CHECKPOINTS, ENDS, TRACKERS
 from app.regions.tables import NotRead, Tables
 
 log = structlog.get_logger(__name__)
@@ -181,7 +181,7 @@ class Carrier(Service):
             await asyncio.wait([former])
         self._now, self._next = self._next, None  # who asks from here on, waits for another one
         found = await asyncio.gather(
-            self._tables.read(READ_S, (CHECKPOINTS,)),
+            self._tables.read(READ_S, (CHECKPOINTS, BARRIERS)),
             self._tables.read(READ_S, (TRACKERS, ENDS), set(self._tables.atlas.regions) - {self.region}),
             return_exceptions=True,
         )

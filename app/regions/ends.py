@@ -47,6 +47,18 @@ class Beginning(NamedTuple):
     since_ms: dict[int, int]
 
 
+def goes_on(
+    origin: Origin,
+    fresh: Origin,
+    starts: Mapping[TopicPartition, int],
+    ends: Mapping[TopicPartition, int],
+) -> bool:
+    """Whether what was read of a table, or of its end, is the beginning of what is there now."""
+    if (origin.cluster, origin.topic_id) != (fresh.cluster, fresh.topic_id):
+        return False
+    return all(starts[at] <= origin.next_offsets.get(at.partition, starts[at]) <= ends[at] for at in ends)
+
+
 def lies_far_behind(origin: Origin, ends: Mapping[TopicPartition, int]) -> bool:
     """Whether so much has come since it was read that it is read anew, from where the table's copy ends."""
     return any(end - origin.next_offsets.get(at.partition, end) > MAX_EVENTS for at, end in ends.items())

@@ -3,6 +3,7 @@
     o table region                            -> where they were read, and how far: `Origin`
     c name                                    -> the id of the cluster that is called so here
     v table region key                        -> the record, as it stands in the changelog
+    v barriers region key                     -> barriers of a line that its record may not hold yet
     i region key                              -> what a line leads from and to, without its barriers
     s source-cluster topic partition region key,  t target-cluster topic region key      -> of a line: nothing
 
@@ -17,6 +18,7 @@ All of it is blocking, and belongs into a thread.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -28,13 +30,15 @@ from rocksdict import Options, Rdict, WriteBatch
 
 from app import wire
 from app.core.fencing import LogId
-from app.core.offset_map import Line
+from app.core.line_ends import gathered, told_further
+from app.core.offset_map import BarrierItem, Line
 from app.core.resume import Copying, Place
 
 log = structlog.get_logger(__name__)
 
 CHECKPOINTS, ROUTES, TRACKERS = "checkpoints", "definitions", "trackers"
 ENDS = "trackers-end"  # folded of events (`app.regions.ends`)
+BARRIERS = "barriers"  # of the end of the checkpoint topic (`app.regions.barriers`)
 MEMTABLE_BYTES = 4 * 1024 * 1024
 MAX_LINES = 20_000  # of one topic, into or from it: more cannot be held to answer a question
 
@@ -45,7 +49,8 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     """The changelog that a region's records were read from, and the next offset of each of its partitions.
 
     `complete`: it was once read to an end, at `read_ms`. By partition (`app.regions.ends`): `newest_ms`, of a
-    table of trackers, when its newest record was written; `since_ms`, of an end, since when it was read.
+    table that an end goes with, when its newest record was written; `since_ms`, of an end, since when it was
+    read.
     """
 
     cluster: str
@@ -82,6 +87,7 @@ class StoreDamaged(RuntimeError):
 
 
 _head = msgspec.json.Decoder(_Head)
+_items = msgspec.json.Decoder(list[BarrierItem])
 _origin = msgspec.json.Decoder(Origin)
 _ends = msgspec.json.Decoder(_Ends)
 
@@ -135,15 +141,17 @@ class Store:
             return None if found is None else _origin.decode(found)
 
     def begin(self, table: str, region: str, origin: Origin) -> None:
-        """Throws the region's records of a table away: they are read anew."""
+        """Throws the region's records of a table away: they are read anew. Barriers of an end stay true, and
+        go with their table."""
         with _Damage():
             batch = WriteBatch(raw_mode=True)
-            prefixes = [_key(b"v", table, region, "")]
+            prefixes = [] if table == BARRIERS else [_key(b"v", table, region, "")]
             if table == CHECKPOINTS:
-                prefixes.append(_key(b"i", region, ""))
+                prefixes += [_key(b"i", region, ""), _key(b"v", BARRIERS, region, "")]
                 for row, value in self._rows(prefixes[1]):
                     for index in _rows_of(_ends.decode(value), region, row.removeprefix(prefixes[1])):
                         batch.delete(index)
+                batch.delete(_key(b"o", BARRIERS, region))  # its end is read anew, too
             for prefix in prefixes:
                 batch.delete_range(prefix, prefix[:-1] + b"\x01")  # a prefix ends with the separator, 0
             batch.put(_key(b"o", table, region), msgspec.json.encode(origin))
@@ -165,8 +173,34 @@ class Store:
             batch.put(_key(b"o", table, region), msgspec.json.encode(origin))
             self._db.write(batch)
 
+    def add(self, region: str, items: Iterable[BarrierItem], origin: Origin) -> None:
+        """Barriers that the region's table may not hold yet, in order, and how far was read (rule 2)."""
+        with _Damage():
+            batch = WriteBatch(raw_mode=True)
+            found: dict[bytes, list[BarrierItem]] = {}
+            for item in items:
+                key = item.key.encode()
+                if _SEP in key:
+                    continue
+                if key not in found:
+                    found[key] = self._gathered(region, key)
+                found[key] = gathered(found[key], item)
+            for key, known in found.items():
+                value = msgspec.json.encode(known)
+                if self._db.get(_key(b"i", region) + _SEP + key) is None:
+                    self._index(batch, region, key, msgspec.json.encode(_head_of(known[-1])))
+                batch.put(_key(b"v", BARRIERS, region) + _SEP + key, value)
+            batch.put(_key(b"o", BARRIERS, region), msgspec.json.encode(origin))
+            self._db.write(batch)
+
+    def _gathered(self, region: str, key: bytes) -> list[BarrierItem]:
+        stored = self._db.get(_key(b"v", BARRIERS, region) + _SEP + key)
+        return [] if stored is None else _items.decode(stored)
+
     def _delete(self, batch: Any, table: str, region: str, key: bytes) -> None:
         batch.delete(_key(b"v", table, region) + _SEP + key)
+        if table == CHECKPOINTS:
+            batch.delete(_key(b"v", BARRIERS, region) + _SEP + key)
         if table == CHECKPOINTS and (former := self._db.get(_key(b"i", region) + _SEP + key)) is not None:
             batch.delete(_key(b"i", region) + _SEP + key)
             for row in _rows_of(_ends.decode(former), region, key):
@@ -221,9 +255,14 @@ class Store:
     def _copying(self, region: str, key: bytes) -> Copying:
         ends = _ends.decode(self._db.get(_key(b"i", region) + _SEP + key))
         route = key.decode().split("/")[0]
-        try:
-            line = wire.checkpoint_line(self._db.get(_key(b"v", CHECKPOINTS, region) + _SEP + key))
-        except wire.BadEvent:
+        line, stored = None, self._db.get(_key(b"v", CHECKPOINTS, region) + _SEP + key)
+        with contextlib.suppress(wire.BadEvent):
+            line = None if stored is None else wire.checkpoint_line(stored)
+        if line is not None or stored is None:
+            further = told_further(line, self._gathered(region, key))
+            if further is not None and _leads_there(further, ends):
+                line = further
+        if line is None:
             line = Line(
                 target_topic=ends.target_topic, target_partition=ends.target_partition, epoch=0, lineage=0,
                 source=LogId(ends.source.cluster_id, ends.source_topic_id),
@@ -268,6 +307,16 @@ class Store:
             if not row.startswith(prefix):
                 return
             yield row, value
+
+
+def _head_of(item: BarrierItem) -> _Head:
+    return _Head(item.target_topic, item.target_partition, item.source, item.target)
+
+
+def _leads_there(line: Line, ends: _Ends) -> bool:
+    """Of one that leads elsewhere by now the table is going to say so."""
+    leads = line.source.cluster_id, line.target.cluster_id, line.target_topic, line.target_partition
+    return leads == (ends.source.cluster_id, ends.target_cluster, ends.target_topic, ends.target_partition)
 
 
 def _key(kind: bytes, *parts: str) -> bytes:

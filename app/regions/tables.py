@@ -3,13 +3,13 @@
     region's changelog -> here (its copy, or itself) -> `Store`, with the offsets it was read to
 
 Of the control log, the definitions: which clusters routes lead from and to, as which groups workloads
-consume. Of jobs, those of workloads: how far they are, by the table and by the end of its events
-(`app.regions.ends`).
+consume. Of jobs, those of workloads: how far they are. Of the offset map and of jobs by the table, and by the
+end of its events (`app.regions.barriers`, `app.regions.ends`).
 
 Rules
 1. Another region's changelogs carry that region's name, and a route copies them, names unchanged: they are
    read in this region's control cluster. Where there is no copy they are read there, if that one answers;
-   but for ends of events, which are read of a copy only: they are of use beside a table.
+   but for ends of events, which are read here only: they are of use beside a table.
 2. They are read to the ends they have when somebody asks. Nobody who does not ask reads them. Of one kind
    one at a time is read; kinds do not wait for each other.
 3. What was read stays when its region is lost: barriers stay true. A changelog that was made anew, or whose
@@ -41,14 +41,17 @@ from app.core.job import Kind
 from app.core.resume import Copying
 from app.kafka.clusters import ClusterClient, ClusterSpec, ClusterUnreachable
 from app.kafka.commit import OffsetCommitter
-from app.regions.ends import beginning, fold_in, lies_far_behind, with_newest
+from app.regions.barriers import add_to
+from app.regions.ends import beginning, fold_in, goes_on, lies_far_behind, with_newest
 from app.regions.readers import POLL_MS, STOP_S, Place, Readers
-from app.regions.store import CHECKPOINTS, ENDS, ROUTES, TRACKERS, Origin, Store, StoreDamaged
+from app.regions.store import BARRIERS, CHECKPOINTS, ENDS, ROUTES, TRACKERS, Origin, Store, StoreDamaged
 from app.topics import ControlTopics
 
 log = structlog.get_logger(__name__)
 
-TABLES = (CHECKPOINTS, ROUTES)
+TABLES = (CHECKPOINTS, BARRIERS, ROUTES)
+TABLE_OF = {BARRIERS: CHECKPOINTS, ENDS: TRACKERS}  # of an end
+AWAY = (KafkaError, ClusterUnreachable, OSError, TimeoutError)
 REACH_S = 5.0  # a cluster that does not answer within this is away
 AGAIN_S = 10.0  # and is not asked again for so long
 MAX_RECORDS = 500  # at once: of 30 kB each at most
@@ -228,20 +231,31 @@ class Tables:
     async def _read(self, region: str, tables: Sequence[str]) -> RegionMap:
         state: State = "own" if region == self.atlas.region else "copied"
         why = ""
-        for table in tables:
-            try:
-                found, where = await self._find(region, table)
-                state = where if table == tables[0] else state
-                if found is not None:
-                    await self._follow(region, table, *found)
-                elif table == tables[0]:
-                    await self.ask(lambda store: _note_none(store, tables[0], region))
-            except (KafkaError, ClusterUnreachable, NotRead, OSError, TimeoutError) as error:
-                state, why = "away", str(error) or repr(error)
+        begun = await self.ask(lambda store: [one for one in tables if store.origin(one, region) is not None])
+        # What was begun is read side by side; an end that was not, behind its table (`_begun`).
+        for some in (begun, *([table] for table in tables if table not in begun)):
+            readings = (self._read_one(region, table, is_first=table == tables[0]) for table in some)
+            for read in await asyncio.gather(*readings, return_exceptions=True):
+                if isinstance(read, (*AWAY, NotRead)):
+                    state, why = "away", str(read) or repr(read)
+                elif isinstance(read, BaseException):
+                    raise read
+                elif read is not None and not why:
+                    state = read
+            if why:
                 break
         origin = await self.ask(lambda store: store.origin(tables[0], region))
         read_ms = origin.read_ms if origin is not None and origin.complete else None
         return RegionMap(region, state, read_ms, why)
+
+    async def _read_one(self, region: str, table: str, *, is_first: bool) -> State | None:
+        """Where the first of its tables is. Raises `AWAY`."""
+        found, where = await self._find(region, table)
+        if found is not None:
+            await self._follow(region, table, *found)
+        elif is_first:
+            await self.ask(lambda store: _note_none(store, table, region))
+        return where if is_first else None
 
     async def _find(self, region: str, table: str) -> tuple[tuple[Cluster, str, int, str] | None, State]:
         """The changelog to read: cluster, topic, partitions, id (rule 1); None: the region has none."""
@@ -249,7 +263,7 @@ class Tables:
         here = await self._look(own, topic)
         if here is not None:
             return here, "own" if region == self.atlas.region else "copied"
-        there = None if table == ENDS else self.atlas.control.get(region)
+        there = None if table in TABLE_OF else self.atlas.control.get(region)
         if there is None or there == own:
             return None, "none"
         found = await self._look(there, topic)
@@ -268,7 +282,7 @@ class Tables:
             async with asyncio.timeout(REACH_S):
                 cluster: Cluster = await self._clusters.get(name)
                 cluster_id = await cluster.client.cluster_id()
-        except (TimeoutError, ClusterUnreachable, KafkaError, OSError, KeyError) as error:
+        except (*AWAY, KeyError) as error:
             self._away_until_s[name] = time.monotonic() + AGAIN_S
             raise ClusterUnreachable(f"cluster {name} does not answer: {error!r}") from error
         if await self.ask(lambda store: store.named(name)) != cluster_id:
@@ -285,13 +299,15 @@ class Tables:
         place = Place(cluster.name, topic, topic_id, count)
         parts = place.parts
         async with self._readers.of(place) as consumer:
-            starts, ends = await consumer.beginning_offsets(parts), await consumer.end_offsets(parts)
-            is_old = origin is not None and table == ENDS and lies_far_behind(origin, ends)
-            if origin is None or is_old or not _goes_on(origin, fresh, starts, ends):
+            starts, ends = await asyncio.gather(
+                consumer.beginning_offsets(parts), consumer.end_offsets(parts)
+            )
+            is_old = origin is not None and table in TABLE_OF and lies_far_behind(origin, ends)
+            if origin is None or is_old or not goes_on(origin, fresh, starts, ends):
                 if origin is not None and origin.cluster:
                     log.warning("a region's table is read anew", region=region, table=table, topic=topic)
-                if table == ENDS:
-                    fresh = await self._begun(region, fresh, consumer, starts, ends)
+                if table in TABLE_OF:
+                    fresh = await self._begun(region, TABLE_OF[table], fresh, consumer, starts, ends)
                 origin = fresh
                 if table == CHECKPOINTS:
                     self.regions[region] = RegionMap(region, "away", None, "it is being read anew")
@@ -303,7 +319,7 @@ class Tables:
                 got = await consumer.getmany(*parts, timeout_ms=POLL_MS, max_records=MAX_RECORDS)
                 # Compaction may have taken the last records: the position tells.
                 nexts = {at: await consumer.position(at) for at in parts}
-                if table == TRACKERS:
+                if table in TABLE_OF.values():
                     origin = with_newest(origin, got)
                 origin = await self._write(table, region, got, origin, nexts, made)
             at_end = msgspec.structs.replace(origin, complete=True, read_ms=now_ms())
@@ -312,14 +328,16 @@ class Tables:
     async def _begun(
         self,
         region: str,
+        table: str,
         fresh: Origin,
         consumer: AIOKafkaConsumer,
         starts: Mapping[TopicPartition, int],
         ends: Mapping[TopicPartition, int],
     ) -> Origin:
         """Of an end: where it begins. Read behind its table, or it begins later than it could."""
-        table = await self.ask(lambda store: store.origin(TRACKERS, region))
-        begun = await beginning(consumer, starts, ends, table)
+        begun = await beginning(
+            consumer, starts, ends, await self.ask(lambda store: store.origin(table, region))
+        )
         nexts = {at.partition: next_offset for at, next_offset in begun.next_offsets.items()}
         return msgspec.structs.replace(fresh, next_offsets=nexts, since_ms=begun.since_ms)
 
@@ -339,6 +357,8 @@ class Tables:
                 raise NotRead("the store was made anew meanwhile; ask again")
             if table == ENDS:
                 fold_in(store, region, got, new)
+            elif table == BARRIERS:
+                add_to(store, region, got, new)
             else:
                 store.write(table, region, _newest(got, KEPT.get(table, b"")), new)
 
@@ -350,7 +370,9 @@ def _topic(region: str, table: str) -> str:
     topics = ControlTopics(region)
     if table == ROUTES:
         return topics.control.name
-    return topics.trackers.name if table == ENDS else topics.changelog(table, 0).name
+    if table == ENDS:
+        return topics.trackers.name
+    return topics.checkpoints.name if table == BARRIERS else topics.changelog(table, 0).name
 
 
 def _newest(
@@ -370,15 +392,3 @@ def _note_none(store: Store, table: str, region: str) -> None:
     origin = store.origin(table, region)
     if origin is None or not origin.cluster:
         store.begin(table, region, Origin(cluster="", topic_id="", complete=True, read_ms=now_ms()))
-
-
-def _goes_on(
-    origin: Origin,
-    fresh: Origin,
-    starts: Mapping[TopicPartition, int],
-    ends: Mapping[TopicPartition, int],
-) -> bool:
-    """Whether what was read is the beginning of what is there (rule 3)."""
-    if (origin.cluster, origin.topic_id) != (fresh.cluster, fresh.topic_id):
-        return False
-    return all(starts[at] <= origin.next_offsets.get(at.partition, starts[at]) <= ends[at] for at in ends)

@@ -116,7 +116,10 @@ def test_derived_routes_are_definitions_that_anybody_could_have_deployed() -> No
     assert (control.spec.limits.priority, control.spec.limits.bytes_per_second) == ("high", None)
     events = made["switchyard-east-to-west.events"]
     assert (control.spec.start, events.spec.start) == ("earliest", "latest")
-    assert (events.spec.topics, events.spec.limits) == (("switchyard-east-trackers",), control.spec.limits)
+    assert (events.spec.topics, events.spec.limits) == (
+        ("switchyard-east-trackers", "switchyard-east-checkpoints"),
+        control.spec.limits,
+    )
 
 
 def test_the_longest_names_still_make_a_route() -> None:

@@ -15,7 +15,7 @@ from app.config.definitions import Workload
 from app.control import carrying as module
 from app.control.beginning import Anew, Beginning
 from app.control.carrying import Carrying
-from app.core.control_events import RolePut
+from app.core.control_events import FailoverRun, RolePut
 from app.core.fencing import LogId, TakeoverAnswer
 from app.core.job import JobId, Kind
 from app.core.ranges import Snapshot
@@ -29,8 +29,8 @@ LOG = LogId("c", "t")
 ENOUGH_S = 150.0
 
 
-def over(*, lags: bool) -> Any:
-    return SimpleNamespace(lags=lags, until=9 if lags else 5)
+def over(*, lags: bool, reached: int = 0) -> Any:
+    return SimpleNamespace(lags=lags, until=9 if lags else 5, reached=reached)
 
 
 class Pump:
@@ -40,6 +40,12 @@ class Pump:
         self.job, self.epoch, self.closed, self.holds = JOB, 3, False, holds
         self.remembered: list[tuple[bytes | None, int]] = []
         self.overs: list[tuple[Any, bool]] = []
+        self.undecided, self.longer = 0, list[float]()
+        self.elsewhere = [self]
+
+    def hold_longer(self, until_s: float, hold_s: float) -> None:
+        assert hold_s == module.LAG_S
+        self.longer.append(until_s)
 
     def remember(self, note: bytes | None, role_epoch: int = -1) -> None:
         self.remembered.append((note, role_epoch))
@@ -82,13 +88,23 @@ class Side:
             await self.looking.wait()
         return self.found
 
-    def role(self, epoch: int, region: str = "west", state: Any = "active", previous: str = "") -> None:
+    def role(
+        self, epoch: int, region: str = "west", state: Any = "active", previous: str = "", plan: str = ""
+    ) -> None:
         self.log.apply(
             RolePut(
-                at_ms=1, key=KEY, region=region, epoch=epoch, state=state, previous=previous, actor="t"
+                at_ms=1, key=KEY, region=region, epoch=epoch, state=state, previous=previous, plan=plan,
+                actor="t",
             )
         )  # fmt: skip
         self.log.view.next_offset += 1
+
+    def handed_over(self, *, forced: bool = False) -> None:
+        """The role comes from the east, by a failover."""
+        self.log.apply(
+            FailoverRun(at_ms=1, id="f", to="west", workloads=[], state="executing", forced=forced)
+        )
+        self.role(130, previous="east", plan="f")
 
     async def begin(
         self, pump: Pump, *, note: bytes = b"", anew: Anew | None = None, lineage: int = 0, log: LogId = LOG,
@@ -248,6 +264,55 @@ async def test_it_is_not_looked_for_for_ever_nor_for_a_pump_that_is_gone(
         assert len(gone.overs) == 1
 
 
+async def test_where_a_role_was_handed_over_in_order_it_is_waited_for_as_long_as_more_becomes_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "LOOK_S", 0.01)
+    monkeypatch.setattr(module, "AGAIN_S", 0.01)
+    monkeypatch.setattr(module, "LAG_S", 0.5)
+    side, pump = Side(), Pump(holds=True)
+    side.handed_over()
+    side.found = Carried(over=over(lags=True))
+    await side.begin(pump)
+    began_s, reached = time.monotonic(), 0
+    async with looking(side):
+        while time.monotonic() < began_s + 3 * module.LAG_S:
+            reached += 1
+            side.found = Carried(over=over(lags=True, reached=reached))
+            await until(lambda count=reached: len(pump.longer) > count)
+        assert str(JOB) in side.carrying._lagging, "it has come nearer all the time"
+        pump.undecided = 7
+        await until(lambda: not side.carrying._lagging)
+        assert time.monotonic() >= pump.longer[-1]
+    (told,) = side.told
+    assert told.startswith(f"read-again; {JOB}; up to 7 messages so far")
+    assert "region east may have finished them" in told
+
+
+async def test_a_forced_failover_holds_nothing_back_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOOK_S", 0.01)
+    monkeypatch.setattr(module, "LAG_S", 0.3)
+    side, pump = Side(), Pump(holds=True)
+    side.handed_over(forced=True)
+    side.found = Carried(over=over(lags=True))
+    await side.begin(pump)
+    pump.undecided = 7
+    async with looking(side):
+        while side.carrying._lagging:
+            side.found = Carried(over=over(lags=True, reached=side.asked))
+            await asyncio.sleep(0.01)
+    assert (pump.longer, side.told) == ([], [])
+
+
+async def test_what_was_finished_says_nothing_of_a_topic_that_was_made_anew_since() -> None:
+    side, pump = Side(), Pump()
+    side.found = Carried(over=over(lags=True), log=LOG)
+    await side.begin(pump, log=LogId("c", "anew"))
+    assert (pump.overs, side.carrying._lagging) == ([], {})
+    await side.begin(pump)
+    assert len(pump.overs) == 1
+
+
 async def test_when_a_role_comes_here_the_replicas_that_lead_into_its_topic_tell_barriers_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -258,7 +323,7 @@ async def test_when_a_role_comes_here_the_replicas_that_lead_into_its_topic_tell
     def replica(name: str, cluster: str, topic: str) -> Any:
         definition = SimpleNamespace(spec=SimpleNamespace(target=cluster))
         return SimpleNamespace(
-            runtime=SimpleNamespace(definition=definition), target=(topic, 0),
+            runtime=SimpleNamespace(definition=definition), target=(topic, 0), high_watermark=9, base=9,
             tell_barrier=lambda now_s: told.append(name) if now_s <= time.monotonic() else None,
         )  # fmt: skip
 
@@ -283,3 +348,27 @@ async def test_when_a_role_comes_here_the_replicas_that_lead_into_its_topic_tell
         pump = side.pumps[str(JOB)] = Pump()
         await until(lambda: pump.remembered)
         assert pump.remembered[0] == (None, 130), "what flowed before it was shared remembers from now on"
+
+
+async def test_replicas_that_are_behind_tell_barriers_until_they_are_where_their_sources_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in {"LOOK_S": 0.01, "BARRIER_S": 0.01, "HURRY_S": 0.2}.items():
+        monkeypatch.setattr(module, name, value)
+    side, told = Side(), list[float]()
+    definition = SimpleNamespace(spec=SimpleNamespace(target=side.definition.metadata.cluster))
+    replica = SimpleNamespace(
+        runtime=SimpleNamespace(definition=definition), target=("orders", 0), high_watermark=50, base=9,
+        tell_barrier=told.append,
+    )  # fmt: skip
+    side.replicas["it"] = replica
+    async with looking(side):
+        await until(lambda: told and not side.carrying._taken_s)
+        replica.high_watermark = 90  # what is written from now on was finished nowhere
+        told.clear()
+        await until(lambda: len(told) > 5)
+        replica.base = 50
+        await until(lambda: not side.carrying._behind)
+        told.clear()
+        await asyncio.sleep(0.1)
+        assert told == []

@@ -23,6 +23,7 @@ from app.control.failover_drill import LEFTOVER_MS, PREFIX, Drill
 from app.control.failover_plan import Planner
 from app.control.failover_told import Plan, PlannedWorkload
 from app.core.control_events import FailoverPut, RolePut, WorkloadPut, compaction_key
+from app.core.failover_run import Missing
 from app.core.fencing import TrackerRecord
 from app.core.group_sync import stamped
 from app.core.presence import Presence
@@ -272,12 +273,16 @@ async def test_last_positions_have_come_once_the_copy_is_as_far_as_the_group(cas
     workload = case.fed.catalog.workload(case.key)
     assert workload is not None
     asked = [(workload, case.stand.other)]
-    assert await case.planner.arrived(asked) == {case.key: ""}
+    assert await case.planner.arrived(asked) == {case.key: Missing()}
     committer = (await case.stand.clusters.get(THERE)).committer
     assert await committer.commit(case.group, {(case.topic, 0): 80}) == {}
-    assert "partition 0 at 57 of 80" in (await case.planner.arrived(asked))[case.key]
+    late = (await case.planner.arrived(asked))[case.key]
+    assert "partition 0 at 57 of 80" in late.words
+    assert late.behind == 23
     case.lost()
-    assert NOWHERE in (await case.planner.arrived(asked))[case.key]
+    away = (await case.planner.arrived(asked))[case.key]
+    assert NOWHERE in away.words
+    assert away.behind is None
 
 
 async def test_a_topic_that_is_not_here_and_another_definition_are_found_beforehand(case: Case) -> None:

@@ -13,10 +13,10 @@ from app.clock import now_ms
 from app.config.definitions import Workload
 from app.control import failover_runs
 from app.control.bridge import UNHEARD_S
-from app.control.failover_runs import PATIENCE_S, STUCK_S
+from app.control.failover_runs import MOST_S, PATIENCE_S, STUCK_S
 from app.control.role_keeper import PULSE_S
 from app.core.control_events import FailoverRun, RegionPulse, RolePut
-from app.core.failover_run import ABORTED, DONE, ENDED_KEPT_MS, EXPIRED_KEPT_MS, PLANNED
+from app.core.failover_run import ABORTED, COMING, DONE, ENDED_KEPT_MS, EXPIRED_KEPT_MS, PLANNED, Missing
 from app.core.presence import STILL_S
 from app.core.roles import ACTIVE, MOVING
 from tests.control.regions_by_hand import KEY, Region
@@ -107,39 +107,90 @@ async def looked() -> None:
         await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize("come", [True, False])
-async def test_last_positions_are_waited_for_and_not_for_ever(
-    come: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class Positions:
+    """Of the workload in the east, as they come to the west; none are behind when `behind` is 0."""
+
+    def __init__(self, west: Region) -> None:
+        self.behind: int | None = 9
+        self.asked: list[tuple[str, str]] = []
+        west.runs.arrived = self._arrived
+
+    async def _arrived(self, wanted: list[tuple[Workload, str]]) -> dict[str, Missing]:
+        self.asked.extend((workload.key, region) for workload, region in wanted)
+        if self.behind is None:
+            return {KEY: Missing(f"{COMING.words} (error {len(self.asked)})", None)}
+        return {KEY: Missing(f"{COMING.words} ({self.behind})", self.behind) if self.behind else Missing()}
+
+
+async def waiting(monkeypatch: pytest.MonkeyPatch, behind: int | None = 9) -> tuple[Region, Positions]:
+    """A run that waits for them."""
     monkeypatch.setattr(failover_runs, "LOOK_S", 0.0)
     east, west = two()
     await settled(east, west)
-    asked: list[tuple[str, str]] = []
-    here = False
-
-    async def arrived(wanted: list[tuple[Workload, str]]) -> dict[str, str]:
-        asked.extend((workload.key, region) for workload, region in wanted)
-        return {KEY: "" if here else "partition 0 at 5 of 9"}
-
-    west.runs.arrived = arrived
+    positions = Positions(west)
+    positions.behind = behind
     west.log.apply(run(west))
     await settled(west, east)
     await settled(east, west)
     assert west.role == ("west", 1, MOVING)
     await looked()
-    assert asked[0] == (KEY, "east")
-    (one,) = west.runs.standings(run_of(west))
-    assert one.waits_for == "partition 0 at 5 of 9"
-    assert west.news == 0
-    here = come
-    for _ in range(3):
-        await west.round(0.25 if come else PATIENCE_S / 2)
+    assert positions.asked[0] == (KEY, "east")
+    return west, positions
+
+
+async def rounds(west: Region, *seconds: float) -> None:
+    for wait_s in seconds:
+        await west.round(wait_s)
         await looked()
-    assert bool(west.news) is come, "the leader need not wait for its next round"
+
+
+async def test_last_positions_are_waited_for_as_long_as_they_come_nearer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    west, positions = await waiting(monkeypatch)
+    for behind in range(9, 0, -1):
+        positions.behind = behind
+        await rounds(west, 0.25, PATIENCE_S / 3, PATIENCE_S / 3)
+        assert west.role == ("west", 1, MOVING)
+        (one,) = west.runs.standings(run_of(west))
+        assert one.waits_for == f"{COMING.words} ({behind})", "how far they are can be seen"
+        assert "failover execute f1 --force" in failover_runs.remedy(run_of(west), one)
+        west.now_s -= PATIENCE_S / 2  # so that all of it is below `MOST_S`
+    assert west.news == 0
+    positions.behind = 0
+    await rounds(west, 0.25, 0.25)
+    assert west.news > 0, "the leader need not wait for its next round"
     await west.round()
     assert west.role == ("west", 1, ACTIVE)
+    await west.round()
+    assert (state(west), run_of(west).result) == (DONE, "1 active")
+    await west.runs.stop()
+
+
+@pytest.mark.parametrize(
+    ("behind", "moves"), [(9, 0), (9, 1), (None, 0), (10_000, -1)],
+    ids=["they stand still", "they fall behind", "they cannot be read", "they come for ever"],
+)  # fmt: skip
+async def test_last_positions_are_not_waited_for_for_ever_and_the_run_says_so(
+    behind: int | None, moves: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    west, positions = await waiting(monkeypatch, behind)
+    began_s, step_s = west.now_s, PATIENCE_S / 4
+    while west.role == ("west", 1, MOVING):
+        if positions.behind is not None:
+            positions.behind += moves
+        await rounds(west, step_s)
+        assert west.now_s < began_s + 2 * MOST_S
+    waited_s = west.now_s - began_s
+    most_s = MOST_S if moves < 0 else PATIENCE_S
+    assert most_s <= waited_s <= most_s + 3 * step_s
     said = west.log.view.roles.of(KEY).reason
-    assert ("it went on after 10 s without partition 0 at 5 of 9" in said) is not come
+    assert f" s without {COMING.words} (" in said
+    assert said.endswith("what they do not tell is delivered again")
+    await west.round()
+    assert state(west) == DONE
+    assert run_of(west).result.startswith(f"1 active; {KEY}: it went on after ")
+    assert run_of(west).result.endswith(said.partition("it went on")[2])
     await west.runs.stop()
 
 

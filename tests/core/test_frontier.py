@@ -293,6 +293,24 @@ def test_of_what_may_become_known_with_newer_barriers_the_reader_is_told_to_wait
     assert found > waited / 10 > 10, "and not for much else"
 
 
+def test_a_line_that_does_not_know_its_source_s_leader_yet_lags_though_it_tells_of_nothing_finished() -> None:
+    """The source's leader changed while this copy was away: it knows nothing yet of what was read since."""
+    first, later = (EpochStart(0, 0),), (EpochStart(0, 0), EpochStart(1, 1_020))
+    read = msgspec.structs.replace(line((1_000, 100, 0), (1_060, 160, 60)), epochs=later)
+    done = finished({0: trailed(150, batches=[(100, 160, 0)])}, [Source("s", read)], LOG)
+    assert done["s"].end == 1_050
+    young = msgspec.structs.replace(line((1_000, 5, 0)), barriers=[Barrier(0, 0)])
+    for here, is_behind in (
+        (msgspec.structs.replace(line((1_000, 500, 0), (1_020, 520, 20)), epochs=first), True),
+        (young, True),
+        (msgspec.structs.replace(line((1_000, 500, 0), (1_050, 550, 50)), epochs=later), False),
+    ):
+        over = PassOver(together([done], [Source("s", here)]), [Source("s", here)], 0)
+        assert over.lags is is_behind
+        assert over.may_grow(520, 530, PID, 0) is is_behind
+    assert PassOver(done, [Source("s", young)], 0).lags, "nor does one that was read in no known epoch"
+
+
 def test_who_has_all_of_a_source_that_was_finished_waits_for_nothing() -> None:
     progress = trailed(130, batches=[(100, 40, 0)])
     done = finished({0: progress}, [Source("s", line((1_000, 100, 0), (1_040, 140, 40)))])

@@ -109,7 +109,7 @@ def test_what_a_lost_region_leaves_behind_is_its_log_its_positions_and_its_offse
         "switchyard-east-control", "switchyard-east-checkpoints-changelog",
         "switchyard-east-trackers-changelog",
     )  # fmt: skip
-    assert events == ("switchyard-east-trackers",)
+    assert events == ("switchyard-east-trackers", "switchyard-east-checkpoints")
     assert {*tables, *events} <= {topic.name for topic in ControlTopics("east").all()}
 
 

@@ -208,6 +208,39 @@ async def test_what_waited_for_long_is_delivered_and_nothing_waits_any_more(
         assert d.pump.delivered == 20
 
 
+async def test_as_long_as_more_becomes_known_it_waits_longer_and_what_was_undecided_is_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(elsewhere, "HOLD_S", 0.2)
+    async with copies() as (a, d):
+        a.copy((0, 0, 50))
+        a.feed()
+        await a.stand.until(lambda: a.pump.base == 50)
+        d.copy((0, 0, 20))
+        d.copy((0, 20, 10), (0, 30, 10), told=False)
+        (ties,) = d.pump.elsewhere
+        ties.hold_longer(time.monotonic() + 1e6, 1e6)  # of what nobody asked to be held back
+        d.pump.pass_over(d.over(a), hold_until_s=time.monotonic() + 0.2)
+        ties.hold_longer(time.monotonic() + 1e6, 1e6)
+        d.feed()
+        until_s = time.monotonic() + 1.0
+        await d.stand.until(lambda: time.monotonic() > until_s)
+        assert d.pump.look_again(), "it waits beyond both bounds"
+        assert ties.undecided == 0
+        d.tell(0, 30, 30)
+        d.pump.pass_over(d.over(a))
+        await d.stand.until(lambda: d.pump.base == 30)
+        assert d.pump.delivered == 0
+        d.pump.pass_over(d.over(a), hold_until_s=0.0)
+        await d.stand.until(lambda: d.pump.base == 40)
+        assert (d.pump.delivered, ties.undecided) == (10, 10)
+        ties.hold_longer(time.monotonic() + 1e6, 1e6)
+        d.copy((0, 40, 10), told=False)
+        d.feed()
+        await d.stand.until(lambda: d.pump.base == 50)
+        assert d.pump.delivered == 20, "once is enough"
+
+
 async def test_a_pump_that_holds_back_ends_and_gives_all_memory_back() -> None:
     async with copies() as (a, d):
         a.copy((0, 0, 50))

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from aiokafka import AIOKafkaConsumer
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, RecordsToDelete
 from aiokafka.errors import KafkaError
 
 from app.kafka.clusters import ClusterClient, ClusterSpec
 from app.kafka.topics import TopicSpec, ensure_topics
 from app.regions import readers as module
 from app.regions.readers import Place, Readers
+from app.yard import Yard
 from tests.kafka.conftest import producing
 
 ENOUGH_S = 150.0
@@ -34,15 +37,27 @@ async def reading(bootstrap: str, topic: str) -> AsyncIterator[tuple[Readers, Pl
         await readers.close()
 
 
-async def send(bootstrap: str, topic: str, *values: bytes) -> None:
+async def send(bootstrap: str, topic: str, *values: bytes, partition: int = 0) -> None:
     async with producing(bootstrap) as producer:
         for value in values:
-            await producer.send_and_wait(topic, value, partition=0)
+            await producer.send_and_wait(topic, value, partition=partition)
 
 
-async def values(consumer: AIOKafkaConsumer, place: Place, since: int, count: int) -> list[bytes]:
-    """What stands in partition 0 from there on."""
-    consumer.seek(place.parts[0], since)
+@asynccontextmanager
+async def admin(bootstrap: str) -> AsyncIterator[AIOKafkaAdminClient]:
+    client = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await client.start()
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def values(
+    consumer: AIOKafkaConsumer, place: Place, since: int, count: int, partition: int = 0
+) -> list[bytes]:
+    """What stands in a partition from there on."""
+    consumer.seek(place.parts[partition], since)
     found: list[bytes] = []
     async with asyncio.timeout(ENOUGH_S):
         while len(found) < count:
@@ -67,6 +82,70 @@ async def test_one_is_kept_between_readings_and_fetches_nothing_there(
             assert await values(again, place, 1, 2) == [b"b", b"c"]
         async with readers.of(place._replace(topic_id="another")) as other:
             assert other not in (first, beside), "the topic was made anew"
+
+
+async def test_one_that_was_kept_while_its_broker_was_killed_reads_on_or_makes_room_for_another(
+    killable_yard: Yard, topic_name: str
+) -> None:
+    bootstrap = killable_yard.bootstrap("east-regional")
+    async with reading(bootstrap, topic_name) as (readers, place):
+        await send(bootstrap, topic_name, b"a")
+        async with readers.of(place) as first:
+            assert await values(first, place, 0, 1) == [b"a"]
+        await asyncio.to_thread(killable_yard.kill, "east-regional")
+        with pytest.raises((KafkaError, OSError, TimeoutError)):
+            await asked(readers, place, 2.0)
+        assert is_closed(first), "its reading failed"
+        await asyncio.to_thread(killable_yard.up)
+        await send(bootstrap, topic_name, b"b")
+        async with readers.of(place) as kept:
+            assert await values(kept, place, 0, 2) == [b"a", b"b"]
+        # While nobody reads it goes unnoticed.
+        await asyncio.to_thread(killable_yard.kill, "east-regional")
+        await asyncio.to_thread(killable_yard.up)
+        await send(bootstrap, topic_name, b"c")
+        found = None
+        async with asyncio.timeout(ENOUGH_S):
+            while found is None:
+                with contextlib.suppress(KafkaError, OSError):
+                    async with readers.of(place) as again:
+                        found = await values(again, place, 1, 2)
+        assert found == [b"b", b"c"]
+
+
+async def asked(readers: Readers, place: Place, patience_s: float) -> None:
+    """As whoever reads a table, who has no more patience than that."""
+    async with asyncio.timeout(patience_s), readers.of(place) as consumer:
+        await consumer.end_offsets(place.parts)
+
+
+async def test_partitions_that_were_added_are_read_by_another_one(bootstrap: str, topic_name: str) -> None:
+    async with reading(bootstrap, topic_name) as (readers, place):
+        await send(bootstrap, topic_name, b"a")
+        async with readers.of(place) as first:
+            assert await values(first, place, 0, 1) == [b"a"]
+        async with admin(bootstrap) as client:
+            await client.create_partitions({topic_name: NewPartitions(total_count=3)})
+        await send(bootstrap, topic_name, b"new", partition=2)
+        grown = place._replace(partitions=3)
+        async with readers.of(grown) as other:
+            assert other is not first
+            assert sorted(await values(other, grown, 0, 2, partition=2)) == [b"a", b"new"]
+            assert await other.end_offsets(grown.parts) == dict(zip(grown.parts, (1, 0, 1), strict=True))
+
+
+async def test_one_that_was_kept_reads_on_where_the_log_begins_now(bootstrap: str, topic_name: str) -> None:
+    async with reading(bootstrap, topic_name) as (readers, place):
+        await send(bootstrap, topic_name, b"a", b"b", b"c")
+        async with readers.of(place) as first:
+            assert await values(first, place, 0, 3) == [b"a", b"b", b"c"]
+        async with admin(bootstrap) as client:
+            await client.delete_records({TopicPartition(topic_name, 0): RecordsToDelete(before_offset=2)})
+        async with readers.of(place) as again:
+            assert again is first
+            assert (await again.beginning_offsets(place.parts))[place.parts[0]] == 2
+            assert await values(again, place, 0, 1) == [b"c"]
+            assert await values(again, place, 2, 1) == [b"c"]
 
 
 async def fail(readers: Readers, place: Place, used: list[AIOKafkaConsumer]) -> None:

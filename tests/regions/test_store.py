@@ -10,9 +10,9 @@ import pytest
 
 from app import wire
 from app.core.fencing import LogId
-from app.core.offset_map import Barrier, Line
+from app.core.offset_map import Barrier, BarrierItem, Line
 from app.core.resume import Place
-from app.regions.store import CHECKPOINTS, ROUTES, Origin, Store, StoreDamaged
+from app.regions.store import BARRIERS, CHECKPOINTS, ROUTES, Origin, Store, StoreDamaged
 
 ORIGIN = Origin(cluster="east", topic_id="x")
 
@@ -142,3 +142,39 @@ def test_a_damaged_store_says_so_and_is_made_anew(store: Store) -> None:
     store._db.put(b"i\0east\0r/orders/0", b"rubbish")
     with pytest.raises(StoreDamaged):
         keys(store)
+
+
+def barriers(*ends: int, route: str = "r", target: str = "d", epoch: int = 1) -> BarrierItem:
+    found = [Barrier(end, end) for end in ends]
+    return BarrierItem(
+        route, "orders", 0, epoch, 0, LogId("a", "s"), LogId(target, "t"), "orders", 0, found
+    )  # fmt: skip
+
+
+def test_what_was_gathered_of_a_line_is_told_with_it_until_the_table_says_otherwise(store: Store) -> None:
+    place = Place("a", "orders", 0)
+    store.write(CHECKPOINTS, "east", {b"r/orders/0": line()}, ORIGIN)
+    store.add("east", [barriers(12), barriers(15), barriers(4, 5, route="new")], ORIGIN)
+    store.add("east", [barriers(17)], ORIGIN)
+    assert keys(store) == {("east", "r", place, 17), ("east", "new", place, 5)}
+    assert store.cluster_of("east", "new", target=True) == "d"
+    assert store.origin(BARRIERS, "east") == ORIGIN
+    store.write(CHECKPOINTS, "east", {b"r/orders/0": line(end=20), b"new/orders/0": None}, ORIGIN)
+    assert keys(store) == {("east", "r", place, 20)}
+    store.write(CHECKPOINTS, "east", {b"new/orders/0": line(end=3)}, ORIGIN)
+    assert keys(store) == {("east", "r", place, 20), ("east", "new", place, 3)}, "it is another one"
+    store.write(CHECKPOINTS, "east", {b"new/orders/0": None}, ORIGIN)
+    store.add("east", [barriers(30, target="e", epoch=2)], ORIGIN)
+    assert keys(store) == {("east", "r", place, 20)}, "where it leads now is for the table to say"
+    assert keys(store, "e") == set()
+    store.begin(CHECKPOINTS, "east", ORIGIN)
+    assert store.origin(BARRIERS, "east") is None, "both are read anew"
+    store.write(CHECKPOINTS, "east", {b"r/orders/0": line(end=3)}, ORIGIN)
+    assert keys(store) == {("east", "r", place, 3)}
+
+
+def test_a_line_that_cannot_be_read_tells_nothing_whatever_was_gathered_of_it(store: Store) -> None:
+    store.write(CHECKPOINTS, "east", {b"r/orders/0": line()}, ORIGIN)
+    store.write(CHECKPOINTS, "east", {b"r/orders/0": b"?"}, ORIGIN)
+    store.add("east", [barriers(12)], ORIGIN)
+    assert keys(store) == {("east", "r", Place("a", "orders", 0), -1)}
