@@ -46,6 +46,7 @@ FULL_ROUTE: dict[str, Any] = {
         "checkpoint": {"every": "10s", "records": 5000},
         "onGap": "stop",
         "start": "latest",
+        "verify": "all",
     },
 }  # fmt: skip
 
