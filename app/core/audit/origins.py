@@ -1,11 +1,12 @@
 """Where of its source a copy comes from, by the numbers that its lane gave to its batches.
 
-    copy's batch: producer, first number s  --stamped barriers of the line-->  source offset of its first record
+    copy's batch: producer, first number s  --stamped barriers-->  source offset of its first record
 
 A barrier (S, T) with a stamp n of a producer: its records numbered below n have source offsets below S, the
 others S or more. Of one source no offset comes twice in a lane, and some may be skipped. So the record with
 number s has at least the source offset S + (s - n), by a barrier with n <= s, and at most S - (n - s), by one
-with s < n (`app.core.frontier`). What contradicts itself, or is of a producer that two lines claim, is not known.
+with s < n (`app.core.frontier`). What contradicts itself, or is of a producer that two lines claim, is
+not known.
 """
 
 from __future__ import annotations

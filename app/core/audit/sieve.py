@@ -3,9 +3,9 @@
     prints of both sides --add--> Sieve --found--> print: how often more upstream
                                         `-> no room: another sieve, and all of it again (`wider`)
 
-A print is 64 bits of what a record, or a batch, is. A first sieve has room for some thousands that differ, and
-an estimate of how many do (`strata`). Where those are more than the largest table holds, a sieve with `bits`
-looks at one of 2^bits of all prints: what is named then is a sample, and that is told.
+A print is 64 bits of what a record, or a batch, is. A first sieve has room for some thousands that differ,
+and an estimate of how many do (`strata`). Where those are more than the largest table holds, a sieve with
+`bits` looks at one of 2^bits of all prints: what is named then is a sample, and that is told.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from app.core.audit.strata import Strata
 Prints = npt.NDArray[np.uint64]
 
 FIRST_CELLS = 1 << 14
-MOST_PRINTS = 200_000  # that differ, named at once: a sixth of a gigabyte of places at the most
+MOST_PRINTS = 100_000  # that differ, named at once: with their places some hundred megabytes at the most
 _ROOM = 2  # an estimate may be half of what there is
 _KEYS = np.uint64(0x9FB21C651E98DF25), np.uint64(0xD6E8FEB86659FD93)
 
