@@ -113,15 +113,10 @@ class AuditMissingRoutes:
         leader = self._leader(request)
         if leader:
             return await self._handed_over(request, leader, form)
-        kept = self._kept.get(question)
-        is_read = kept is not None and (
-            time.monotonic() - kept.at_s < FRESH_S or query.get("cursor", "0") != "0"
-        )
-        if kept is None or again == "true" or not is_read:
-            found = await self._look(request, question)
-            if isinstance(found, Operation):
-                return _begun(found)
-            kept = found
+        age_s = 0.0 if again == "true" else FRESH_S if query.get("cursor", "0") == "0" else float("inf")
+        kept = await self._look(request, question, age_s)
+        if isinstance(kept, Operation):
+            return _begun(kept)
         answer, verdict = kept.answer, kept.verdict
         rows = audit_missing.rows(answer)
         if form == "csv":
@@ -147,8 +142,12 @@ class AuditMissingRoutes:
                 return _csv(rows)
             query |= {"cursor": page["next"], "again": "false"}
 
-    async def _look(self, request: web.Request, question: Question) -> Kept | Operation:
-        """The answer, if it takes no longer than `AT_ONCE_S`; else the operation that gives it."""
+    async def _look(self, request: web.Request, question: Question, age_s: float) -> Kept | Operation:
+        """The answer, one that is younger than `age_s` if there is; the operation that gives it, where it
+        takes longer than `AT_ONCE_S`."""
+        known = self._kept.get(question)
+        if known is not None and time.monotonic() - known.at_s < age_s:
+            return known
         runtime = self._api.runtime
         Sider(runtime, question).plans()  # what is wrong with the question is said now
         operations, subject = self._api.dlq_tools.operations, str(question)
@@ -216,7 +215,7 @@ class AuditMissingRoutes:
                 "their way still, and would be there twice; ask again once both tiers have closed it",
             )  # fmt: skip
         if not execute:
-            found = await self._look(request, question)
+            found = await self._look(request, question, FRESH_S)
             if isinstance(found, Operation):
                 return _begun(found)
             targets(found.answer)

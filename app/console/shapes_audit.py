@@ -88,8 +88,8 @@ class AuditPlace(TypedDict):
 
 class AuditFinding(TypedDict):
     """What became of a record of the window: it is missing downstream, altered, doubled, or nobody upstream
-    has it; it waits for its copier; or it is unclear, `why`. Where it is upstream, and its copy. An id or key that is no text is base64:… It is `one_of` so many records of the same contents, nobody knows
-    which."""
+    has it; it waits for its copier; or it is unclear, `why`. Where it is upstream, and its copy. An id or key
+    that is no text is base64:… It is `one_of` so many records of the same contents, nobody knows which."""
 
     kind: Literal["missing", "altered", "doubled", "foreign", "waiting", "unclear"]
     id: str | None
