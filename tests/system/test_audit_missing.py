@@ -12,6 +12,8 @@ from typing import Any
 
 import orjson
 import pytest
+from aiokafka import TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from click.testing import CliRunner, Result
 
 from app.cli.main import switchyard
@@ -53,6 +55,18 @@ async def write(bootstrap: str, topic: str, records: list[Sent]) -> None:
     async with producing(bootstrap) as producer:
         for one in [await producer.send(topic, **record) for record in records]:
             await one
+
+
+async def forget(bootstrap: str, topic: str, before: dict[int, int]) -> None:
+    """Deletes what lies before these offsets, as retention does."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await admin.start()
+    try:
+        await admin.delete_records(
+            {TopicPartition(topic, p): RecordsToDelete(before_offset=offset) for p, offset in before.items()}
+        )
+    finally:
+        await admin.close()
 
 
 def until_closed(worker: Process, topic: str, start_ms: int, *bootstraps: str) -> dict[str, Any]:
@@ -128,12 +142,21 @@ def test_faults_between_two_clusters_are_named_and_what_is_missing_is_copied_aga
     assert done.exit_code == 0, done.output
     assert orjson.loads(done.stdout)["copied"] == 3
     assert Counter(row[0] for row in named(worker, topic_name, start_ms)) == {"doubled": 1, "altered": 1}
+    assert until_closed(worker, topic_name, start_ms, home, away)["missing"] == 0
     again = ask(worker, "copy-again", topic_name, start_ms, "--execute", "--yes")
     assert (again.exit_code, "nothing is missing" in again.stderr) == (0, True), again.output
     activity = http("GET", f"{worker.url}/api/v1/activity?limit=200")[1]["items"]
     (act,) = [one for one in activity if one.get("action") == "audit-copy-again"]
     assert "3 of 3 missing records" in act["detail"]
     assert "(command line)" in act["actor"]
+
+    asyncio.run(forget(home, topic_name, {0: 100}))
+    gone = ask(worker, "missing", topic_name, start_ms, "--again", "-o", "json")
+    told = orjson.loads(gone.stdout)
+    unread = {(one["cluster"], one["partition"], one["end"]) for one in told["unread"]}
+    assert (gone.exit_code, unread) == (0, {(HOME, 0, 100)}), "what nobody can read any more is no loss"
+    assert (told["counts"]["missing"], told["counts"]["foreign"]) == (0, 0)
+    assert told["counts"]["unclear"] >= 99
 
 
 def test_what_a_route_left_out_is_named_though_all_records_are_alike(stage: Stage, topic_name: str) -> None:
@@ -160,6 +183,11 @@ def test_what_a_route_left_out_is_named_though_all_records_are_alike(stage: Stag
     wait_until(lambda: copied(100), ENOUGH_S, worker.tail)
     change("pause", "--execute", "--yes")
     asyncio.run(write(home, topic_name, [same] * 10))
+    wait_until(
+        lambda: {row[:3] for row in named(worker, topic_name, start_ms)}
+        == {("waiting", "0", str(offset)) for offset in range(100, 110)},
+        ENOUGH_S, worker.tail, 0.5,
+    )  # fmt: skip
     change("reset", "--topic", topic_name, "--partition", "0", "--to-offset", "110", "--execute", "--yes")
     change("resume", "--execute", "--yes")
     asyncio.run(write(home, topic_name, [same] * 50))

@@ -105,6 +105,8 @@ def test_a_record_of_several_with_the_same_contents_is_told_as_one_of_them() -> 
     assert (lost.source, lost.one_of) == (ups[1], 1)
     within = [downs[0]._replace(origin=Origin(HOME, 4, 8)), downs[1]._replace(origin=Origin(HOME, 10, 12))]
     assert named(ups, within) == [lost], "wide origins that leave one record each are as good"
+    wide = [down._replace(origin=Origin(HOME, 0, 20)) for down in downs]
+    assert [one.one_of for one in named(ups, wide)] == [3], "wider ones are not"
 
 
 def test_an_altered_record_is_told_by_its_id_whatever_else_changed() -> None:
@@ -128,6 +130,10 @@ def test_a_changed_key_or_time_is_an_alteration_where_nobody_else_may_be_meant()
     assert named(alike, [known])[1] == Finding(Kind.ALTERED, alike[1], known)
     nothing_alike = Seen(AWAY, 8, 90, 91, 92, 93, origin=Origin(HOME, 0, 3))
     assert named([up], [nothing_alike]) == [Finding(Kind.ALTERED, up, nothing_alike)]
+    nor_this = nothing_alike._replace(offset=9, contents=80, key=81, value=82, at_ms=83)
+    assert [one.kind for one in named([up], [nothing_alike, nor_this])] == [
+        Kind.MISSING, Kind.FOREIGN, Kind.FOREIGN,
+    ], "either may be of it"  # fmt: skip
 
 
 def test_a_copier_that_has_not_come_so_far_has_lost_nothing() -> None:
