@@ -14,7 +14,7 @@ Prints are Python's own hashes: they are compared within one process, and its se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -112,6 +112,20 @@ class Reader:
                 origin = self._origin(batch.header)
                 found += [self._seen(row, batch.header, origin) for row in rows]
         return found
+
+    def ids(self, piece: Piece) -> list[bytes]:
+        """The ids of the window's records, of those that have one."""
+        id_of = self._how.id_of
+        if id_of is None:
+            return []
+        rows = (row.record for batch in self._batches(piece) for row in self._rows(batch))
+        return [found for record in rows if record is not None and (found := id_of(record)) is not None]
+
+    def seen_ids(self, piece: Piece, ids: Collection[bytes]) -> list[Seen]:
+        """Where the window's records with these ids are."""
+        rows = ((row, batch.header) for batch in self._batches(piece) for row in self._rows(batch))
+        seen = (self._seen(row, header, None) for row, header in rows)
+        return [one for one in seen if one.id in ids]
 
     # -- batches -----------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -31,6 +31,7 @@ from app.kafka.read_span import Piece, read_span
 
 AT_ONCE = 1 << 16  # prints that are put into a sieve together
 MOST_TRIES = 6
+MOST_IDS = 2_000_000  # held at once: some 150 MB
 MOST_PLACES = 20_000  # of one print: records of the same contents
 STEPS = 3
 
@@ -101,11 +102,40 @@ class Scan:
         """
         batches = await self._batches()
         if batches is not None and not batches:
-            return Scanned([], [], unread=self._told_unread())
+            return Scanned([], [], unread=self.unread)
         found, share = await self._records(batches)
         if not found.surplus:
-            return Scanned([], [], found.estimate, share, unread=self._told_unread())
+            return Scanned([], [], found.estimate, share, unread=self.unread)
         return await self._places(batches, found, share)
+
+    async def ids(self) -> list[bytes] | None:
+        """The ids of all records of the window, each once; None: they are more than `MOST_IDS`. Raises as
+        `run`."""
+        found: set[bytes] = set()
+
+        def take(part: Part, piece: Piece) -> None:
+            if len(found) <= MOST_IDS:
+                found.update(part.reader.ids(piece))
+
+        async for _ in self._read("ids", take):
+            pass
+        return sorted(found) if len(found) <= MOST_IDS else None
+
+    async def places_of(self, ids: Collection[bytes]) -> list[Seen]:
+        """Where the records with these ids are. Raises as `run`."""
+        found: list[Seen] = []
+
+        def take(part: Part, piece: Piece) -> None:
+            found.extend(part.reader.seen_ids(piece, ids))
+
+        async for _ in self._read("places", take):
+            pass
+        return found
+
+    @property
+    def unread(self) -> tuple[Unread, ...]:
+        """What could not be read."""
+        return tuple(one for _, one in sorted(self._unread.items()))
 
     async def _batches(self) -> dict[int, int] | None:
         """Batches that one side has more often; None: too many to tell (rule 2)."""
@@ -172,7 +202,7 @@ class Scan:
         self._of += sum(part.end - part.start for part in rest)
         async for _ in self._read("later", take, rest):
             pass
-        return Scanned(sides[True], sides[False], found.estimate, share, tuple(alike), self._told_unread())
+        return Scanned(sides[True], sides[False], found.estimate, share, tuple(alike), self.unread)
 
     async def _read(
         self, step: str, take: Callable[[Part, Piece], T], parts: Sequence[Part] | None = None
@@ -190,9 +220,6 @@ class Scan:
                     yield await asyncio.to_thread(take, part, _within(piece, part.end))
                 self._looked_at += min(piece.end, part.end) - piece.start
                 self._tell({"step": step, "looked_at": self._looked_at, "of": max(self._of, self._looked_at)})
-
-    def _told_unread(self) -> tuple[Unread, ...]:
-        return tuple(one for _, one in sorted(self._unread.items()))
 
 
 def _within(piece: Piece, end: int) -> Piece:

@@ -16,6 +16,7 @@ COLUMNS = ["kind", "id", "key", "at", "source", "copy", "one_of", "why"]
 FLAT = ["kind", "id", "key", "at", "cluster", "topic", "partition", "offset", "copy_cluster", "copy_topic",
         "copy_partition", "copy_offset", "one_of", "why"]  # fmt: skip
 LOST = ("missing", "altered")
+LOSS = ("lossy", "corrupted")  # by the audit, of a window of which not all is named
 GO_ON = "ask again with: audit missing"
 END_BY = "curl -X DELETE .../api/v1/operations/{id}"
 DRY = "dry run: nothing was changed; add --execute to do it"
@@ -57,7 +58,8 @@ def missing(
     query = {"topic": topic, "from_tier": from_tier, "to_tier": to_tier, "start": start}
     answer = _answer(client, query, again=again)
     _show(answer, output)
-    if any(answer["counts"][kind] for kind in LOST):
+    is_unnamed = not answer["complete"] and answer["state"] in LOSS
+    if is_unnamed or any(answer["counts"][kind] for kind in LOST):
         raise SystemExit(EXIT_LOSS)
 
 

@@ -20,7 +20,7 @@ import orjson
 import structlog
 from aiohttp import web
 
-from app.audit.view import Wanted, verdict_rows
+from app.audit.view import Known, Wanted, verdict_rows
 from app.clock import now_ms
 from app.console import bodies, shapes_audit
 from app.console.acts import actor_of, flag_of, read_body, when_of
@@ -32,10 +32,12 @@ from app.console.offsets import told_apart
 from app.console.operations import STARTED, Operation
 from app.control import audit_missing
 from app.control.audit_copy import copy_again, targets, wanted
-from app.control.audit_missing import drill
+from app.control.audit_missing import Difference, drill
 from app.control.audit_sides import NotReadable, Question, Sider
 from app.core.audit.compare import State
+from app.core.audit.fingerprint import Fingerprint
 from app.core.audit.tiers import lateness
+from app.core.audit.totals import NO_TOTALS
 from app.core.control_events import OperatorAct
 from app.dlq.query import BadQuery, parse_when
 
@@ -67,11 +69,11 @@ FORESEEN = {200: Answer({JSON: shapes_audit.AuditCopyForeseen}, "what would be c
 
 class Verdict(NamedTuple):
     """What the audit says of the window. `state` None: it does not compare the two tiers there. `is_closed`:
-    what it says is final. `surplus`: so many records more upstream; None: it does not know yet."""
+    what it says is final. `difference`: None, it does not know yet."""
 
     state: str | None
     is_closed: bool
-    surplus: int | None
+    difference: Difference | None
     lateness_ms: int
 
 
@@ -171,7 +173,7 @@ class AuditMissingRoutes:
         self, question: Question, verdict: Verdict, tell: Callable[[dict[str, Any]], None]
     ) -> Kept:
         answer = await drill(
-            self._api.runtime, question, tell, lateness_ms=verdict.lateness_ms, surplus=verdict.surplus
+            self._api.runtime, question, tell, lateness_ms=verdict.lateness_ms, difference=verdict.difference
         )
         kept = self._kept[question] = Kept(answer, verdict, now_ms(), time.monotonic())
         self._kept.move_to_end(question)
@@ -192,8 +194,10 @@ class AuditMissingRoutes:
         for row in rows:
             if asked == (row["topic"], row["from_tier"], row["to_tier"], row["start_ms"]):
                 is_closed = row["state"] in SETTLED and row["closed"]
-                surplus = row["from_count"] - row["to_count"] if is_closed else None
-                return Verdict(row["state"], is_closed, surplus, late_ms)
+                surplus, ids = row["from_count"] - row["to_count"], _ids(known, question)
+                return Verdict(
+                    row["state"], is_closed, Difference(surplus, ids) if is_closed else None, late_ms
+                )
         return Verdict(None, False, None, late_ms)
 
     # -- copying again -----------------------------------------------------------------------------
@@ -284,6 +288,18 @@ def _question(of: Callable[[str], Any], time_of: Callable[[str, int], int]) -> Q
     if not all(isinstance(text, str) for text in texts):
         raise BadQuery("topic, from_tier and to_tier are names")
     return Question(*texts, time_of(of("start"), now_ms()))
+
+
+def _ids(known: Known, question: Question) -> Fingerprint | None:
+    """The sum of upstream's ids less downstream's; None: not all records have one."""
+    found = {question.from_tier: NO_TOTALS, question.to_tier: NO_TOTALS}
+    for key, record in known.windows.items():
+        if key.start_ms == question.start_ms and key.tier in found:
+            found[key.tier] = found[key.tier].plus(record.totals).plus(record.late)
+    before, after = found[question.from_tier], found[question.to_tier]
+    if before.identified != before.count or after.identified != after.count:
+        return None
+    return before.ids.minus(after.ids)
 
 
 def _begun(op: Operation) -> web.Response:

@@ -63,6 +63,8 @@ def targets(answer: Answer) -> dict[Partition, Target]:
     Raises:
         NotReadable: it is not known where to.
     """
+    if not answer.sides.upstream or not answer.sides.downstream:
+        raise NotReadable("clients keep no log: nothing can be copied to their tiers, nor from them")
     found: dict[Partition, Target] = {}
     ids = {one.cluster: one.cluster_id for one in (*answer.sides.upstream, *answer.sides.downstream)}
     for place in wanted(answer):

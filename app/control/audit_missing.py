@@ -16,13 +16,24 @@ from app.audit.prints import Window
 from app.audit.scan import LogsChanged, Scan, Scanned, Unread
 from app.clock import iso
 from app.control.audit_sides import Question, Sider, Sides
+from app.core.audit.fingerprint import Fingerprint, ids_of
 from app.core.audit.missing import Bounds, Finding, Kind, Seen, counts, judged, named
+from app.core.audit.sums import MOST, told_by
 
 if TYPE_CHECKING:
     from app.control.runtime import Runtime
 
 MOST_NAMED = 10_000
 TRIES = 2
+
+
+class Difference(NamedTuple):
+    """What the audit knows of how the tiers differ, once it is final: how many records more upstream has, and
+    by which sum of ids (`app.core.audit.sums`); None: not all of them have one."""
+
+    surplus: int
+    ids: Fingerprint | None = None
+
 
 Tell = Callable[[dict[str, Any]], None]
 
@@ -45,29 +56,38 @@ class Answer(NamedTuple):
     unread: list[Unread]
     notes: list[str]
     sides: Sides
+    is_known: bool = True
 
     @property
     def is_whole(self) -> bool:
         """Whether all that differs is named."""
-        return self.share == 1 and sum(self.counts.values()) == len(self.findings)
+        return self.is_known and self.share == 1 and sum(self.counts.values()) == len(self.findings)
 
 
 async def drill(
-    runtime: Runtime, question: Question, tell: Tell, *, lateness_ms: int = 0, surplus: int | None = None
+    runtime: Runtime,
+    question: Question,
+    tell: Tell,
+    *,
+    lateness_ms: int = 0,
+    difference: Difference | None = None,
 ) -> Answer:
     """The answer.
 
     Args:
         tell: takes its progress.
         lateness_ms: how late records of the window may have been written.
-        surplus: how many records more upstream has by the audit; None: it does not know yet.
+        difference: by the audit; None: it does not know yet.
 
     Raises:
         NotReadable: no log answers it. ClusterUnreachable, KafkaError: some of them cannot be read now.
         LogsChanged: they lost records meanwhile.
     """
+    surplus = None if difference is None else difference.surplus
     for number in range(TRIES):
         sides = await Sider(runtime, question, lateness_ms).find()
+        if not sides.upstream or not sides.downstream:
+            return await _by_sums(question, sides, Scan(sides.parts, tell), difference)
         try:
             scanned = await Scan(sides.parts, tell).run()
             if surplus is not None and not _explains(scanned, surplus):
@@ -78,6 +98,34 @@ async def drill(
             if number == TRIES - 1:
                 raise
     return _answer(question, sides, scanned, surplus)
+
+
+async def _by_sums(question: Question, sides: Sides, scan: Scan, difference: Difference | None) -> Answer:
+    """Of a tier that clients tell of: what the sums of ids say."""
+    findings: list[Finding] = []
+    why, told = "", None
+    if difference is None:
+        why = "the audit has not closed the window at both tiers yet: ask again then"
+    elif difference.ids is None:
+        why = "not all records have an id, as the audit counted them: which differ cannot be told"
+    elif difference.surplus or difference.ids != Fingerprint():
+        names = await scan.ids()
+        told = None if names is None else told_by(difference.ids, difference.surplus, ids_of(names))
+        if told is None or names is None:
+            why = (
+                f"clients keep no log; by the sums of ids no more than {MOST} records are told, and here "
+                "more differ (or ids that the other tier never had)"
+            )
+        else:
+            missing, doubled = ([names[row] for row in rows] for rows in told)
+            seen = {one.id: one for one in await scan.places_of({*missing, *doubled})}
+            findings = [Finding(Kind.MISSING, seen[name]) for name in missing if name in seen]
+            findings += [Finding(Kind.DOUBLED, seen[name]) for name in doubled if name in seen]
+    differs = 0 if difference is None else abs(difference.surplus)
+    return Answer(
+        question, sides.window, findings, counts(findings), 1, max(differs, len(findings)), list(scan.unread),
+        sides.notes + [why] * bool(why), sides, not why,
+    )  # fmt: skip
 
 
 def _explains(scanned: Scanned, surplus: int) -> bool:

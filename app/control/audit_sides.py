@@ -8,6 +8,7 @@ Rules
 3. A copy may have another name downstream: the route says which.
 4. Records of clusters that no plan counts are no part of it. Where it is known which copies are theirs, those
    are passed over; else a copy that nobody upstream has may be of them.
+5. Clients keep no log: a tier that they tell of is a side without parts.
 """
 
 from __future__ import annotations
@@ -103,16 +104,13 @@ class Sides(NamedTuple):
 def clusters_of(
     layout: Layout, plan_of: Callable[[str, str], AuditPlan | None], topic: str, tier: str
 ) -> dict[str, AuditPlan]:
-    """The clusters of a tier whose topic a plan counts (rule 1).
+    """The clusters of a tier whose topic a plan counts (rule 1); none of a tier that clients tell of.
 
     Raises:
         NotReadable: there is none.
     """
     if tier not in OF_CLUSTERS:
-        raise NotReadable(
-            f"tier {tier!r} is told by clients, who keep no log: which records it lacks can be told only "
-            f"where both tiers are clusters ({', '.join(OF_CLUSTERS)}); /audit/loss compares counts and ids"
-        )
+        return {}
     sites = sorted(name for name, site in layout.sites.items() if site.tier == tier)
     found = {name: plan for name in sites if (plan := plan_of(name, topic)) is not None}
     if not found:
@@ -138,6 +136,16 @@ class Sider:
         if before == after:
             raise NotReadable(f"from_tier and to_tier are both {before!r}; name two tiers")
         sides = tuple(clusters_of(audits.layout, audits.plan_of, topic, tier) for tier in (before, after))
+        if not any(sides):
+            raise NotReadable(
+                f"{before} and {after} are told by clients, who keep no log; name a cluster's tier"
+            )
+        plan = next(plan for side in sides for plan in side.values())
+        if not all(sides) and plan.spec.id is None:
+            raise NotReadable(
+                f"{after if sides[0] else before} is told by clients, who keep no log, and plan {plan.name} "
+                "names no id: which records differ cannot be told (audit loss compares counts)"
+            )
         widths = {plan.width_ms for side in sides for plan in side.values()}
         if len(widths) > 1 or start_ms % min(widths):
             raise NotReadable(
@@ -153,7 +161,7 @@ class Sider:
             NotReadable. ClusterUnreachable, KafkaError: some cluster cannot be asked now.
         """
         before, after = self.plans()
-        plan = next(iter(before.values()))
+        plan = next(iter([*before.values(), *after.values()]))
         start_ms = self._question.start_ms
         window = Window(start_ms, start_ms + plan.width_ms)
         copiers = self._copiers(before, after)

@@ -35,7 +35,7 @@ def counted(console: Console) -> Console:
         ({"start": None}, 400, "start: say which"),
         ({"start": "yesterday"}, 400, "yesterday"),
         ({"format": "xml"}, 400, "format"),
-        ({"from_tier": "consumer"}, 409, "told by clients, who keep no log"),
+        ({"to_tier": "consumer"}, 409, "told by clients, who keep no log, and plan all names no id"),
         ({"to_tier": "regional"}, 409, "name two tiers"),
         ({"topic": "payments"}, 409, "no audit plan counts topic 'payments' at tier regional"),
         ({"start": START + 1}, 409, "windows are 60000 ms long"),

@@ -7,7 +7,9 @@ import asyncio
 import csv
 import io
 import time
+import urllib.request
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -16,9 +18,14 @@ from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from click.testing import CliRunner, Result
 
+from app import wire
 from app.cli.main import switchyard
+from app.core.audit.count import Rows, Tally
+from app.core.audit.fingerprint import ids_of
+from app.core.audit.reports import Scope, client_report
 from app.demo.stage import Process, Stage, http, route, wait_until
 from app.demo.traffic import create_topic
+from tests.audit.rows import numbers
 from tests.kafka.conftest import producing
 from tests.system.test_audit import AWAY, ENOUGH_S, HOME, WIDTH_MS, listed, plan
 
@@ -69,8 +76,11 @@ async def forget(bootstrap: str, topic: str, before: dict[int, int]) -> None:
         await admin.close()
 
 
-def until_closed(worker: Process, topic: str, start_ms: int, *bootstraps: str) -> dict[str, Any]:
-    """What the audit says of a window in the end. Later records in these clusters move the watermarks on."""
+def until_closed(
+    worker: Process, topic: str, start_ms: int, *bootstraps: str, also: Callable[[], None] = lambda: None
+) -> dict[str, Any]:
+    """What the audit says of a window in the end. Later records in these clusters, and what is done `also`,
+    move the watermarks on."""
     found: list[dict[str, Any]] = []
     states = ("ok", "lossy", "duplicated", "corrupted", "late")
 
@@ -79,6 +89,7 @@ def until_closed(worker: Process, topic: str, start_ms: int, *bootstraps: str) -
         tick = [{"partition": p, "value": b"tick", "timestamp_ms": now_ms} for p in range(PARTITIONS)]
         for bootstrap in bootstraps:
             asyncio.run(write(bootstrap, topic, tick))
+        also()
         status, body = http(
             "GET", f"{worker.url}/api/v1/audit/loss?topic={topic}&{'&'.join(f'state={s}' for s in states)}"
         )
@@ -202,6 +213,69 @@ def test_what_a_route_left_out_is_named_though_all_records_are_alike(stage: Stag
     wait_until(
         lambda: until_closed(worker, topic_name, start_ms, home)["missing"] == 0, ENOUGH_S, worker.tail
     )
+
+
+class Consumer:
+    """Tells of what it handled, and that it goes on."""
+
+    def __init__(self, worker: Process, topic: str) -> None:
+        self._url = f"{worker.url}/api/v1/audit/reports"
+        self._scope = Scope(topic, "consumer", "app", WIDTH_MS)
+        self._number = 0
+
+    def report(self, *records: Sent) -> None:
+        tally, now_ms = Tally(WIDTH_MS), time.time_ns() // 1_000_000
+        if records:
+            ids = ids_of([record["headers"][0][1] for record in records])
+            times_ms = numbers([record["timestamp_ms"] for record in records])
+            tally.add(Rows(times_ms, numbers([1] * len(records)), ids=ids))
+        report = client_report(
+            self._scope, "app@1", self._number, tally.totals(), at_ms=now_ms, watermark_ms=now_ms - 500
+        )
+        request = urllib.request.Request(  # noqa: S310 - our own worker
+            self._url, wire.encode(report), {"Content-Type": "application/x-ndjson"}, method="POST"
+        )
+        with urllib.request.urlopen(request, timeout=20) as answer:  # noqa: S310
+            assert orjson.loads(answer.read()) == {"taken": 1}
+        self._number += 1
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3])
+def test_what_a_consumer_did_not_handle_is_named_by_the_sums_of_ids(
+    stage: Stage, topic_name: str, lost: int
+) -> None:
+    home = stage.yard.bootstrap(HOME)
+    asyncio.run(create_topic(home, topic_name, PARTITIONS))
+    worker = stage.worker()
+    tiers = ["regional", "consumer"]
+    stage.deploy(worker, plan("all", topic_name, clusters=["regional"], id={"header": "id"}, tiers=tiers))
+    warm: list[Sent] = [{"partition": p, "value": b"warm"} for p in range(PARTITIONS)]
+    asyncio.run(write(home, topic_name, warm))
+    wait_until(lambda: listed(worker, "windows", topic=topic_name), ENOUGH_S, worker.tail)
+    consumer = Consumer(worker, topic_name)
+    consumer.report()
+    start_ms = window_ahead()
+    written: list[Sent] = [
+        {"partition": n % PARTITIONS, "value": b"v%d" % n, "timestamp_ms": start_ms + n,
+         "headers": [("id", b"id-%d" % n)]}
+        for n in range(200)
+    ]  # fmt: skip
+    asyncio.run(write(home, topic_name, written))
+    consumer.report(*written[: 200 - lost])
+    verdict = until_closed(worker, topic_name, start_ms, home, also=consumer.report)
+    assert (verdict["state"], verdict["missing"]) == ("lossy", lost)
+    answer = ask(worker, "missing", topic_name, start_ms, "--to-tier", "consumer", "-o", "json")
+    told = orjson.loads(answer.stdout)
+    names = [one["id"] for one in told["items"]]
+    assert answer.exit_code == 8
+    if lost > 2:
+        assert (names, told["complete"], told["differs"]) == ([], False, 3)
+        assert "records are told" in answer.stderr
+    else:
+        assert sorted(names) == sorted(f"id-{n}" for n in range(200 - lost, 200))
+        assert told["complete"]
+    refused = ask(worker, "copy-again", topic_name, start_ms, "--to-tier", "consumer")
+    assert (refused.exit_code, "keep no log" in refused.output) == (5, True), refused.output
 
 
 def counted_at(worker: Process, topic: str, start_ms: int, tier: str) -> int:

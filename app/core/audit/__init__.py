@@ -22,6 +22,7 @@ Modules
     compare      two tiers of one window: what the difference is, if it is one
     reconcile    invertible Bloom lookup tables: names ids; strata: how large they must be
     sieve        both of them over a stream of records' prints, in bounded memory
+    sums         of one or two ids that differ: which, by the sums of all ids alone
     origins      where of its source a copy comes from, by the numbers that its lane gave
     missing      what became of each record that differs: missing, altered, doubled, foreign, waiting, unclear
 
