@@ -284,10 +284,10 @@ def _question(of: Callable[[str], Any], time_of: Callable[[str, int], int]) -> Q
     for name in ("topic", "from_tier", "to_tier", "start"):
         if not of(name):
             raise BadQuery(f"{name}: say which; a window is named by topic, from_tier, to_tier and start")
-    texts = [of(name) for name in ("topic", "from_tier", "to_tier")]
-    if not all(isinstance(text, str) for text in texts):
+    topic, before, after = of("topic"), of("from_tier"), of("to_tier")
+    if not all(isinstance(text, str) for text in (topic, before, after)):
         raise BadQuery("topic, from_tier and to_tier are names")
-    return Question(*texts, time_of(of("start"), now_ms()))
+    return Question(topic, before, after, time_of(of("start"), now_ms()))
 
 
 def _ids(known: Known, question: Question) -> Fingerprint | None:
