@@ -222,9 +222,17 @@ def _compared(
         verdict = compare(before, after, start_ms + width_ms, now_ms, patience_ms)
         if verdict.extra and verdict.state is State.DUPLICATED and others:  # rule 4
             verdict = verdict._replace(state=State.ABSENT, absent=tuple(others))
-        yield _verdict_row(
-            (first[0], second[0]), start_ms, start_ms + width_ms, verdict, before.all.count, after.all.count
-        )
+        yield {
+            **_verdict_row(
+                (first[0], second[0]),
+                start_ms,
+                start_ms + width_ms,
+                verdict,
+                before.all.count,
+                after.all.count,
+            ),
+            "closed": before.phase is after.phase is Phase.CLOSED,
+        }
 
 
 def _verdict_row(

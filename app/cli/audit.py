@@ -1,4 +1,4 @@
-"""audit report|loss: what was counted at each tier, and what has not arrived."""
+"""audit report|loss|missing|copy-again: what was counted at each tier, and what has not arrived."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from urllib.parse import urlencode
 
 import click
 
+from app.cli.audit_missing import copy_again, missing
 from app.cli.client import EXIT_LOSS, Client, guarded
 from app.cli.output import emit, output_option, url_option
 
@@ -30,7 +31,12 @@ def audit() -> None:
     \b
     switchyard audit report --topic orders
     switchyard audit loss --from 2h
+    switchyard audit missing --topic orders --start 2026-01-31T12:00
     """
+
+
+audit.add_command(missing)
+audit.add_command(copy_again)
 
 
 @audit.command()

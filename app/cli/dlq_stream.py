@@ -74,8 +74,11 @@ def _problem(words: str) -> str:
         return words
 
 
-def watch(client: Client, begun: dict[str, Any], go_on: str) -> dict[str, Any]:
-    """Waits until an operation has ended; its last state. `go_on` says how it is taken up again.
+def watch(
+    client: Client, begun: dict[str, Any], go_on: str, end_by: str = "switchyard dlq operation {id} --cancel"
+) -> dict[str, Any]:
+    """Waits until an operation has ended; its last state. `go_on` says how it is taken up again, `end_by` how
+    it is ended by somebody who does not wait.
 
     Raises:
         Failure: it failed or was canceled, or nobody can be asked any more.
@@ -88,11 +91,12 @@ def watch(client: Client, begun: dict[str, Any], go_on: str) -> dict[str, Any]:
                 time.sleep(POLL_S)
                 state = client.ask("GET", f"/operations/{begun['id']}")
                 told = state["progress"]
-                bar.update(task, completed=told.get("looked_at", 0), total=told.get("of"))
+                what = " ".join([str(begun["kind"]), told.get("step", "")]).strip()
+                bar.update(task, description=what, completed=told.get("looked_at", 0), total=told.get("of"))
     except Failure as failure:
         raise Failure(f"{failure}. What was done stays done; {go_on}", failure.code) from failure
     except KeyboardInterrupt:
-        stop = f"switchyard dlq operation {begun['id']} --cancel"
+        stop = end_by.format(id=begun["id"])
         click.echo(f"\n{begun['id']} goes on without you; end it with: {stop}", err=True)
         raise SystemExit(EXIT_PARTIAL) from None
     if state["state"] == "failed":

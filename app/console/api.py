@@ -16,6 +16,7 @@ from app.config.definitions import Workload, json_schema
 from app.console import dlq, overview, shapes, shapes_dlq
 from app.console.answers import ApiError, is_number, json_response, number, paged
 from app.console.audit import AuditRoutes
+from app.console.audit_missing import AuditMissingRoutes
 from app.console.describe import JSON, PAGE, TEXT, TIER, Answer, Page, Param, described, whole
 from app.console.dlq_tools import LETTERS, DlqTools, query_of, told
 from app.console.failover import FailoverRoutes
@@ -54,6 +55,8 @@ class Api:
         self._streams = 0
         self._snapshot: tuple[float, bytes] = (float("-inf"), b"")
         self.dlq_tools = DlqTools(self)
+        self._audit = AuditRoutes(self)
+        self._audit_missing = AuditMissingRoutes(self, self._audit)
 
     @property
     def runtime(self) -> Runtime:
@@ -92,7 +95,8 @@ class Api:
             *WorkloadRoutes(self).routes(),
             *(routes := RouteRoutes(self)).routes(),
             *RouteActRoutes(self, routes).routes(),
-            *AuditRoutes(self).routes(),
+            *self._audit.routes(),
+            *self._audit_missing.routes(),
             *FailoverRoutes(self).routes(),
             *FailoverRunRoutes(self).routes(),
             web.get(workload + "/partitions/{partition}/tracker", self.get_tracker),

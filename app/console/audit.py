@@ -96,7 +96,7 @@ class AuditRoutes:
     @described(Page[shapes_audit.AuditWindow], query=(*PLACES, *TIMES, *PAGE), problems=(409, 502))
     async def get_windows(self, request: web.Request) -> web.Response:
         """What was counted in each window, the newest first."""
-        known = await self._known(request, _wanted(request))
+        known = await self.known(request, _wanted(request))
         rows = window_rows(known, now_ms(), self._api.runtime.catalog.audits.bounds_of)
         return json_response(paged(rows, request))
 
@@ -107,8 +107,8 @@ class AuditRoutes:
         if unknown := sorted(states - {state.value for state in State}):
             known_states = ", ".join(state.value for state in State)
             raise BadQuery(f"state={unknown[0][:40]!r}: no such state; there are {known_states}")
-        known = await self._known(request, _wanted(request))
-        rows = verdict_rows(known, now_ms(), self._api.runtime.catalog.audits.plan_of, self._unseen)
+        known = await self.known(request, _wanted(request))
+        rows = verdict_rows(known, now_ms(), self._api.runtime.catalog.audits.plan_of, self.unseen)
         return json_response(paged([row for row in rows if row["state"] in states], request))
 
     @described({"type": "object"}, query=(*PLACES, *TIMES), problems=(409, 502))
@@ -119,7 +119,7 @@ class AuditRoutes:
             body=msgspec.json.encode(share), content_type=JSON, headers={"Cache-Control": "no-store"}
         )
 
-    def _unseen(self, of: AuditPlan | None) -> list[str]:
+    def unseen(self, of: AuditPlan | None) -> list[str]:
         layout = self._api.runtime.catalog.audits.layout
         if layout is None or of is None:
             return []
@@ -139,7 +139,7 @@ class AuditRoutes:
             tiers |= {str(key): tier for key, tier in book.collector.tiers.items() if wanted.means(key)}
         return Share({partition: book.next_offset for partition, book in books.items()}, windows, tiers)
 
-    async def _known(self, request: web.Request, wanted: Wanted) -> Known:
+    async def known(self, request: web.Request, wanted: Wanted) -> Known:
         """What all workers know. Raises ApiError: one does not answer."""
         runtime = self._api.runtime
         query = {
@@ -149,7 +149,10 @@ class AuditRoutes:
         path = f"{SHARE}?{urlencode({name: value for name, value in query.items() if value})}"
         others = [worker for worker in self._api.beats() if worker != runtime.worker]
         answers = await asyncio.gather(
-            *(ask_worker(self._api, request, worker, patience_s=LOOK_S, path=path) for worker in others)
+            *(
+                ask_worker(self._api, request, worker, patience_s=LOOK_S, path=path, method="GET")
+                for worker in others
+            )
         )
         shares = [self._own(wanted)]
         for worker, (status, content) in zip(others, answers, strict=True):

@@ -51,6 +51,16 @@ ONE_OF = Meta(extra_json_schema={"oneOf": [{"required": [name]} for name in ("to
 RESET_BODY = Annotated[ResetBody, ONE_OF]
 
 
+class CopyAgainBody(Body, kw_only=True, frozen=True):
+    """Which window of a topic, by when it begins, and which tiers."""
+
+    topic: Annotated[str, Meta(min_length=1, max_length=249)]
+    from_tier: Annotated[str, Meta(min_length=1, max_length=249)]
+    to_tier: Annotated[str, Meta(min_length=1, max_length=249)]
+    start: When
+    execute: Execute = False
+
+
 class RouteResetBody(ResetBody, kw_only=True, frozen=True):
     """Where to: exactly one of `to`, `at` and `offsets` (by partition). `topic` is one of the source's; none:
     all of the route's, which `offsets` and `partitions` are not for."""

@@ -20,10 +20,16 @@ LOOK_S = 5.0  # what changes nothing
 
 
 async def ask_worker(
-    api: Api, request: web.Request, worker: str, body: Any = None, patience_s: float = HOP_S, path: str = ""
+    api: Api,
+    request: web.Request,
+    worker: str,
+    body: Any = None,
+    patience_s: float = HOP_S,
+    path: str = "",
+    method: str = "",
 ) -> tuple[int, bytes]:
-    """Status and content of `worker`'s answer to the same request (or to one for another `path`), with `body`
-    if there is one.
+    """Status and content of `worker`'s answer to the same request (or to one for another `path`, by another
+    `method`), with `body` if there is one.
 
     Raises:
         ApiError: it is not heard, or does not answer within `patience_s`.
@@ -39,7 +45,7 @@ async def ask_worker(
     try:
         async with (
             aiohttp.ClientSession(timeout=timeout) as session,
-            session.request(request.method, url, data=data, headers=headers) as answer,
+            session.request(method or request.method, url, data=data, headers=headers) as answer,
         ):
             return answer.status, await answer.read()
     except (aiohttp.ClientError, TimeoutError) as error:

@@ -105,6 +105,11 @@ class Operations:
             op.ended_ms = now_ms()
             log.info("an operation ended", operation=op.id, state=op.state, error=op.error)
 
+    def running(self, kind: str, subject: str) -> Operation | None:
+        """The same work, if it is under way here."""
+        of = (op for op in self._all.values() if op.state == "running")
+        return next((op for op in of if (op.kind, op.subject) == (kind, subject)), None)
+
     def get(self, operation_id: str) -> Operation | None:
         """The operation, if it is (or was) here."""
         return self._all.get(operation_id)

@@ -363,7 +363,7 @@ class Operation(TypedDict):
     """Long work. What `progress` holds depends on the kind; in the end it is the result."""
 
     id: str
-    kind: Literal["merge", "purge", "move", "drill"]
+    kind: Literal["merge", "purge", "move", "drill", "missing", "copy-again"]
     subject: str
     actor: str
     state: Literal["running", "done", "failed", "canceled"]

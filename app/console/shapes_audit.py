@@ -56,7 +56,8 @@ class AuditWindow(TypedDict):
 class AuditVerdict(TypedDict):
     """Two tiers in a window. `by` says what was compared; where counts are the same and contents are not,
     `missing` and `extra` are null. The audit of those `absent` is missing. `lag_ms`: by how much the median
-    record is later at the second tier, null: not known; `behind_ms`: by how much its audit is behind."""
+    record is later at the second tier, null: not known; `behind_ms`: by how much its audit is behind.
+    `closed`: both have closed the window."""
 
     topic: str
     from_tier: str
@@ -73,3 +74,71 @@ class AuditVerdict(TypedDict):
     absent: list[str]
     lag_ms: float | None
     behind_ms: int
+    closed: bool
+
+
+class AuditPlace(TypedDict):
+    """Where a record is."""
+
+    cluster: str
+    topic: str
+    partition: int
+    offset: int
+
+
+class AuditFinding(TypedDict):
+    """What became of a record of the window: it is missing downstream, altered, doubled, or nobody upstream
+    has it; it waits for its copier; or it is unclear, `why`. Where it is upstream, and its copy. An id or key
+    that is no text is base64:… It is `one_of` so many records of the same contents, nobody knows which."""
+
+    kind: Literal["missing", "altered", "doubled", "foreign", "waiting", "unclear"]
+    id: str | None
+    key: str | None
+    at_ms: int
+    at: str
+    source: AuditPlace | None
+    copy: AuditPlace | None
+    one_of: int
+    why: str
+
+
+class AuditUnread(TypedDict):
+    """Offsets [start, end) that cannot be read (any more)."""
+
+    cluster: str
+    topic: str
+    partition: int
+    start: int
+    end: int
+    why: str
+
+
+class AuditMissing(TypedDict):
+    """What of a window did not come from one tier to another, as the logs show it now; a page of findings.
+    The window's `state` is as in AuditVerdict, null: the two tiers are not compared. About so many records
+    differ (`differs`); not `complete`: not all of them are named."""
+
+    topic: str
+    from_tier: str
+    to_tier: str
+    start_ms: int
+    start: str
+    end_ms: int
+    state: str | None
+    counts: dict[str, int]
+    complete: bool
+    differs: int
+    unread: list[AuditUnread]
+    notes: list[str]
+    looked_ms: int
+    items: list[AuditFinding]
+    next: str | None
+
+
+class AuditCopyForeseen(TypedDict):
+    """How many records would be copied again, by what was found last."""
+
+    execute: Literal[False]
+    missing: int
+    state: str | None
+    complete: bool

@@ -5,7 +5,7 @@
     records of a client --count--> Report -+     ^                +-> tiers   (table audit_tiers)
                                                  +-- Close, Forget --due--+
     windows + tiers --compare--> ok | provisional | lossy | duplicated | corrupted | late | absent
-    two tiers' ids of a window --reconcile--> exactly which are missing, doubled
+    two tiers' logs of a window --sieve--> places of what differs --missing--> missing, doubled, altered
 
 Modules
     fingerprint  sums that tell whether two tiers saw the same records, whatever their order
@@ -20,7 +20,11 @@ Modules
     tiers        a tier's record: watermarks by source, when windows close, who is silent
     collect      the fold of the reports' topic into both tables
     compare      two tiers of one window: what the difference is, if it is one
-    reconcile    invertible Bloom lookup tables: names the ids; strata: how large they must be
+    reconcile    invertible Bloom lookup tables: names ids; strata: how large they must be
+    sieve        both of them over a stream of records' prints, in bounded memory
+    sums         of one or two ids that differ: which, by the sums of all ids alone
+    origins      where of its source a copy comes from, by the numbers that its lane gave
+    missing      what became of each record that differs: missing, altered, doubled, foreign, waiting, unclear
 
 What the tables hold: values that are folds of their own (`position`: the topic's offset up to which)
     audit_windows  topic/tier/cluster/width/start/shard -> totals, late totals, closed (when, without whom),

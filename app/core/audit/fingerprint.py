@@ -78,6 +78,12 @@ def mixed_ids(ids: Words, key: int) -> Words:
     return mix(mix(ids[:, 0] + np.uint64(key)) ^ ids[:, 1])
 
 
+def lanes_of(ids: Words) -> tuple[Words, Words]:
+    """What each id, a row of two words, adds to both lanes of a fingerprint."""
+    low, high = (mixed_ids(ids, key) for key in _KEYS)
+    return low, high
+
+
 def of_ids(ids: Words) -> Fingerprint:
     """Of message ids, rows of two words (`ids_of`)."""
     return Fingerprint(*(int(mixed_ids(ids, key).sum(dtype=np.uint64)) for key in _KEYS))

@@ -1,0 +1,292 @@
+"""What did not come to the next tier is named, record by record, and copied again once: real workers,
+clusters, and a route."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import io
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+import pytest
+from aiokafka import TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
+from click.testing import CliRunner, Result
+
+from app import wire
+from app.cli.main import switchyard
+from app.core.audit.count import Rows, Tally
+from app.core.audit.fingerprint import ids_of
+from app.core.audit.reports import Scope, client_report
+from app.demo.stage import Process, Stage, http, route, wait_until
+from app.demo.traffic import create_topic
+from tests.audit.rows import numbers
+from tests.kafka.conftest import producing
+from tests.system.test_audit import AWAY, ENOUGH_S, HOME, WIDTH_MS, listed, plan
+
+pytestmark = pytest.mark.system
+
+PARTITIONS = 2
+SETTLED = ("ok", "lossy", "duplicated", "corrupted", "late")
+Sent = dict[str, Any]
+
+
+def ask(worker: Process, what: str, topic: str, start_ms: int, *options: str) -> Result:
+    """A command about a window."""
+    asked = ["audit", what, "--topic", topic, "--start", str(start_ms), "--url", worker.url, *options]
+    return CliRunner().invoke(switchyard, asked)
+
+
+def named(worker: Process, topic: str, start_ms: int) -> list[tuple[str, ...]]:
+    """Kind, partition and offset upstream, partition and offset of the copy."""
+    answer = ask(worker, "missing", topic, start_ms, "--again", "-o", "csv")
+    assert answer.exit_code in {0, 8}, answer.output
+    rows = csv.DictReader(io.StringIO(answer.stdout))
+    columns = ("kind", "partition", "offset", "copy_partition", "copy_offset")
+    return sorted(tuple(row[name] for name in columns) for row in rows)
+
+
+def window_ahead() -> int:
+    """A window that has only just begun: all that is written now is in it."""
+    now_ms = time.time_ns() // 1_000_000
+    start_ms = now_ms - now_ms % WIDTH_MS + WIDTH_MS
+    time.sleep((start_ms - now_ms) / 1000 + 0.05)
+    return start_ms
+
+
+async def write(bootstrap: str, topic: str, records: list[Sent]) -> None:
+    async with producing(bootstrap) as producer:
+        for one in [await producer.send(topic, **record) for record in records]:
+            await one
+
+
+async def forget(bootstrap: str, topic: str, before: dict[int, int]) -> None:
+    """Deletes what lies before these offsets, as retention does."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await admin.start()
+    try:
+        await admin.delete_records(
+            {TopicPartition(topic, p): RecordsToDelete(before_offset=offset) for p, offset in before.items()}
+        )
+    finally:
+        await admin.close()
+
+
+def verdict_of(worker: Process, topic: str, start_ms: int) -> dict[str, Any]:
+    """What the audit says of a window now."""
+    query = "&".join(f"state={state}" for state in (*SETTLED, "provisional", "absent-audit"))
+    status, body = http("GET", f"{worker.url}/api/v1/audit/loss?topic={topic}&{query}&limit=1000")
+    rows = body["items"] if status == 200 else []
+    none = {"state": "unknown", "closed": False, "missing": -1}
+    return next((row for row in rows if row["start_ms"] == start_ms), none)
+
+
+def until_closed(
+    worker: Process, topic: str, start_ms: int, *bootstraps: str, also: Callable[[], None] = lambda: None
+) -> dict[str, Any]:
+    """What the audit says of a window in the end. Later records in these clusters, and what is done `also`,
+    move the watermarks on."""
+    found: list[dict[str, Any]] = []
+
+    def closed() -> bool:
+        now_ms = time.time_ns() // 1_000_000
+        if now_ms < start_ms + 20_000:  # no window of these tests is longer
+            return False
+        tick = [{"partition": p, "value": b"tick", "timestamp_ms": now_ms} for p in range(PARTITIONS)]
+        for bootstrap in bootstraps:
+            asyncio.run(write(bootstrap, topic, tick))
+        also()
+        found[:] = [verdict_of(worker, topic, start_ms)]
+        return found[0]["state"] in SETTLED and bool(found[0]["closed"])
+
+    wait_until(closed, ENOUGH_S, lambda: str(listed(worker, "windows", topic=topic)), 1.0)
+    return found[0]
+
+
+def test_faults_between_two_clusters_are_named_and_what_is_missing_is_copied_again_once(
+    stage: Stage, topic_name: str
+) -> None:
+    home, away = stage.yard.bootstrap(HOME), stage.yard.bootstrap(AWAY)
+    for bootstrap in (home, away):
+        asyncio.run(create_topic(bootstrap, topic_name, PARTITIONS))
+    worker = stage.worker()
+    stage.deploy(worker, plan("all", topic_name, clusters=["regional", "aggregate"], id={"header": "id"}))
+    warm = [{"partition": p, "value": b"warm"} for p in range(PARTITIONS)]
+    asyncio.run(write(home, topic_name, warm))
+    asyncio.run(write(away, topic_name, warm))
+    wait_until(lambda: len(listed(worker, "windows", topic=topic_name)) >= 2, ENOUGH_S, worker.tail)
+    start_ms = window_ahead()
+    written: list[Sent] = [
+        {"partition": n % PARTITIONS, "key": b"k%d" % n, "value": b"v%d" % n, "timestamp_ms": start_ms + n,
+         "headers": [("id", b"id-%d" % n), ("h", b"x")]}
+        for n in range(400)
+    ]  # fmt: skip
+    copied = [one for n, one in enumerate(written) if n not in {10, 11, 312}]
+    copied += [written[20], {**written[30], "value": b"other"}]
+    copied.remove(written[30])
+    asyncio.run(write(home, topic_name, written))
+    asyncio.run(write(away, topic_name, copied))
+    early = ask(worker, "copy-again", topic_name, start_ms, "--execute", "--yes")
+    assert (early.exit_code, "Not final" in early.output) == (5, True), early.output
+    assert until_closed(worker, topic_name, start_ms, home, away)["state"] == "lossy"
+    first = dict.fromkeys(range(PARTITIONS), 1)  # behind what was written first
+    lost = [
+        ("missing", str(n % PARTITIONS), str(n // PARTITIONS + first[n % PARTITIONS]), "", "")
+        for n in (10, 11, 312)
+    ]
+    rows = named(worker, topic_name, start_ms)
+    assert sorted(row[:3] for row in rows if row[0] == "missing") == sorted(row[:3] for row in lost)
+    assert Counter(row[0] for row in rows) == {"missing": 3, "doubled": 1, "altered": 1}
+    told = ask(worker, "missing", topic_name, start_ms, "-o", "json")
+    assert told.exit_code == 8
+    items = orjson.loads(told.stdout)["items"]
+    assert {(one["kind"], one["id"]) for one in items} == {
+        ("missing", "id-10"), ("missing", "id-11"), ("missing", "id-312"), ("doubled", "id-20"),
+        ("altered", "id-30"),
+    }  # fmt: skip
+    page = http("GET", f"{worker.url}/api/v1/audit/missing?topic={topic_name}&from_tier=regional"
+                f"&to_tier=aggregate&start={start_ms}&limit=2")[1]  # fmt: skip
+    assert (len(page["items"]), page["next"]) == (2, "2")
+
+    dry = ask(worker, "copy-again", topic_name, start_ms)
+    assert (dry.exit_code, "3 records" in dry.stderr, "dry run" in dry.stderr) == (0, True, True), dry.output
+    assert len(named(worker, topic_name, start_ms)) == 5, "nothing was changed"
+    done = ask(worker, "copy-again", topic_name, start_ms, "--execute", "--yes", "-o", "json")
+    assert done.exit_code == 0, done.output
+    assert orjson.loads(done.stdout)["copied"] == 3
+    assert Counter(row[0] for row in named(worker, topic_name, start_ms)) == {"doubled": 1, "altered": 1}
+    wait_until(
+        lambda: verdict_of(worker, topic_name, start_ms)["missing"] == 0, ENOUGH_S, worker.tail, 0.5
+    )  # the audit has counted them, too
+    activity = http("GET", f"{worker.url}/api/v1/activity?limit=200")[1]["items"]
+    (act,) = [one for one in activity if one.get("action") == "audit-copy-again"]
+    assert "3 of 3 missing records" in act["detail"]
+    assert "(command line)" in act["actor"]
+
+    asyncio.run(forget(home, topic_name, {0: 100}))
+    gone = ask(worker, "missing", topic_name, start_ms, "--again", "-o", "json")
+    told = orjson.loads(gone.stdout)
+    unread = {(one["cluster"], one["partition"], one["end"]) for one in told["unread"]}
+    assert (gone.exit_code, unread) == (0, {(HOME, 0, 100)}), "what nobody can read any more is no loss"
+    assert (told["counts"]["missing"], told["counts"]["foreign"]) == (0, 0)
+    assert told["counts"]["unclear"] >= 99
+
+
+def test_what_a_route_left_out_is_named_though_all_records_are_alike(stage: Stage, topic_name: str) -> None:
+    home = stage.yard.bootstrap(HOME)
+    asyncio.run(create_topic(home, topic_name, PARTITIONS))
+    worker = stage.worker()
+    stage.deploy(worker, plan("all", topic_name, clusters=["regional", "aggregate"], window="20s"))
+    name = f"copy-{topic_name}"[:60]
+    stage.deploy(worker, route(name, HOME, AWAY, topic_name, checkpoint={"every": "1s"}))
+    now_ms = time.time_ns() // 1_000_000
+    start_ms = now_ms - now_ms % 20_000 + 20_000
+    wait_until(lambda: time.time_ns() // 1_000_000 > start_ms, 30.0, worker.tail)
+    same: Sent = {"partition": 0, "value": b"same", "timestamp_ms": start_ms + 1}
+
+    def change(what: str, *options: str) -> None:
+        asked = ["route", what, name, *options, "--url", worker.url]
+        done = CliRunner().invoke(switchyard, asked)
+        assert done.exit_code == 0, done.output
+
+    def copied(count: int) -> bool:
+        return counted_at(worker, topic_name, start_ms, "aggregate") == count
+
+    asyncio.run(write(home, topic_name, [same] * 100))
+    wait_until(lambda: copied(100), ENOUGH_S, worker.tail)
+    change("pause", "--execute", "--yes")
+    asyncio.run(write(home, topic_name, [same] * 10))
+    wait_until(
+        lambda: {row[:3] for row in named(worker, topic_name, start_ms)}
+        == {("waiting", "0", str(offset)) for offset in range(100, 110)},
+        ENOUGH_S, worker.tail, 0.5,
+    )  # fmt: skip
+    change("reset", "--topic", topic_name, "--partition", "0", "--to-offset", "110", "--execute", "--yes")
+    change("resume", "--execute", "--yes")
+    asyncio.run(write(home, topic_name, [same] * 50))
+    wait_until(lambda: copied(150), ENOUGH_S, worker.tail)
+    verdict = until_closed(worker, topic_name, start_ms, home)
+    assert (verdict["state"], verdict["missing"]) == ("lossy", 10)
+    rows = named(worker, topic_name, start_ms)
+    assert [row[:3] for row in rows] == [("missing", "0", str(offset)) for offset in range(100, 110)]
+    done = ask(worker, "copy-again", topic_name, start_ms, "--execute", "--yes", "-o", "json")
+    assert (done.exit_code, orjson.loads(done.stdout)["copied"]) == (0, 10), done.output
+    assert named(worker, topic_name, start_ms) == []
+    wait_until(
+        lambda: until_closed(worker, topic_name, start_ms, home)["missing"] == 0, ENOUGH_S, worker.tail
+    )
+    again = ask(worker, "copy-again", topic_name, start_ms, "--execute", "--yes")
+    assert (again.exit_code, "nothing is missing" in again.stderr) == (0, True), again.output
+
+
+class Consumer:
+    """Tells of what it handled, and that it goes on."""
+
+    def __init__(self, worker: Process, topic: str) -> None:
+        self._url = f"{worker.url}/api/v1/audit/reports"
+        self._scope = Scope(topic, "consumer", "app", WIDTH_MS)
+        self._number = 0
+
+    def report(self, *records: Sent) -> None:
+        tally, now_ms = Tally(WIDTH_MS), time.time_ns() // 1_000_000
+        if records:
+            ids = ids_of([record["headers"][0][1] for record in records])
+            times_ms = numbers([record["timestamp_ms"] for record in records])
+            tally.add(Rows(times_ms, numbers([1] * len(records)), ids=ids))
+        report = client_report(
+            self._scope, "app@1", self._number, tally.totals(), at_ms=now_ms, watermark_ms=now_ms - 500
+        )
+        request = urllib.request.Request(  # noqa: S310 - our own worker
+            self._url, wire.encode(report), {"Content-Type": "application/x-ndjson"}, method="POST"
+        )
+        with urllib.request.urlopen(request, timeout=20) as answer:  # noqa: S310
+            assert orjson.loads(answer.read()) == {"taken": 1}
+        self._number += 1
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3])
+def test_what_a_consumer_did_not_handle_is_named_by_the_sums_of_ids(
+    stage: Stage, topic_name: str, lost: int
+) -> None:
+    home = stage.yard.bootstrap(HOME)
+    asyncio.run(create_topic(home, topic_name, PARTITIONS))
+    worker = stage.worker()
+    tiers = ["regional", "consumer"]
+    stage.deploy(worker, plan("all", topic_name, clusters=["regional"], id={"header": "id"}, tiers=tiers))
+    warm: list[Sent] = [{"partition": p, "value": b"warm"} for p in range(PARTITIONS)]
+    asyncio.run(write(home, topic_name, warm))
+    wait_until(lambda: listed(worker, "windows", topic=topic_name), ENOUGH_S, worker.tail)
+    consumer = Consumer(worker, topic_name)
+    consumer.report()
+    start_ms = window_ahead()
+    written: list[Sent] = [
+        {"partition": n % PARTITIONS, "value": b"v%d" % n, "timestamp_ms": start_ms + n,
+         "headers": [("id", b"id-%d" % n)]}
+        for n in range(200)
+    ]  # fmt: skip
+    asyncio.run(write(home, topic_name, written))
+    consumer.report(*written[: 200 - lost])
+    verdict = until_closed(worker, topic_name, start_ms, home, also=consumer.report)
+    assert (verdict["state"], verdict["missing"]) == ("lossy", lost)
+    answer = ask(worker, "missing", topic_name, start_ms, "--to-tier", "consumer", "-o", "json")
+    told = orjson.loads(answer.stdout)
+    names = [one["id"] for one in told["items"]]
+    assert answer.exit_code == 8
+    if lost > 2:
+        assert (names, told["complete"], told["differs"]) == ([], False, 3)
+        assert "records are told" in answer.stderr
+    else:
+        assert sorted(names) == sorted(f"id-{n}" for n in range(200 - lost, 200))
+        assert told["complete"]
+    refused = ask(worker, "copy-again", topic_name, start_ms, "--to-tier", "consumer")
+    assert (refused.exit_code, "keep no log" in refused.output) == (5, True), refused.output
+
+
+def counted_at(worker: Process, topic: str, start_ms: int, tier: str) -> int:
+    rows = listed(worker, "windows", topic=topic, tier=tier)
+    return sum(row["count"] for row in rows if row["start_ms"] == start_ms)
