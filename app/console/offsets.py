@@ -52,13 +52,13 @@ TIME = (
     Param("cluster", TEXT, "of this cluster only"),
 )
 
-Handler = Callable[[web.Request], Awaitable[web.Response]]
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def told_apart(handler: Handler) -> Handler:
     """`handler`, with what stands in its way as problems."""
 
-    async def around(request: web.Request) -> web.Response:
+    async def around(request: web.Request) -> web.StreamResponse:
         try:
             return await handler(request)
         except BadQuery as error:
