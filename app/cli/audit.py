@@ -1,4 +1,4 @@
-"""audit report|loss|watch: what was counted at each tier, and what has not arrived."""
+"""audit report|loss|watch|records: what was counted at each tier, and what has not arrived."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from urllib.parse import urlencode
 
 import click
 
+from app.cli.audit_records import records
 from app.cli.audit_watch import LOSS, STATES, watch
 from app.cli.client import EXIT_LOSS, Client, guarded
 from app.cli.output import emit, output_option, url_option
@@ -31,10 +32,12 @@ def audit() -> None:
     switchyard audit report --topic orders
     switchyard audit loss --from 2h
     switchyard audit watch
+    switchyard audit records --topic orders --cluster east-regional --from 2h --to 1h
     """
 
 
 audit.add_command(watch)
+audit.add_command(records)
 
 
 @audit.command()

@@ -16,6 +16,7 @@ from app.config.definitions import Workload, json_schema
 from app.console import dlq, overview, shapes, shapes_dlq
 from app.console.answers import ApiError, is_number, json_response, number, paged
 from app.console.audit import AuditRoutes
+from app.console.audit_records import AuditRecordRoutes
 from app.console.describe import JSON, PAGE, TEXT, TIER, Answer, Page, Param, described, whole
 from app.console.dlq_tools import LETTERS, DlqTools, query_of, told
 from app.console.failover import FailoverRoutes
@@ -93,6 +94,7 @@ class Api:
             *(routes := RouteRoutes(self)).routes(),
             *RouteActRoutes(self, routes).routes(),
             *AuditRoutes(self).routes(),
+            *AuditRecordRoutes(self).routes(),
             *FailoverRoutes(self).routes(),
             *FailoverRunRoutes(self).routes(),
             web.get(workload + "/partitions/{partition}/tracker", self.get_tracker),

@@ -16,6 +16,7 @@ from aiohttp import web
 
 from app.console.answers import ApiError, json_response, paged
 from app.console.describe import JSON, TEXT, Answer, Page, Param
+from app.csv_cells import text_cell
 
 CSV, NDJSON = "text/csv", "application/x-ndjson"
 KINDS = {"json": JSON, "csv": CSV, "ndjson": NDJSON}
@@ -25,7 +26,6 @@ FORMAT = Param(
 )  # fmt: skip
 ROWS_A_PIECE = 500
 PATIENCE_S = 30.0  # a reader that takes nothing for so long is gone
-FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
 def listing(shape: Any) -> dict[int, Answer]:
@@ -89,11 +89,9 @@ def csv_lines(rows: Sequence[Sequence[Any]]) -> bytes:
 
 
 def cell(value: Any) -> Any:
-    """A value in one cell. Names and texts are others': none may be a spreadsheet's formula."""
+    """A value in one cell."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list | tuple):
         value = "; ".join(map(str, value))
-    if isinstance(value, str) and value.startswith(FORMULA):
-        return f"'{value}"
-    return value
+    return text_cell(value) if isinstance(value, str) else value
