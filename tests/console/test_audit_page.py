@@ -111,7 +111,8 @@ def test_a_topic_shows_every_window_with_marks_and_words_not_by_colour_alone(
     lossy.click()
     page.get_by_text("Between tiers").wait_for(timeout=ENOUGH_MS)
     start_ms = audited.start_ms(5)
-    command = f"switchyard audit missing --topic orders --from {start_ms} --to {start_ms + 1}"
+    tiers = "--from-tier regional --to-tier aggregate"
+    command = f"switchyard audit missing --topic orders {tiers} --start {start_ms}"
     assert command in page.inner_text("main")
     assert page.locator("main table").last.locator("tbody tr").count() == 2
     page.get_by_role("link", name="orders").click()
@@ -172,10 +173,10 @@ def test_alerts_that_fire_are_shown_where_a_worker_tells_of_some(
     assert page.locator(".note").count() == 0, "this worker tells of no alerts"
     answer = {
         "items": [
-            {"rule": EVIL, "topic": "orders", "from_tier": "regional", "to_tier": "aggregate",
-             "state": "firing", "since_ms": audited.now_ms},
-            {"rule": "other", "topic": "payments", "state": "firing"},
-            {"rule": "over", "topic": "orders", "state": "resolved"},
+            {"name": EVIL, "topic": "orders", "from_tier": "regional", "to_tier": "aggregate",
+             "state": "firing", "since_ms": audited.now_ms, "what": EVIL, "severity": "page", "todo": [EVIL]},
+            {"name": "other", "topic": "payments", "state": "firing"},
+            {"name": "over", "topic": "orders", "state": "resolved"},
         ],
         "next": None,
     }  # fmt: skip
@@ -183,4 +184,40 @@ def test_alerts_that_fire_are_shown_where_a_worker_tells_of_some(
     page.reload()
     page.locator(".note", has_text="onerror").wait_for(timeout=ENOUGH_MS)
     assert page.locator(".note").count() == 1
+    assert page.query_selector("main img") is None
+
+
+def test_what_is_missing_is_named_when_it_is_asked_for(audited: Audited, browse: Any) -> None:
+    page = browse(f"/audit/orders?window={audited.start_ms(5)}")
+    said: list[str] = []
+
+    def heard(dialog: Any) -> None:
+        said.append(dialog.message)
+        dialog.accept()
+
+    page.on("dialog", heard)
+    asked: list[str] = []
+    finding = {
+        "kind": "missing", "id": EVIL, "key": None, "at": "2026-01-31T12:00", "one_of": 1, "why": EVIL,
+        "source": {"cluster": "east", "topic": "orders", "partition": 1, "offset": 17}, "copy": None,
+    }  # fmt: skip
+    answer = {"counts": {"missing": 1}, "complete": False, "notes": [EVIL], "items": [finding], "next": None}
+
+    def missing(route: Any) -> None:
+        asked.append(route.request.url)
+        if len(asked) == 1:
+            route.fulfill(status=404, json={"type": "about:blank", "detail": "there is nothing"})
+        else:
+            route.fulfill(status=202 if len(asked) == 2 else 200, json=answer)
+
+    page.route("**/api/v1/audit/missing*", missing)
+    name = page.get_by_role("button", name="Name them")
+    name.click()
+    page.wait_for_function("!document.querySelector('button[data-act=name]').disabled")
+    assert said == ["Not done: this worker cannot name them"]
+    name.click()
+    page.get_by_text("east/orders-1 @ 17").wait_for(timeout=ENOUGH_MS)
+    assert f"from_tier=regional&to_tier=aggregate&start={audited.start_ms(5)}" in asked[0]
+    assert "These are not all" in page.inner_text("main")
+    assert "switchyard audit copy-again --topic orders" in page.inner_text("main")
     assert page.query_selector("main img") is None

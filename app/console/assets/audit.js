@@ -1,7 +1,8 @@
 // Audit: what was counted at each tier, in windows of event time, and what has not arrived.
 
 import { byWindow, chart, inOrder, worst } from "./audit_chart.js";
-import { badge, PHASES, sentence, STATES } from "./audit_words.js";
+import { missingSection } from "./audit_missing.js";
+import { badge, PHASES, quoted, sentence, STATES } from "./audit_words.js";
 import { clock, duration, el, link, number, pill, table, time } from "./dom.js";
 
 const RANGES = [["1h", "the last hour"], ["6h", "the last 6 hours"], ["24h", "the last day"], ["7d", "the last 7 days"], ["0", "all that is kept"]];
@@ -16,7 +17,6 @@ const to = asked.get("to") || "";
 
 const topicPath = (topic, more = {}) => `/audit/${encodeURIComponent(topic)}?${new URLSearchParams({ from, ...(to ? { to } : {}), ...more })}`;
 const query = (more) => new URLSearchParams([["from", from], ...(to ? [["to", to]] : []), ...more]).toString();
-const quoted = (word) => (/^[\w.-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`);
 const ms = (value) => (value === null ? "–" : duration(value / 1000));
 const short = (at) => clock(at).replace(/:00$/, ""); // windows seldom begin within a minute
 const span = (row) => (row.start_ms === null ? "records without a time" : `${short(row.start_ms)} – ${short(row.end_ms).slice(11)}`);
@@ -41,8 +41,8 @@ function downloads(topic) {
 // Alerts that fire: whoever does not tell of any is no reason to show nothing.
 function alertNotes(alerts) {
   const firing = alerts.filter((one) => (one.state ?? "firing") === "firing");
-  return firing.map((one) => el("div", { class: "note" }, pill("alert", "bad"), " ", el("b", {}, one.rule ?? one.id ?? ""), ` ${[one.topic, one.from_tier ? `${one.from_tier} → ${one.to_tier}` : "", one.why].filter(Boolean).join(": ")}`,
-    el("small", {}, one.since_ms ? `since ${clock(one.since_ms)}` : "")));
+  return firing.map((one) => el("div", { class: "note" }, pill(one.severity ?? "alert", one.severity === "info" ? "" : "bad"), " ", el("b", {}, one.name ?? ""), ` ${[one.topic, one.from_tier ? `${one.from_tier} → ${one.to_tier}` : "", one.what].filter(Boolean).join(": ")}`,
+    el("small", {}, [one.since_ms ? `since ${clock(one.since_ms)}` : "", ...(one.todo ?? [])].filter(Boolean).join(" · "))));
 }
 
 function topicVerdict(t) {
@@ -113,7 +113,6 @@ function differences(verdicts, href) {
 }
 
 const of = (row) => topicPath(row.topic, { window: row.start_ms });
-const missingCommand = (topic, window) => `switchyard audit missing --topic ${quoted(topic)} --from ${window.start} --to ${window.start + 1}`;
 
 function topicPage(topic, { windows, verdicts, cut, alerts }, { tiles, where }) {
   const all = byWindow(windows, verdicts);
@@ -152,13 +151,13 @@ function windowPage(topic, start, { windows, verdicts, alerts }, { where }) {
   const kind = { good: "good", bad: "bad" }[STATES[v?.state]?.[0]] ?? "plain";
   const told = v ? window.verdicts.map(sentence) : [window.complete ? "One tier only: there is nothing to compare it with." : "Counting began after it had: it may lack what was gone before, and is not compared."];
   const rows = window.rows.map((row) => [...tierRow(row, "").slice(1), el("code", { title: "sum of all message ids; the same wherever the same records are" }, row.ids ?? "–")]);
-  const names = v && ["lossy", "corrupted", "duplicated"].includes(v.state);
+  const differing = window.verdicts.filter((one) => ["lossy", "corrupted", "duplicated"].includes(one.state));
   return [
     back, el("h1", {}, `${topic}, ${span({ start_ms: window.start, end_ms: window.end })}`),
     el("div", { class: `verdict ${kind}` }, told.length > 1 ? el("ul", {}, told.map((words) => el("li", {}, words))) : el("b", {}, told[0])),
     alertNotes(alerts.filter((one) => one.topic === topic && (one.start_ms ?? start) === start)),
     el("h2", {}, "Between tiers"), differences(window.verdicts),
-    names ? el("p", {}, "Which records, by their ids or offsets: ", el("code", {}, missingCommand(topic, window))) : "",
+    ...differing.flatMap(missingSection),
     el("h2", {}, "At each tier"), table("Tiers", [...tierColumns.slice(1), ["Sum of message ids"]], rows, "Nothing was counted."),
     el("p", { class: "where" }, "Latencies (p50, p95, p99 of the records) are from a record's time to when it was counted; within one percent."),
   ];

@@ -9,6 +9,7 @@ export const STATES = {
   ok: ["good", "arrived"], provisional: ["", "not over yet"], lossy: ["bad", "records missing"], duplicated: ["warn", "too many"],
   corrupted: ["bad", "contents differ"], late: ["warn", "late"], "absent-audit": ["warn", "audit absent"], "not-compared": ["", "not compared"],
 };
+export const quoted = (word) => (/^[\w.-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`); // for a shell
 export const badge = (state) => pill(STATES[state]?.[1] ?? state, STATES[state]?.[0] ?? "");
 export const PHASES = { open: "open", provisional: "over, waits for late ones", closed: "closed" };
 const BY = { count: "counts", ids: "message ids", offsets: "offsets of the source" };

@@ -1,6 +1,7 @@
 // The console: fills the shell from the API.
 
 import { auditLoader } from "./audit.js";
+import { auditAct } from "./audit_missing.js";
 import { clock, duration, el, link, number, pill, state, table } from "./dom.js";
 import { failoverPage, roleBadge, roleLine } from "./failover.js";
 import { failoverAct, runSections, runsSection } from "./failover_runs.js";
@@ -153,7 +154,7 @@ async function act(button) {
 async function other(button) {
   button.disabled = true;
   try {
-    const told = await (page === "failover" ? failoverAct(region, button.dataset) : routeAct(api, button.dataset));
+    const told = await (page === "failover" ? failoverAct(region, button.dataset) : page === "audit" ? auditAct(button.dataset) : routeAct(api, button.dataset));
     if (told) alert(told);
   } catch (error) {
     alert(`Not done: ${error.message}`);
