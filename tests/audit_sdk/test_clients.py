@@ -26,6 +26,7 @@ from app.core.audit.reports import Report
 from app.core.audit.totals import NO_TOTALS, Totals
 from app.topics import AUDIT_PARTITIONS, ControlTopics
 from tests.audit_sdk import kafka_lives
+from tests.audit_sdk.test_audit import counted
 from tests.kafka.conftest import connected, create
 
 ENOUGH_S = 60.0
@@ -251,7 +252,7 @@ async def test_a_broker_that_is_away_is_told_and_nothing_is_lost(tmp_path: Path)
     came: list[Report] = []
     async with Audit(origin="web", tier="consumer", wal=tmp_path, output=CallOutput(came.extend)):
         pass
-    assert sum(one.totals.count for report in came for one in report.windows) == 1
+    assert counted(came) == 1  # by a collector: what closes while it sends may send it again
 
 
 async def test_a_consumer_that_is_killed_again_and_again_counts_every_record_once(
@@ -277,6 +278,6 @@ async def test_a_consumer_that_is_killed_again_and_again_counts_every_record_onc
         subprocess.run, command, capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stderr[-3_000:]
-    assert int(done.stdout) > LIVES // 2
+    assert int(done.stdout) == LIVES - 1
     found = (await told(bootstrap, f"{topic_name}-audit"))["consumer"]
     assert (found.count, found.ids) == (len(names), of_ids(ids_of(names)))

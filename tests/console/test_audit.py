@@ -94,7 +94,9 @@ def test_reports_of_clients_are_taken_all_or_none(console: Console) -> None:
 
     assert console.ask("POST", path, b"\n".join(lines) + b"\n", **kind).json == {"taken": 3}
     assert console.fed.audit_sender.sent == made
-    for bad in (b"{}", b"no json", wire.encode(msgspec.structs.replace(made[0], id="x"))):
+    changes: list[dict[str, Any]] = [{"id": "x"}, {"topic": "a/b"}, {"tier": ""}]
+    wrong = [wire.encode(msgspec.structs.replace(made[0], **change)) for change in changes]
+    for bad in (b"{}", b"no json", *wrong):
         refused = console.ask("POST", path, b"\n".join([*lines, bad]), **kind)
         assert (refused.status, refused.json["title"]) == (422, "Bad report")
     assert console.ask("POST", path, lines[0], Content_Type="text/plain").status == 415
