@@ -48,6 +48,18 @@ class Audited:
         book.collector.apply(event, book.next_offset)
         books[partition] = Book(book.next_offset + 1, book.collector)
 
+    def rename(self, topic: str, to: str) -> None:
+        """Puts what is known of a topic into the tables under a name that no report may have."""
+        books = self._console.fed.audit_books.books
+        source = books[audit_partition(topic)].collector
+        target = books.setdefault(audit_partition(to), Book(0, Collector())).collector
+        for key, record in list(source.windows.items()):
+            if key.topic == topic:
+                target.restore_window(key._replace(topic=to, tier=to), record)
+        for name, tier in list(source.tiers.items()):
+            if name.topic == topic:
+                target.restore_tier(name._replace(topic=to, tier=to), tier)
+
     def start_ms(self, back: int) -> int:
         """Where window `back` begins."""
         return self.open_ms - back * WIDTH_MS
