@@ -72,11 +72,15 @@ def test_topics_are_told_by_what_is_worst_of_them(console: Console, audited: Aud
 def test_a_tier_that_is_not_heard_is_silent_and_its_topic_not_lossy(
     console: Console, audited: Audited
 ) -> None:
+    for tier, silent in ((HOME, False), (AWAY, True)):
+        audited.count("refunds", tier, 7, range(10), silent=silent)
+    audited.close("refunds", HOME, AWAY, back=7)
     audited.count("refunds", HOME, 5, range(10))
     audited.count("refunds", AWAY, 5, range(4), silent=True)
     audited.close("refunds", HOME)
     found = console.ask("GET", "/api/v1/audit/topics?from=24h").json["items"][-1]
     assert (found["topic"], found["state"], found["missing"]) == ("refunds", "absent-audit", 0)
+    assert (found["states"]["ok"], found["states"]["absent-audit"]) == (1, 1)
     assert (found["absent"], found["silent"]) == (["aggregate"], ["aggregate/east"])
 
 
