@@ -13,6 +13,7 @@ Rules
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
@@ -175,6 +176,7 @@ class RangeReader:
             **self._client.spec.aiokafka_options(),
         )
         await consumer.start()
+        await asyncio.sleep(0)  # stopped before its tasks have begun, it would cancel whoever stops it
         try:
             left = {TopicPartition(self._topic, partition): part for partition, part in self._parts.items()}
             consumer.assign(list(left))

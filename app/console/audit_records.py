@@ -84,7 +84,12 @@ class AuditRecordRoutes:
         is_csv = _is_csv(request)
         client = await _client(self._api, cluster)
         plan = self._api.runtime.catalog.audits.plan_of(cluster, topic)
-        told, by_value = time_of(plan), plan is not None and plan.by_value
+        by_value = plan is not None and plan.by_value
+        try:
+            told = time_of(plan)
+        except (ValueError, OSError) as error:
+            detail = f"this worker cannot read the times of plan {plan.name if plan else ''}: {error}"
+            raise ApiError(409, "Unreadable times", detail) from error
         if self._readers >= MOST_READERS:
             raise ApiError(
                 503, "Busy", f"{MOST_READERS} ranges are read already; ask again, or another worker"
