@@ -25,8 +25,9 @@ WANTED = Wanted(*PLACE)
 class Audit:
     """What one worker's books hold."""
 
-    def __init__(self) -> None:
+    def __init__(self, tier: str = PLACE[1], cluster: str = PLACE[2]) -> None:
         self.collector, self.position = Collector(), 0
+        self._scope = Scope(PLACE[0], tier, cluster, WIDTH_MS)
 
     def count(
         self,
@@ -42,7 +43,7 @@ class Audit:
         tally.add(Rows(times, offsets * 0 + 1, offsets))
         spans = {start: sums.span for start, sums in tally.windows.items()}
         windows = tuple(Increment(start, totals, spans[start]) for start, totals in tally.totals().items())
-        scope, part = Scope(*PLACE, WIDTH_MS), self.position
+        scope, part = self._scope, self.position
         report = Report(
             report_id(scope, source, part, 0, 1, final=True), *scope, source, at_ms, windows, part=part,
             upto=1, final=True, watermark_ms=mark_ms, complete_ms=complete_ms,

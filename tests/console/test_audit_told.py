@@ -12,6 +12,9 @@ import pytest
 
 from app.cli import audit_watch
 from app.console.tabular import csv_lines
+from app.control.audit_books import Book
+from app.control.audit_sender import audit_partition
+from tests.audit.test_time_index import Audit as Indexed
 from tests.cli.in_process import InProcess
 from tests.console.audited import AWAY, HOME, Audited, every_state, plan
 from tests.console.client import Console
@@ -131,3 +134,47 @@ def test_watch_tells_changes_and_ends_by_what_it_found(
     nothing = shell(*watch, "--topic", "none", "--until-ok", "0.3")
     assert (nothing.returncode, nothing.stdout) == (6, "")
     assert shell(*watch, "--until-ok", "0", SWITCHYARD_URL="http://127.0.0.1:1").returncode == 7
+
+
+def test_where_a_cluster_does_not_answer_its_audit_tells_the_offsets_of_a_time(
+    console: Console, tmp_path: Path
+) -> None:
+    path = "/api/v1/offsets/at-time?topic=orders&time=1970-01-01T00:00:02.5&cluster=east"
+    audit = Indexed("aggregate", "east")
+    audit.count("t/0", (10, 100), (11, 2_500), (12, 3_900), mark_ms=3_000)
+    audit.count("t/1", (70, 1_100), mark_ms=3_000)
+    console.fed.audit_books.books[audit_partition("orders")] = Book(audit.position, audit.collector)
+    (unplanned,) = console.ask("GET", path).json["topics"]
+    assert (unplanned["by"], unplanned["partitions"]) == ("timestamps", [])
+    assert "east does not answer" in unplanned["error"]
+
+    assert console.ask("PUT", "/api/v1/audit/plans/all", plan()).status == 201
+    (told,) = console.ask("GET", path).json["topics"]
+    assert (told["by"], told["error"]) == ("audit", "")
+    assert "the cluster does not answer" in told["why"]
+    unknown = {"timestamp_ms": None, "log_start": None, "log_end": None}
+    assert told["partitions"] == [
+        {"partition": 0, "next_offset": 11, "note": "window", **unknown},
+        {"partition": 1, "next_offset": 71, "note": "beyond-end", **unknown},
+    ]
+    shell = InProcess(console.url, console.fed, tmp_path)
+    table = shell("offsets", "at-time", "orders", "1970-01-01T00:00:02.5", "--cluster", "east")
+    assert (table.returncode, "the first of its audit window" in table.stdout) == (0, True)
+    assert "the cluster does not answer" in table.stderr
+
+
+def test_records_of_a_time_are_refused_in_words(console: Console, tmp_path: Path) -> None:
+    path = "/api/v1/audit/records?topic=orders&cluster=east"
+    for query, status, words in (
+        ("", 400, "from: say since when"), ("&from=soon", 400, "from:"),
+        ("&from=1h&to=2h", 400, "is not after"),
+        ("&from=1h&limit=0", 400, "limit"), ("&from=1h&format=json", 400, "there are ndjson, csv"),
+        ("&from=1h", 502, "east does not answer"),
+    ):  # fmt: skip
+        refused = console.ask("GET", path + query)
+        assert (refused.status, words in refused.json["detail"]) == (status, True), refused.text
+    elsewhere = console.ask("GET", "/api/v1/audit/records?topic=orders&cluster=mars&from=1h")
+    assert (elsewhere.status, "knows east, west" in elsewhere.json["detail"]) == (404, True)
+    shell = InProcess(console.url, console.fed, tmp_path)
+    ended = shell("audit", "records", "--topic", "orders", "--cluster", "east", "--from", "1h")
+    assert (ended.returncode, "east does not answer" in ended.stderr) == (7, True)
