@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -54,23 +54,34 @@ def event_time(timestamp: Timestamp) -> EventTime | None:
             return None
 
 
+def time_of(plan: AuditPlan | None) -> Callable[[Record], int]:
+    """What tells the event time of a record, by a plan; by none, its timestamp. Raises as `event_time`."""
+    times = None if plan is None else event_time(plan.spec.timestamp)
+    if plan is None or times is None:
+        return lambda record: record.timestamp
+    keeps_own = plan.spec.timestamp.otherwise == "record"
+
+    def told(record: Record) -> int:
+        found = times.of(record)
+        if isinstance(found, Absent):
+            return record.timestamp if keeps_own else NO_TIME
+        return found
+
+    return told
+
+
 def how_of(plan: AuditPlan, source: Source) -> How:
     """How records of a partition are counted. Raises as `event_time`."""
     spec = plan.spec
-    times = event_time(spec.timestamp)
-    decode: Decode = records_of
-    if times is not None:
-        decode = partial(_timed, times, keeps_own=spec.timestamp.otherwise == "record")
+    by_value = plan.by_value
+    decode: Decode = partial(_timed, time_of(plan)) if by_value else records_of
     id_of = None if spec.id is None else _id_of(spec.id.header)
-    return How(decode, source, id_of, round(spec.disorder * 1000), by_value=times is not None)
+    return How(decode, source, id_of, round(spec.disorder * 1000), by_value=by_value)
 
 
-def _timed(times: EventTime, batch: Batch, *, keeps_own: bool) -> Iterable[Record]:
+def _timed(told: Callable[[Record], int], batch: Batch) -> Iterable[Record]:
     for record in records_of(batch):
-        told = times.of(record)
-        if isinstance(told, Absent):
-            told = record.timestamp if keeps_own else NO_TIME
-        yield Timed(record.offset, told, record.key, record.value, tuple(record.headers))
+        yield Timed(record.offset, told(record), record.key, record.value, tuple(record.headers))
 
 
 def _id_of(header: str) -> IdOf:

@@ -1,4 +1,4 @@
-"""audit report|loss|missing|copy-again: what was counted at each tier, and what has not arrived."""
+"""audit report|loss|missing|copy-again|watch|records: what was counted at each tier, and what has not arrived."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from urllib.parse import urlencode
 import click
 
 from app.cli.audit_missing import copy_again, missing
+from app.cli.audit_records import records
+from app.cli.audit_watch import LOSS, STATES, watch
 from app.cli.client import EXIT_LOSS, Client, guarded
 from app.cli.output import emit, output_option, url_option
 
@@ -15,7 +17,6 @@ WINDOWS = ["topic", "tier", "cluster", "start", "state", "count", "bytes", "late
            "p95_ms", "p99_ms"]  # fmt: skip
 VERDICTS = ["topic", "from_tier", "to_tier", "start", "state", "from_count", "to_count", "missing", "extra",
             "absent", "lag_ms"]  # fmt: skip
-LOSS = {"lossy", "corrupted"}  # records that a tier had are not in the next one
 TOPIC = click.option("--topic", help="Of this topic only.")
 FROM = click.option(
     "--from", "since", metavar="TIME", default="24h", show_default=True,
@@ -32,11 +33,15 @@ def audit() -> None:
     switchyard audit report --topic orders
     switchyard audit loss --from 2h
     switchyard audit missing --topic orders --start 2026-01-31T12:00
+    switchyard audit watch
+    switchyard audit records --topic orders --cluster east-regional --from 2h --to 1h
     """
 
 
 audit.add_command(missing)
 audit.add_command(copy_again)
+audit.add_command(watch)
+audit.add_command(records)
 
 
 @audit.command()
@@ -88,9 +93,8 @@ def loss(
     switchyard audit loss --topic orders
     switchyard audit loss --from 2026-01-31T12:00 --all -o json
     """
-    states = ["ok", "provisional", "lossy", "duplicated", "corrupted", "late", "absent-audit"]
     rows = _rows(
-        Client(url), "loss", topic=topic, state=states if with_sound else None,
+        Client(url), "loss", topic=topic, state=STATES if with_sound else None,
         **{"from": since, "to": until},
     )  # fmt: skip
     shown = [{**row, "absent": row["absent"] or ""} for row in rows]

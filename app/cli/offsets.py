@@ -25,11 +25,12 @@ SOURCES = ["to_topic", "partition", "source", "read", "barrier_read", "read_up_t
            "next_offset", "again", "why"]  # fmt: skip
 SYNCED = ["topic", "to_topic", "partition", "have", "mapped", "commit", "again", "why"]
 KEPT = ["route", "workload", "from", "to", "group", "state", "in_step", "why"]
-TIMES = ["cluster", "topic", "partition", "next_offset", "timestamp", "log_start", "log_end", "note"]
+TIMES = ["cluster", "topic", "partition", "next_offset", "timestamp", "log_start", "log_end", "by", "note"]
 NOTES = {
     "": "",
     "before-start": "the log begins later: older records may have been there",
     "beyond-end": "no record is that new: the log's end",
+    "window": "the first of its audit window, which begins before",
 }
 FROM = click.option("--from", "source", metavar="CLUSTER", help="The cluster that was read.")
 TO = click.option("--to", "target", metavar="CLUSTER", help="Where it goes on.")
@@ -197,7 +198,8 @@ def _told(told: dict[str, Any]) -> str:
 def at_time(topic: str, time: str, cluster: str | None, url: str | None, output: str) -> None:
     """The first offset of a topic, and of its copies, at or after TIME, in every cluster.
 
-    TIME is 2h (ago), 2026-01-31T12:00 (UTC where it names no zone), or milliseconds.
+    TIME is 2h (ago), 2026-01-31T12:00 (UTC where it names no zone), or milliseconds. BY says which time that
+    is of: the records' timestamps, or the event time of their audit plan, as their audit knows it.
 
     \b
     switchyard offsets at-time orders 2h
@@ -206,12 +208,16 @@ def at_time(topic: str, time: str, cluster: str | None, url: str | None, output:
     query = {"topic": topic, "time": time} | ({"cluster": cluster} if cluster else {})
     told = Client(url).ask("GET", f"/offsets/at-time?{urlencode(query)}")
     rows = [
-        {**partition, "cluster": one["cluster"], "topic": one["topic"], "note": NOTES[partition["note"]],
+        {**partition, "cluster": one["cluster"], "topic": one["topic"], "by": one["by"],
+         "note": NOTES[partition["note"]],
          "timestamp": "none" if partition["timestamp_ms"] is None else when(partition["timestamp_ms"])}
         for one in told["topics"]
         for partition in one["partitions"]
     ]  # fmt: skip
     emit(rows, TIMES, output, whole=told)
+    for one in told["topics"]:
+        if one["why"]:
+            _say(f"{one['cluster']}, {one['topic']}: {one['why']}")
     errors = [one for one in told["topics"] if one["error"]]
     for one in errors:
         _say(f"{one['cluster']} is not among them: {one['error']}")

@@ -14,6 +14,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from app.csv_cells import text_cell
+
 FORMATS = ("table", "json", "yaml", "csv")
 PLAIN_WIDTH = 100_000  # when stdout is no terminal: one row is one line, for grep and awk
 
@@ -46,7 +48,7 @@ def emit(
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(columns)
-        writer.writerows([cell(row.get(column)) for column in columns] for row in rows)
+        writer.writerows([_csv_cell(row.get(column)) for column in columns] for row in rows)
         click.echo(text.getvalue(), nl=False)
     else:
         terminal = sys.stdout.isatty()
@@ -58,6 +60,11 @@ def emit(
             # Text, not markup: what stands in records must not style the operator's terminal.
             table.add_row(*[Text(printable(cell(row.get(column)))) for column in columns])
         console.print(table)
+
+
+def _csv_cell(value: Any) -> str:
+    text = cell(value)
+    return text if isinstance(value, int | float) else text_cell(text)
 
 
 def cell(value: Any) -> str:

@@ -137,6 +137,11 @@ class AuditPlan(Definition):
         return sorted(found)
 
     @property
+    def by_value(self) -> bool:
+        """Whether the event time is another than the record's timestamp."""
+        return self.spec.timestamp.source != "record"
+
+    @property
     def bounds(self) -> Bounds:
         """When its windows close, and are forgotten."""
         lateness_ms = round(self.spec.lateness * 1000)

@@ -17,6 +17,7 @@ from app.console import dlq, overview, shapes, shapes_dlq
 from app.console.answers import ApiError, is_number, json_response, number, paged
 from app.console.audit import AuditRoutes
 from app.console.audit_missing import AuditMissingRoutes
+from app.console.audit_records import AuditRecordRoutes
 from app.console.describe import JSON, PAGE, TEXT, TIER, Answer, Page, Param, described, whole
 from app.console.dlq_tools import LETTERS, DlqTools, query_of, told
 from app.console.failover import FailoverRoutes
@@ -97,6 +98,7 @@ class Api:
             *RouteActRoutes(self, routes).routes(),
             *self._audit.routes(),
             *self._audit_missing.routes(),
+            *AuditRecordRoutes(self).routes(),
             *FailoverRoutes(self).routes(),
             *FailoverRunRoutes(self).routes(),
             web.get(workload + "/partitions/{partition}/tracker", self.get_tracker),

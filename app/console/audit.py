@@ -13,6 +13,7 @@ from urllib.parse import urlencode
 import msgspec
 from aiohttp import web
 
+from app.audit.topics import topic_rows
 from app.audit.view import Known, Share, Wanted, joined, verdict_rows, window_rows
 from app.clock import now_ms
 from app.config.audit import PREFIX, AuditPlan
@@ -35,9 +36,11 @@ from app.console.defining import (
 from app.console.describe import ACTOR, JSON, PAGE, TEXT, Answer, Page, Param, described, repeated
 from app.console.hop import LOOK_S, ask_worker
 from app.console.offsets import told_apart
+from app.console.tabular import FORMAT, NDJSON, listed, listing
 from app.control.audit_sender import audit_partition
 from app.core.audit.compare import State
 from app.core.audit.reports import BadReport, Report, checked
+from app.core.audit.tiers import Bounds
 from app.core.control_events import AuditPut
 from app.core.job import Kind
 from app.core.topology import REGIONAL
@@ -65,7 +68,10 @@ STATE = Param(
     f"verdicts of this state (again: or); without it, {', '.join(state.value for state in TOLD)}",
 )  # fmt: skip
 SHARE = "/api/v1/audit/share"
-NDJSON = "application/x-ndjson"
+WINDOW, VERDICT = (
+    list(shapes_audit.AuditWindow.__annotations__),
+    list(shapes_audit.AuditVerdict.__annotations__),
+)
 MOST_REPORTS_BYTES = 1 << 20  # as much as Kafka takes: what is refused here, the client gives up
 _share = msgspec.json.Decoder(Share)
 _report = msgspec.json.Decoder(Report)
@@ -83,6 +89,7 @@ class AuditRoutes:
         return [
             web.get("/api/v1/audit/windows", told_apart(self.get_windows)),
             web.get("/api/v1/audit/loss", told_apart(self.get_loss)),
+            web.get("/api/v1/audit/topics", told_apart(self.get_topics)),
             web.get(SHARE, told_apart(self.get_share)),
             web.post("/api/v1/audit/reports", self.post_reports),
             web.get("/api/v1/audit/plans", self.get_plans),
@@ -93,23 +100,43 @@ class AuditRoutes:
 
     # -- windows -----------------------------------------------------------------------------------
 
-    @described(Page[shapes_audit.AuditWindow], query=(*PLACES, *TIMES, *PAGE), problems=(409, 502))
-    async def get_windows(self, request: web.Request) -> web.Response:
+    @described(
+        answers=listing(shapes_audit.AuditWindow), query=(*PLACES, *TIMES, *PAGE, FORMAT),
+        problems=(409, 502),
+    )  # fmt: skip
+    async def get_windows(self, request: web.Request) -> web.StreamResponse:
         """What was counted in each window, the newest first."""
         known = await self.known(request, _wanted(request))
-        rows = window_rows(known, now_ms(), self._api.runtime.catalog.audits.bounds_of)
-        return json_response(paged(rows, request))
+        rows = window_rows(known, now_ms(), self._bounds_of)
+        return await listed(request, rows, WINDOW)
 
-    @described(Page[shapes_audit.AuditVerdict], query=(TOPIC, *TIMES, STATE, *PAGE), problems=(409, 502))
-    async def get_loss(self, request: web.Request) -> web.Response:
+    @described(
+        answers=listing(shapes_audit.AuditVerdict), query=(TOPIC, *TIMES, STATE, *PAGE, FORMAT),
+        problems=(409, 502),
+    )  # fmt: skip
+    async def get_loss(self, request: web.Request) -> web.StreamResponse:
         """Windows in which a tier does not have what the one before it has, the newest first."""
         states = set(request.query.getall("state", [state.value for state in TOLD]))
         if unknown := sorted(states - {state.value for state in State}):
             known_states = ", ".join(state.value for state in State)
             raise BadQuery(f"state={unknown[0][:40]!r}: no such state; there are {known_states}")
         known = await self.known(request, _wanted(request))
-        rows = verdict_rows(known, now_ms(), self._api.runtime.catalog.audits.plan_of, self.unseen)
-        return json_response(paged([row for row in rows if row["state"] in states], request))
+        rows = [row for row in self._verdicts(known) if row["state"] in states]
+        return await listed(request, rows, VERDICT)
+
+    @described(Page[shapes_audit.AuditTopic], query=(*TIMES, *PAGE), problems=(409, 502))
+    async def get_topics(self, request: web.Request) -> web.Response:
+        """Every topic that is counted, in a row: what is worst of its windows."""
+        known, bounds_of = await self.known(request, _wanted(request)), self._bounds_of
+        windows = window_rows(known, now_ms(), bounds_of)
+        rows = topic_rows(known, windows, self._verdicts(known), now_ms(), bounds_of)
+        return json_response(paged(rows, request))
+
+    def _verdicts(self, known: Known) -> list[dict[str, Any]]:
+        return verdict_rows(known, now_ms(), self._api.runtime.catalog.audits.plan_of, self.unseen)
+
+    def _bounds_of(self, cluster: str, topic: str) -> Bounds:
+        return self._api.runtime.catalog.audits.bounds_of(cluster, topic)
 
     @described({"type": "object"}, query=(*PLACES, *TIMES), problems=(409, 502))
     async def get_share(self, request: web.Request) -> web.Response:

@@ -14,6 +14,7 @@ from app.clock import now_ms
 from app.console import shapes_offsets
 from app.console.acts import actor_of, flag_of, read_body
 from app.console.answers import ApiError, is_number, json_response, paged
+from app.console.audit_index import at_time_in
 from app.console.describe import ACTOR, PAGE, TEXT, Page, Param, described, repeated
 from app.console.hop import HOP, LOOK_S, hand_over
 from app.core.control_events import OperatorAct
@@ -21,7 +22,7 @@ from app.core.offset_map import Barrier
 from app.core.resume import Answer, Place, Reading, Told
 from app.dlq.query import BadQuery, parse_when
 from app.kafka.clusters import ClusterUnreachable
-from app.regions.at_time import at_time, copies_of
+from app.regions.at_time import copies_of
 from app.regions.mapping import Joined, NoRoad
 from app.regions.regions import Regions
 from app.regions.sync import outcome_told
@@ -34,7 +35,6 @@ log = structlog.get_logger(__name__)
 
 MAX_OFFSETS = 500
 MAX_NAME_CHARS = 255
-CLUSTER_S = 8.0  # a cluster's time to tell its offsets at a time
 
 FROM = Param("from", TEXT, "the cluster that was read; required")
 TO = Param("to", TEXT, "the cluster where it goes on; required")
@@ -52,13 +52,13 @@ TIME = (
     Param("cluster", TEXT, "of this cluster only"),
 )
 
-Handler = Callable[[web.Request], Awaitable[web.Response]]
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def told_apart(handler: Handler) -> Handler:
     """`handler`, with what stands in its way as problems."""
 
-    async def around(request: web.Request) -> web.Response:
+    async def around(request: web.Request) -> web.StreamResponse:
         try:
             return await handler(request)
         except BadQuery as error:
@@ -231,7 +231,11 @@ class OffsetRoutes:
 
     @described(shapes_offsets.AtTime, query=TIME, problems=(404,))
     async def offsets_at_time(self, request: web.Request) -> web.Response:
-        """The first offset at or after a time, of a topic and its copies in every cluster."""
+        """The first offset at or after a time, of a topic and its copies in every cluster.
+
+        By the event time of its audit plan, where that is another than the records' timestamps, or where the
+        cluster does not answer.
+        """
         query, runtime = request.query, self._api.runtime
         topic = _name(query.get("topic"), "topic")
         if not query.get("time"):
@@ -242,27 +246,11 @@ class OffsetRoutes:
         routes = {name: runtime.catalog.routes.route(name) for name in list(runtime.control.view.routes)}
         names = copies_of(topic, clusters, {name: one for name, one in routes.items() if one is not None})
         asked = [(cluster, name) for cluster in clusters for name in sorted(names[cluster])]
-        found = await asyncio.gather(*(self._at_time(*one, time_ms) for one in asked))
+        found = await asyncio.gather(*(at_time_in(self._api, request, *one, time_ms) for one in asked))
         told = [one for one in found if one is not None]
         if not told:
             raise ApiError(404, "No such topic", f"topic {topic[:100]!r} is in none of {', '.join(clusters)}")
         return json_response({"topic": topic, "time_ms": time_ms, "topics": told})
-
-    async def _at_time(self, cluster: str, topic: str, time_ms: int) -> dict[str, Any] | None:
-        told: dict[str, Any] = {"cluster": cluster, "topic": topic, "partitions": [], "error": ""}
-        try:
-            async with asyncio.timeout(CLUSTER_S):
-                found = await at_time((await self._api.runtime.clusters.get(cluster)).client, topic, time_ms)
-        except (ClusterUnreachable, KafkaError, OSError, TimeoutError) as error:
-            return {**told, "error": str(error) or repr(error)}
-        if found is None:
-            return None
-        rows = [
-            {"partition": at.partition, "next_offset": at.next_offset, "timestamp_ms": at.timestamp_ms,
-             "log_start": at.log_start, "log_end": at.log_end, "note": at.note}
-            for at in found
-        ]  # fmt: skip
-        return {**told, "partitions": rows}
 
 
 # -- what is asked, and told -----------------------------------------------------------------------------

@@ -24,7 +24,8 @@ class Pages:
         """Every page there is."""
         partition = "/workloads/{group}/{topic}/partitions/{partition}"
         pages = ["/", "/workloads", "/workloads/{group}/{topic}", partition]
-        pages += ["/routes", "/routes/{name}", "/placement", "/failover", "/activity"]
+        pages += ["/routes", "/routes/{name}", "/placement", "/failover", "/audit", "/audit/{topic}"]
+        pages += ["/activity"]
         return [web.get(page, self.shell) for page in pages] + [web.get("/assets/{name}", self.asset)]
 
     async def shell(self, _: web.Request) -> web.Response:

@@ -142,3 +142,26 @@ class AuditCopyForeseen(TypedDict):
     missing: int
     state: str | None
     complete: bool
+
+
+class AuditTopic(TypedDict):
+    """A topic in the time that was asked for: `states` of its verdicts and the worst of them, its windows,
+    those of them that are incomplete; records missing (of lossy windows) and too many (of doubled ones), at
+    least; late ones and duplicates. Tiers whose audit is `absent`, and those (tier/cluster) `silent` now."""
+
+    topic: str
+    tiers: list[str]
+    state: Literal[
+        "ok", "provisional", "lossy", "duplicated", "corrupted", "late", "absent-audit", "not-compared"
+    ]
+    states: dict[str, int]
+    windows: int
+    incomplete: int
+    missing: int
+    extra: int
+    late: int
+    duplicates: int
+    absent: list[str]
+    silent: list[str]
+    newest_ms: int | None
+    newest: str | None

@@ -186,21 +186,26 @@ PassiveSync.__doc__ = (
 
 class TimePartition(TypedDict):
     """The first record at or after the time. `beyond-end`: there is none that new, the offset is the log's
-    end; `before-start`: the log begins later, older ones may have been there."""
+    end (or that of all that was counted); `before-start`: the log begins later, older ones may have been
+    there; `window`: the first of its audit window, which begins before the time. Of the audit's answers there
+    is no timestamp, and nothing of the log where its cluster cannot be asked."""
 
     partition: int
     next_offset: int
     timestamp_ms: int | None
-    log_start: int
-    log_end: int
-    note: Literal["", "before-start", "beyond-end"]
+    log_start: int | None
+    log_end: int | None
+    note: Literal["", "before-start", "beyond-end", "window"]
 
 
 class TimeTopic(TypedDict):
-    """A topic in a cluster; `error`: why it cannot be asked."""
+    """A topic in a cluster; `error`: why it cannot be asked. `by` which time: the records' timestamps, as the
+    broker tells them, or the event time of their audit plan, as their audit does; `why` that one."""
 
     cluster: str
     topic: str
+    by: Literal["timestamps", "audit"]
+    why: str
     partitions: list[TimePartition]
     error: str
 

@@ -127,7 +127,9 @@ def test_the_tracker_page_draws_the_window(console: Any, browse: Any) -> None:
     assert "committed (base)" in page.inner_text("main")
 
 
-@pytest.mark.parametrize("path", ["/", "/workloads", "/routes", "/routes/copied", "/placement", "/activity"])
+@pytest.mark.parametrize(
+    "path", ["/", "/workloads", "/routes", "/routes/copied", "/placement", "/audit", "/activity"]
+)
 def test_no_page_is_wider_than_a_phone(browse: Any, path: str, tmp_path: Path) -> None:
     page = browse(path, dark=True, width=380)
     assert page.evaluate("document.documentElement.scrollWidth") <= 380

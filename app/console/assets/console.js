@@ -1,5 +1,7 @@
 // The console: fills the shell from the API.
 
+import { auditLoader } from "./audit.js";
+import { auditAct } from "./audit_missing.js";
 import { clock, duration, el, link, number, pill, state, table } from "./dom.js";
 import { failoverPage, roleBadge, roleLine } from "./failover.js";
 import { failoverAct, runSections, runsSection } from "./failover_runs.js";
@@ -152,7 +154,7 @@ async function act(button) {
 async function other(button) {
   button.disabled = true;
   try {
-    const told = await (page === "failover" ? failoverAct(region, button.dataset) : routeAct(api, button.dataset));
+    const told = await (page === "failover" ? failoverAct(region, button.dataset) : page === "audit" ? auditAct(button.dataset) : routeAct(api, button.dataset));
     if (told) alert(told);
   } catch (error) {
     alert(`Not done: ${error.message}`);
@@ -217,6 +219,8 @@ function activityPage(list) {
     "workload-deleted": () => `workload ${a.key} deleted by ${a.actor}`,
     "route-put": () => `route ${a.key} deployed by ${a.actor}`,
     "route-deleted": () => `route ${a.key} deleted by ${a.actor}`,
+    "audit-put": () => `audit plan ${a.key.replace("audit:", "")} deployed by ${a.actor}`,
+    "audit-deleted": () => `audit plan ${a.key.replace("audit:", "")} deleted by ${a.actor}`,
     "failover-put": () => `failover definition ${a.key.replace("failover:", "")} deployed by ${a.actor}`,
     "failover-deleted": () => `failover definition ${a.key.replace("failover:", "")} deleted by ${a.actor}`,
     "failover-run": () => `failover ${a.id} to ${a.to} ${a.state}${a.forced ? ", forced" : ""} by ${a.actor}${[a.reason, a.result].filter(Boolean).map((words) => `: ${words}`).join("")}`,
@@ -374,4 +378,5 @@ else if (page === "routes") {
     region = told.region;
     return [...failoverPage(told, workloadPath), ...runsSection(runs.items), ...(run ? runSections(run, tiles) : [])];
   });
-} else if (page === "activity") poll(async () => activityPage(await get("/api/v1/activity?limit=200")));
+} else if (page === "audit") poll(auditLoader(get, path[1], { tiles, where }), 3000);
+else if (page === "activity") poll(async () => activityPage(await get("/api/v1/activity?limit=200")));

@@ -108,7 +108,7 @@ class Collector:
             if before is None:
                 verdicts.append((key, Verdict.FORGOTTEN))
                 continue
-            after, _, verdict = windows.on_report(before, report, increment.totals, position)
+            after, _, verdict = windows.on_report(before, report, increment.totals, position, increment.span)
             verdicts.append((key, verdict))
             if after is not before:
                 self.restore_window(key, after)

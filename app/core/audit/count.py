@@ -28,7 +28,9 @@ from app.core.audit import fingerprint
 from app.core.audit.fingerprint import NOTHING, Fingerprint, Source, Words
 from app.core.audit.headers import Headers, Numbers, headers_of
 from app.core.audit.latencies import Latencies
+from app.core.audit.spans import NO_SPAN, hull
 from app.core.audit.totals import NEVER_MS, Totals
+from app.core.ranges import Range
 from app.core.record import Record
 from app.core.record_batch import LOG_OVERHEAD_BYTES, MAGIC, Batch, Committed, iter_batches
 
@@ -51,7 +53,7 @@ class Sums:
     """`Totals` while they grow."""
 
     __slots__ = ("count", "duplicates", "first_ms", "identified", "ids", "last_ms", "latencies", "nbytes",
-                 "offsets", "offsets_of", "sourced")  # fmt: skip
+                 "offsets", "offsets_of", "sourced", "span")  # fmt: skip
 
     def __init__(self) -> None:
         self.count = self.nbytes = self.duplicates = self.identified = self.sourced = 0
@@ -60,6 +62,11 @@ class Sums:
         self.offsets_of: set[str] = set()
         self.latencies = Latencies()
         self.first_ms = self.last_ms = NEVER_MS
+        self.span: Range = NO_SPAN  # of offsets, of what was counted from a log
+
+    def at(self, start: int, end: int) -> None:
+        """Widens the span of offsets to [start, end)."""
+        self.span = hull(self.span, (start, end))
 
     def seen(self, first_ms: int, last_ms: int) -> None:
         """Widens the timestamps to these; -1: there are none."""
@@ -130,8 +137,11 @@ class Tally:
             sums.count += here.size
             sums.nbytes += int(rows.nbytes[mask].sum())
             sums.seen(int(here.min()), int(here.max()))
+            if rows.offsets is not None:
+                offsets = rows.offsets[mask]
+                sums.at(int(offsets.min()), int(offsets.max()) + 1)
             if source is not None and rows.offsets is not None:
-                sums.offsets = sums.offsets.plus(fingerprint.of_offsets(source, rows.offsets[mask]))
+                sums.offsets = sums.offsets.plus(fingerprint.of_offsets(source, offsets))
                 sums.offsets_of.add(source.cluster_id)
                 sums.sourced += here.size
             if rows.ids is not None:
@@ -244,6 +254,7 @@ def _count_headers(
         sums.count += count
         sums.nbytes += int(headers.nbytes[rows].sum())
         sums.seen(int(firsts[rows].min()), int(lasts[rows].max()))
+        sums.at(int(headers.base_offset[rows].min()), int(headers.next_offset[rows].max()))
         if source is not None:
             for begin, end in _ranges(headers.base_offset[rows], headers.next_offset[rows]):
                 sums.offsets = sums.offsets.plus(fingerprint.of_range(source, begin, end))
@@ -320,4 +331,5 @@ def _count_undecodable(tally: Tally, batch: Batch) -> None:
     sums.count += header.record_count
     sums.nbytes += header.length + LOG_OVERHEAD_BYTES
     sums.seen(first_ms, first_ms)
+    sums.at(header.base_offset, header.next_offset)
     tally.max_timestamp_ms = max(tally.max_timestamp_ms, first_ms)

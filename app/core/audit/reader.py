@@ -181,7 +181,10 @@ class PartitionReader:
             width_ms=self._scope.width_ms,
             source=self._name,
             at_ms=at_ms,
-            windows=tuple(Increment(start, totals) for start, totals in sorted(windows.items())),
+            windows=tuple(
+                Increment(start, totals, self._tally.windows[start].span)
+                for start, totals in sorted(windows.items())
+            ),
             part=self._part,
             since=self._since,
             upto=upto,

@@ -30,6 +30,7 @@ from typing import NamedTuple
 import msgspec
 
 from app.core.audit.latencies import CorruptLatencies, Latencies
+from app.core.audit.spans import NO_SPAN, hull
 from app.core.audit.totals import NO_TOTALS, Totals
 from app.core.ranges import Range, union
 
@@ -53,10 +54,12 @@ class Scope(NamedTuple):
 
 
 class Increment(msgspec.Struct, frozen=True, array_like=True):
-    """What a part holds of the window that begins at `start_ms` (`count.UNTIMED`)."""
+    """What a part holds of the window that begins at `start_ms` (`count.UNTIMED`). `span`: of the offsets of
+    these records (`spans`); reports of older versions, and of clients, have none."""
 
     start_ms: int
     totals: Totals
+    span: Range = NO_SPAN
 
 
 class Report(msgspec.Struct, frozen=True, omit_defaults=True, tag="report"):
@@ -136,6 +139,8 @@ def _fault(report: Report) -> str:
             return f"no window begins at {increment.start_ms}"
         if min(totals.count, totals.nbytes, totals.duplicates, totals.identified, totals.sourced) < 0:
             return "a count below 0"
+        if not 0 <= increment.span[0] <= increment.span[1]:
+            return f"offsets [{increment.span[0]}, {increment.span[1]})"
         try:
             Latencies.from_bytes(totals.latencies)
         except CorruptLatencies as error:
@@ -211,18 +216,44 @@ class Growing(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Counted(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What of a source is counted in a window. `done`: final parts, as normal ranges (`core.ranges`)."""
+    """What of a source is counted in a window. `done`: final parts, as normal ranges (`core.ranges`). `span`:
+    of the offsets of its records; not told of what older versions have counted (`span_of`)."""
 
     done: tuple[Range, ...] = ()
     growing: tuple[Growing, ...] = ()
     ids: tuple[str, ...] = ()
+    span: Range = NO_SPAN
 
 
 NOTHING_COUNTED = Counted()
 
 
-def take(counted: Counted, report: Report, totals: Totals) -> tuple[Counted, Totals, Verdict]:
+def span_of(counted: Counted) -> Range:
+    """Of a partition's records of a window: the parts they are in, where nothing closer is known."""
+    found = counted.span
+    if found == NO_SPAN:
+        for first, end in counted.done:
+            found = hull(found, (first * PART_OFFSETS, end * PART_OFFSETS))
+        for entry in counted.growing:
+            found = hull(found, (entry.since, entry.upto))
+    return found
+
+
+def take(
+    counted: Counted, report: Report, totals: Totals, span: Range = NO_SPAN
+) -> tuple[Counted, Totals, Verdict]:
     """Of one window: what is counted with the report, what it adds, and what becomes of it."""
+    taken, added, verdict = _take(counted, report, totals)
+    if verdict is Verdict.COUNTED:
+        if span != NO_SPAN:
+            span = hull(span_of(counted), span)
+        elif counted.span != NO_SPAN:  # an older version's report, behind one of this
+            span = hull(counted.span, (report.since, report.upto))
+        taken = msgspec.structs.replace(taken, span=span)
+    return taken, added, verdict
+
+
+def _take(counted: Counted, report: Report, totals: Totals) -> tuple[Counted, Totals, Verdict]:
     if report.part == NO_PART:
         return _take_by_id(counted, report, totals)
     part, since, upto = report.part, report.since, report.upto

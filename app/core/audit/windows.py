@@ -18,7 +18,9 @@ import msgspec
 
 from app.core.audit.count import UNTIMED
 from app.core.audit.reports import NOTHING_COUNTED, Counted, Report, Scope, Verdict, take
+from app.core.audit.spans import NO_SPAN
 from app.core.audit.totals import NO_TOTALS, Totals
+from app.core.ranges import Range
 
 OPEN_MS = -1
 NEVER_MS = 1 << 62  # where the window of records without a timestamp ends
@@ -87,12 +89,12 @@ class WindowRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def on_report(
-    record: WindowRecord, report: Report, totals: Totals, position: int
+    record: WindowRecord, report: Report, totals: Totals, position: int, span: Range = NO_SPAN
 ) -> tuple[WindowRecord, Totals, Verdict]:
     """The record with what a report says of its window, what that added, and what became of it."""
     if position <= record.position:
         return record, NO_TOTALS, Verdict.REPEATED
-    known, added, verdict = take(record.counted.get(report.source, NOTHING_COUNTED), report, totals)
+    known, added, verdict = take(record.counted.get(report.source, NOTHING_COUNTED), report, totals, span)
     if verdict is not Verdict.COUNTED:
         return record, NO_TOTALS, verdict
     counted = {**record.counted, report.source: known}

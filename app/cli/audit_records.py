@@ -1,0 +1,125 @@
+"""audit records: a topic's records of a time, by the event time of its audit plan."""
+
+from __future__ import annotations
+
+import http.client
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlencode
+
+import click
+import orjson
+
+from app.cli.client import (
+    BY_STATUS,
+    EXIT_FAILURE,
+    EXIT_PARTIAL,
+    EXIT_UNREACHABLE,
+    Client,
+    Failure,
+    actor,
+    guarded,
+)
+from app.cli.output import emit, printable, url_option
+
+COLUMNS = ["partition", "offset", "time", "key", "value"]
+PATIENCE_S = 90.0  # longer than a worker reads for one answer
+SHOWN_CHARS = 200
+WHY = {
+    "records": "--limit is reached; there may be more",
+    "bytes": "a worker reads no more bytes at once; ask for a shorter time",
+    "time": "a worker reads no longer at once; ask for a shorter time",
+}
+
+
+@click.command()
+@click.option("--topic", required=True, help="The topic.")
+@click.option("--cluster", required=True, help="In this cluster.")
+@click.option("--from", "since", metavar="TIME", required=True,
+              help="Event times from then on: 2h (ago), an ISO 8601 time, or milliseconds.")  # fmt: skip
+@click.option("--to", "until", metavar="TIME", help="Event times before; without it, now.")
+@click.option("--limit", type=click.IntRange(1, 100_000), default=1_000, show_default=True)
+@click.option("-o", "--output", type=click.Choice(("table", "json", "csv")), default="table",
+              show_default=True, help="json: a record as an object in a line.")  # fmt: skip
+@url_option
+@guarded
+def records(
+    topic: str, cluster: str, since: str, until: str | None, limit: int, output: str, url: str | None
+) -> None:
+    """A topic's records of a time, by the event time of its audit plan (without one, by their timestamps).
+
+    Where to read is known from the audit's index; what is told is exactly of that time, in the order of
+    offsets in each partition. Exit code 6 when it is not all there is.
+
+    \b
+    switchyard audit records --topic orders --cluster east-regional --from 2h --to 119m
+    switchyard audit records --topic orders --cluster east-regional --from 10m -o json | jq .value
+    """
+    wanted = {"topic": topic, "cluster": cluster, "from": since, "to": until, "limit": limit}
+    query = urlencode({name: value for name, value in wanted.items() if value})
+    told: dict[str, Any] = {}
+    rows: list[dict[str, Any]] = []
+    for line in _lines(Client(url), f"/audit/records?{query}&format=ndjson"):
+        found = orjson.loads(line)
+        if "summary" in found:
+            told = found["summary"]
+        elif output == "json":
+            click.echo(line.rstrip(b"\n"))
+        else:
+            rows.append({**found, "key": _text(found["key"]), "value": _text(found["value"])})
+    if output != "json":
+        cut = SHOWN_CHARS if output == "table" else None
+        emit([{**row, "value": row["value"][:cut]} for row in rows], COLUMNS, output)
+    _say(told)
+
+
+def _say(told: dict[str, Any]) -> None:
+    """How much it was; raises SystemExit where it is not all."""
+    by = {"audit": "the audit's index", "timestamps": "timestamps", "log": "reading all of the log"}
+    ways = ", ".join(sorted({by[part["by"]] for part in told["partitions"]}))
+    plan = f"event time of plan {told['plan']}" if told["plan"] else "timestamps, as no plan counts it"
+    click.echo(
+        printable(f"{told['records']} records of {told['looked_at']} looked at, by {plan}; found by {ways}"),
+        err=True,
+    )
+    gone = sum(part["gone"] for part in told["partitions"])
+    if gone:
+        click.echo(f"{gone} offsets that may have been of that time are gone from the log", err=True)
+    if told["why"]:
+        click.echo(f"not all: {WHY[told['why']]}", err=True)
+    if not told["complete"]:
+        raise SystemExit(EXIT_PARTIAL)
+
+
+def _lines(client: Client, path: str) -> Iterator[bytes]:
+    """The lines of an answer, to the one that says it is whole.
+
+    Raises:
+        Failure: the worker refuses, or breaks off.
+    """
+    request = urllib.request.Request(  # noqa: S310 - the client has checked the scheme
+        f"{client.url}/api/v1{path}", headers={"X-Switchyard-Actor": actor()}
+    )
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    line = b""
+    try:
+        with opener.open(request, timeout=PATIENCE_S) as answer:
+            for line in answer:
+                yield line
+        if b'{"summary":' not in line[:11]:
+            raise http.client.IncompleteRead(line)
+    except urllib.error.HTTPError as error:
+        problem = orjson.loads(error.read())
+        words = f"{problem['title']}: {problem['detail']}"
+        raise Failure(words, BY_STATUS.get(error.code, EXIT_FAILURE)) from error
+    except (http.client.HTTPException, OSError) as error:
+        why = f"the worker at {client.url} does not answer, or broke off: {error!r}; ask again"
+        raise Failure(why, EXIT_UNREACHABLE) from error
+
+
+def _text(told: dict[str, str] | None) -> str:
+    if told is None:
+        return "null"
+    return told["text"] if "text" in told else f"base64:{told['base64']}"

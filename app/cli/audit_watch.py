@@ -1,0 +1,197 @@
+"""audit watch: differences between tiers as they come and go.
+
+On a terminal a table that is kept up to date; else a line for every change, of what is not as it should be
+first. A worker that does not answer is told, and asked again.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+from urllib.parse import urlencode
+
+import click
+import orjson
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from app.cli.client import EXIT_LOSS, EXIT_PARTIAL, EXIT_UNREACHABLE, Client, Failure, guarded
+from app.cli.output import cell, printable, url_option
+
+STATES = ("ok", "provisional", "lossy", "duplicated", "corrupted", "late", "absent-audit")
+LOSS = {"lossy", "corrupted"}  # records that a tier had are not in the next one
+SHOWN = ("topic", "from_tier", "to_tier", "start", "state", "from_count", "to_count", "missing", "extra")
+STYLES = {"lossy": "bold red", "corrupted": "bold red", "ok": "green", "provisional": "dim"}
+MOST_ROWS = 30  # of the table: what is wrong first, then what is new
+EVERY_S = 2.0
+
+Row = dict[str, Any]
+Name = tuple[str, str, str, int, int]
+
+
+class Change(NamedTuple):
+    """A verdict that differs from what was seen of it before. `before`: its state then, None: it is new."""
+
+    before: str | None
+    row: Row
+
+
+def name_of(row: Mapping[str, Any]) -> Name:
+    """Which window of which tiers it is about."""
+    return row["topic"], row["from_tier"], row["to_tier"], row["start_ms"], row["end_ms"]
+
+
+def changes(known: Mapping[Name, Row] | None, rows: Iterable[Row]) -> list[Change]:
+    """What is new or says something else, the oldest first; at first (None is known) only what is not as it
+    should be."""
+    found = []
+    for row in sorted(rows, key=lambda row: (row["start_ms"], row["topic"], row["from_tier"])):
+        before = None if known is None else known.get(name_of(row))
+        if before is None:
+            if known is not None or row["state"] not in ("ok", "provisional"):
+                found.append(Change(None, row))
+        elif _told(before) != _told(row):
+            found.append(Change(before["state"], row))
+    return found
+
+
+def _told(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What makes a difference: while a window is not over, its counts grow all the time."""
+    if row["state"] in ("ok", "provisional"):
+        return (row["state"],)
+    return row["state"], row["missing"], row["extra"], tuple(row["absent"])
+
+
+def line(change: Change) -> str:
+    """A change in words."""
+    row = change.row
+    was = f"{change.before} -> " if change.before and change.before != row["state"] else ""
+    tiers = f"{row['from_tier']} -> {row['to_tier']}"
+    return printable(f"{row['start']} {row['topic']} {tiers}: {was}{row['state']}{_why(row)}")
+
+
+def _why(row: Mapping[str, Any]) -> str:
+    match row["state"]:
+        case "ok" | "provisional":
+            return f", {row['to_count']} of {row['from_count']}"
+        case "lossy" | "late":
+            return f", {row['missing']} of {row['from_count']} are not there"
+        case "duplicated":
+            return f", {row['extra']} more than {row['from_count']}"
+        case "corrupted":
+            return f", {row['from_count']} at both, but not the same ({row['by']} differ)"
+        case _:
+            return f": nothing is known of {', '.join(row['absent'])}"
+
+
+def _table(rows: Iterable[Row], words: str) -> Table:
+    shown = sorted(rows, key=lambda row: (row["state"] in ("ok", "provisional"), -row["start_ms"]))
+    table = Table(box=None, pad_edge=False, header_style="bold", caption=printable(words))
+    for column in SHOWN:
+        table.add_column(column, overflow="fold")
+    for row in shown[:MOST_ROWS]:
+        style = STYLES.get(row["state"], "yellow")
+        table.add_row(*[Text(printable(cell(row[c])), style if c == "state" else "") for c in SHOWN])
+    return table
+
+
+@click.command()
+@click.option("--topic", help="Of this topic only.")
+@click.option(
+    "--from", "since", metavar="TIME", default="2h", show_default=True,
+    help="Windows that begin then or later: 2h (ago), an ISO 8601 time, or milliseconds.",
+)  # fmt: skip
+@click.option("--to", "until", metavar="TIME", help="Windows that begin before.")
+@click.option("--every", "every_s", metavar="SECONDS", type=click.FloatRange(0.1, 3600), default=EVERY_S,
+              show_default=True, help="How often to ask.")  # fmt: skip
+@click.option(
+    "--until-ok", "until_ok_s", metavar="SECONDS", type=click.FloatRange(0, 86_400),
+    help="End as soon as all has arrived; after SECONDS end with 8 (lost) or 6 (not known).",
+)  # fmt: skip
+@click.option("-o", "--output", type=click.Choice(("table", "json")), default="table", show_default=True,
+              help="json: every change as an object in a line.")  # fmt: skip
+@url_option
+@guarded
+def watch(
+    topic: str | None, since: str, until: str | None, every_s: float, until_ok_s: float | None, output: str,
+    url: str | None,
+) -> None:  # fmt: skip
+    """Differences between tiers as they come and go, until Ctrl-C.
+
+    With --until-ok it ends with exit code 0 once there is something to compare and all of it has arrived;
+    when the time is over, with 8 where records are missing, with 6 where that is not known.
+
+    \b
+    switchyard audit watch --topic orders
+    switchyard audit watch -o json | jq 'select(.state == "lossy")'
+    switchyard audit watch --from 10m --until-ok 120
+    """
+    client = Client(url)
+    wanted = {"state": STATES, "from": since, "to": until, "topic": topic}
+    query = urlencode({name: value for name, value in wanted.items() if value}, doseq=True)
+
+    def ask() -> list[Row]:
+        return client.all("/audit/loss", query)
+
+    terminal = output == "table" and sys.stdout.isatty()
+    console = Console()
+    try:
+        with Live(console=console, auto_refresh=False) if terminal else nullcontext() as live:
+            code = _follow(ask, live, every_s, until_ok_s, output)
+    except KeyboardInterrupt:
+        code = 0
+    raise SystemExit(code)
+
+
+def _follow(
+    ask: Callable[[], list[Row]], live: Live | None, every_s: float, until_ok_s: float | None, output: str
+) -> int:
+    """Until all is well, or the time is over: the exit code."""
+    known: dict[Name, Row] | None = None
+    began_s, away = time.monotonic(), ""
+    while True:
+        try:
+            rows = ask()
+            away = _back(away)
+        except Failure as failure:
+            if failure.code != EXIT_UNREACHABLE or known is None:
+                raise
+            rows, away = list(known.values()), _away(away, str(failure))
+        if live is not None:
+            words = away or time.strftime("as of %H:%M:%S; Ctrl-C ends")
+            live.update(_table(rows, words), refresh=True)
+        elif not away:
+            for change in changes(known, rows):
+                _tell(change, output)
+        if not away:
+            known = {name_of(row): row for row in rows}
+        if until_ok_s is not None:
+            if rows and not away and all(row["state"] == "ok" for row in rows):
+                return 0
+            if time.monotonic() - began_s >= until_ok_s:
+                return EXIT_LOSS if any(row["state"] in LOSS for row in rows) else EXIT_PARTIAL
+        time.sleep(every_s)
+
+
+def _tell(change: Change, output: str) -> None:
+    if output == "json":
+        click.echo(orjson.dumps({"before": change.before, **change.row}).decode())
+    else:
+        click.echo(line(change))
+
+
+def _away(before: str, words: str) -> str:
+    if not before:
+        click.echo(f"switchyard: {printable(words)}; it is asked again", err=True)
+    return words
+
+
+def _back(before: str) -> str:
+    if before:
+        click.echo("switchyard: the worker answers again", err=True)
+    return ""
