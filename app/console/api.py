@@ -14,6 +14,7 @@ from aiohttp import web
 from app.clock import iso, now_ms
 from app.config.definitions import Workload, json_schema
 from app.console import dlq, overview, shapes, shapes_dlq
+from app.console.alerts import AlertRoutes
 from app.console.answers import ApiError, is_number, json_response, number, paged
 from app.console.audit import AuditRoutes
 from app.console.describe import JSON, PAGE, TEXT, TIER, Answer, Page, Param, described, whole
@@ -93,6 +94,7 @@ class Api:
             *(routes := RouteRoutes(self)).routes(),
             *RouteActRoutes(self, routes).routes(),
             *AuditRoutes(self).routes(),
+            *AlertRoutes(self).routes(),
             *FailoverRoutes(self).routes(),
             *FailoverRunRoutes(self).routes(),
             web.get(workload + "/partitions/{partition}/tracker", self.get_tracker),

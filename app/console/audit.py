@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlencode
 
 import msgspec
 from aiohttp import web
@@ -34,12 +33,12 @@ from app.console.defining import (
 from app.console.describe import ACTOR, JSON, PAGE, TEXT, Answer, Page, Param, described, repeated
 from app.console.hop import LOOK_S, ask_worker
 from app.console.offsets import told_apart
+from app.control.audit_known import SHARE, own_share, share_path, unseen
 from app.control.audit_sender import audit_partition
 from app.core.audit.compare import State
 from app.core.audit.reports import BadReport, Report, checked
 from app.core.control_events import AuditPut
 from app.core.job import Kind
-from app.core.topology import REGIONAL
 from app.dlq.query import BadQuery, parse_when
 
 if TYPE_CHECKING:
@@ -47,7 +46,6 @@ if TYPE_CHECKING:
 
 PUT = put_answers("audit plan")
 DETAIL = {200: Answer({JSON: shapes_audit.AuditPlanDetail}, headers=("ETag",))}
-MOST_WINDOWS = 50_000  # of an answer: a shard each
 TIMES = (
     Param("from", TEXT, "windows that begin then or later: 2h (ago), an ISO 8601 time, or milliseconds"),
     Param("to", TEXT, "windows that begin before; the same"),
@@ -63,7 +61,6 @@ STATE = Param(
     "state", repeated({"type": "string", "enum": [state.value for state in State]}, len(State)),
     f"verdicts of this state (again: or); without it, {', '.join(state.value for state in TOLD)}",
 )  # fmt: skip
-SHARE = "/api/v1/audit/share"
 NDJSON = "application/x-ndjson"
 _share = msgspec.json.Decoder(Share)
 _report = msgspec.json.Decoder(Report)
@@ -106,50 +103,27 @@ class AuditRoutes:
             known_states = ", ".join(state.value for state in State)
             raise BadQuery(f"state={unknown[0][:40]!r}: no such state; there are {known_states}")
         known = await self._known(request, _wanted(request))
-        rows = verdict_rows(known, now_ms(), self._api.runtime.catalog.audits.plan_of, self._unseen)
+        audits = self._api.runtime.catalog.audits
+        rows = verdict_rows(known, now_ms(), audits.plan_of, lambda of: unseen(audits, of))
         return json_response(paged([row for row in rows if row["state"] in states], request))
 
     @described({"type": "object"}, query=(*PLACES, *TIMES), problems=(409, 502))
     async def get_share(self, request: web.Request) -> web.Response:
         """What this worker's books hold of windows and tiers: for the other workers."""
-        share = self._own(_wanted(request))
+        share = own_share(self._api.runtime.audit_books, _wanted(request))
         return web.Response(
             body=msgspec.json.encode(share), content_type=JSON, headers={"Cache-Control": "no-store"}
         )
 
-    def _unseen(self, of: AuditPlan | None) -> list[str]:
-        layout = self._api.runtime.catalog.audits.layout
-        if layout is None or of is None:
-            return []
-        counted = of.clusters(layout)
-        return sorted(n for n, s in layout.sites.items() if s.tier == REGIONAL and n not in counted)
-
-    def _own(self, wanted: Wanted) -> Share:
-        books = self._api.runtime.audit_books.books
-        windows: dict[str, Any] = {}
-        tiers: dict[str, Any] = {}
-        for book in books.values():
-            for key, record in book.collector.windows.items():
-                if wanted.means(key):
-                    windows[str(key)] = msgspec.structs.replace(record, counted={})
-            if len(windows) > MOST_WINDOWS:
-                raise ValueError(f"more than {MOST_WINDOWS} windows: name a topic, or a later time with from")
-            tiers |= {str(key): tier for key, tier in book.collector.tiers.items() if wanted.means(key)}
-        return Share({partition: book.next_offset for partition, book in books.items()}, windows, tiers)
-
     async def _known(self, request: web.Request, wanted: Wanted) -> Known:
         """What all workers know. Raises ApiError: one does not answer."""
         runtime = self._api.runtime
-        query = {
-            "topic": wanted.topic, "tier": wanted.tier, "cluster": wanted.cluster,
-            "from": str(wanted.from_ms), "to": str(wanted.before_ms),
-        }  # fmt: skip
-        path = f"{SHARE}?{urlencode({name: value for name, value in query.items() if value})}"
+        path = share_path(wanted)
         others = [worker for worker in self._api.beats() if worker != runtime.worker]
         answers = await asyncio.gather(
             *(ask_worker(self._api, request, worker, patience_s=LOOK_S, path=path) for worker in others)
         )
-        shares = [self._own(wanted)]
+        shares = [own_share(runtime.audit_books, wanted)]
         for worker, (status, content) in zip(others, answers, strict=True):
             if status != 200:
                 raise ApiError(502, "Worker unreachable", f"{worker} answered {status}; ask again")

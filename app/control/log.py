@@ -27,6 +27,7 @@ from mode import Service
 
 from app import wire
 from app.control.tail import STOP_S, TopicTail, bounded
+from app.core.alert_state import AlertState
 from app.core.control import ControlState
 from app.core.control_events import (
     AnyControlEvent,
@@ -44,7 +45,7 @@ from app.kafka.clusters import LATEST, ClusterClient, ClusterUnreachable
 log = structlog.get_logger(__name__)
 
 READ_BACK_S = 10.0
-Repairable = Assignment | AnyDefinitionEvent
+Repairable = Assignment | AnyDefinitionEvent | AlertState
 KEEP_RECENT = 1000
 DROPPED_AT_ONCE = 100
 
@@ -157,6 +158,8 @@ class ControlLog(Service):
             self.view = ControlState()
             self._tail.read_again()
             return False
+        if isinstance(event, AlertState) and not event.is_news:
+            return True  # bookkeeping, too
         if not self.recent or record.offset > self.recent[-1]["offset"]:
             told = msgspec.to_builtins(for_people(event))
             self.recent.append({"offset": record.offset, "counted": counted, **told})
@@ -168,12 +171,14 @@ class ControlLog(Service):
                 event.expected is not None
             ):
                 self._refused[compaction_key(event)] = event  # at most one each, whether it is taken or not
+            case AlertState():
+                self._refused[compaction_key(event)] = event
             case Assignment() if event.job in self.view.assignments:
                 self._refused[compaction_key(event)] = event
 
     def take_refused(self) -> list[Repairable]:
-        """The last refused assignment of each job, and definition of each workload and route, since the last
-        call; the leader repairs what they overwrote (rule 5)."""
+        """The last refused assignment of each job, state of each alert, and definition of each workload and
+        route, since the last call; the leader repairs what they overwrote (rule 5)."""
         refused, self._refused = self._refused, {}
         return list(refused.values())
 

@@ -273,7 +273,7 @@ def test_the_json_schema_knows_all_kinds_by_their_names_on_the_wire() -> None:
     parts = json_schema()["$defs"]
 
     assert set(parts["RouteSpec"]["properties"]) == set(FULL_ROUTE["spec"])
-    assert len(json_schema()["oneOf"]) == 3
+    assert len(json_schema()["oneOf"]) == 5
     assert parts["RouteDefinition"]["properties"]["kind"]["const"] == "Route"
 
 
