@@ -78,7 +78,7 @@ class Sender:
     async def _post(self, url: str, body: Any, headers: Mapping[str, str]) -> None:
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                timeout=aiohttp.ClientTimeout(total=SEND_S), trust_env=True,
+                timeout=aiohttp.ClientTimeout(total=None), trust_env=True,  # `send` sees to the time
                 connector=aiohttp.TCPConnector(limit_per_host=4),
             )  # fmt: skip
         try:
@@ -90,6 +90,8 @@ class Sender:
                     said = (await answer.content.read(MAX_TOLD_CHARS)).decode("utf-8", "replace")
                     told = plain(" ".join(said.split()))
                     raise NotTaken(f"answered {answer.status}: {told}", _after_s(answer.headers))
+        except TimeoutError:
+            raise
         except (aiohttp.ClientConnectionError, ssl.SSLError, socket.gaierror) as error:
             raise NotTaken(f"cannot be reached: {_why(error)}") from error
         except (aiohttp.ClientError, ValueError, OSError) as error:  # such as an address that is none
@@ -107,6 +109,8 @@ class Sender:
             )  # fmt: skip
         except aiosmtplib.SMTPAuthenticationError as error:
             raise NotTaken(f"refused user and password: {error.code}") from error
+        except (aiosmtplib.SMTPConnectError, ConnectionError) as error:
+            raise NotTaken(f"cannot be reached: {_why(error.__cause__ or error)}") from error
         except aiosmtplib.SMTPException as error:
             raise NotTaken(f"did not take the mail: {plain(str(error))[:MAX_TOLD_CHARS]}") from error
         except OSError as error:

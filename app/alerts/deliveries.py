@@ -39,7 +39,8 @@ Tell = Callable[[str, str, str, str], None]  # kind, subject, message, remedy
 class Lane:
     """A channel. `failures` in a row; `why`: of the last one, "" when it takes what comes.
 
-    `waiting`: by alert. `numbers`: by alert, what it took last; `sent_s`: when, by the monotonic clock.
+    `waiting`: by alert; `sending`: which one, and its number. `numbers`: by alert, what it took last;
+    `sent_s`: when, by the monotonic clock.
     """
 
     key: str
@@ -47,7 +48,7 @@ class Lane:
     waiting: dict[str, tuple[Channel, Notice]] = field(default_factory=dict)
     numbers: dict[str, int] = field(default_factory=dict)
     sent_s: dict[str, float] = field(default_factory=dict)
-    sending: str = ""
+    sending: tuple[str, int] | None = None
     failures: int = 0
     why: str = ""
     wake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -70,7 +71,9 @@ class Deliveries:
         lane = self.lanes.setdefault(channel.key, Lane(channel.key, channel.place))
         if not again and lane.numbers.get(notice.id, 0) >= notice.number:
             return
-        if notice.id not in lane.waiting and (len(lane.waiting) >= MOST_WAITING or lane.sending == notice.id):
+        if lane.sending == (notice.id, notice.number):
+            return
+        if notice.id not in lane.waiting and len(lane.waiting) >= MOST_WAITING:
             return
         lane.waiting[notice.id] = channel, notice
         lane.wake.set()
@@ -126,7 +129,7 @@ class Deliveries:
                 await lane.wake.wait()
             alert = next(iter(lane.waiting))
             channel, notice = lane.waiting.pop(alert)
-            lane.sending = alert
+            lane.sending = alert, notice.number
             try:
                 await self._sender.send(channel, notice)
             except NotTaken as error:
@@ -138,7 +141,7 @@ class Deliveries:
                 self._took(lane, notice)
                 pause_s = 0.0
             finally:
-                lane.sending = ""
+                lane.sending = None
             await asyncio.sleep(pause_s)
 
     def _took(self, lane: Lane, notice: Notice) -> None:

@@ -34,7 +34,7 @@ from app.control.definitions import Parsed
 from app.control.log import ControlLog
 from app.control.tail import bounded
 from app.core import alerts
-from app.core.alert_state import AlertState, AlertWindow, Group
+from app.core.alert_state import AlertState, AlertWindow, Group, alert_key
 
 log = structlog.get_logger(__name__)
 
@@ -120,11 +120,15 @@ class Alerts(Service):
         view = self._control.view
         defined = {key.removeprefix(PREFIX) for key in view.alerts}
         changed = alerts.step(view.alert_states.states, rules, defined, rows, outcomes, now_ms(), term)
+        refused, self._control.refused_alerts = self._control.refused_alerts, set()
+        changed += alerts.again(view.alert_states.states, refused - {state.id for state in changed}, term)
+        view.drop_soon(map(alert_key, refused - view.alert_states.states.keys()))
         try:
             for start in range(0, len(changed), AT_ONCE):
                 await self._control.append(*changed[start : start + AT_ONCE])
         except BaseException:
             self.deliveries.give_back(outcomes)
+            self._control.refused_alerts |= refused
             raise
         if self._control.view.term == term and self._may_act():
             self._offer(definitions)

@@ -27,13 +27,11 @@ from app.clock import now_ms
 from app.control.log import ControlLog
 from app.control.membership import DRAINING, Members
 from app.control.placing import Placing, members_of
-from app.core.alert_state import AlertState
 from app.core.control_events import (
     AnyControlEvent,
     Assignment,
     Claim,
     Drain,
-    compaction_key,
     deletion_of,
 )
 from app.core.lease import Lease
@@ -193,11 +191,6 @@ class Leader(Service):
                 valid = state.assignments.get(refused.job)
                 if valid is not None:
                     repairs.append(msgspec.structs.replace(valid, term=term))
-            elif isinstance(refused, AlertState):
-                if (stands := state.alert_states.states.get(refused.id)) is not None:
-                    repairs.append(msgspec.structs.replace(stands, term=term))
-                else:  # it is over
-                    state.drop_soon([compaction_key(refused)])
             elif (put := state.standing(refused)) is not None:
                 repairs.append(msgspec.structs.replace(put, expected=put.etag))
             else:

@@ -45,7 +45,7 @@ from app.kafka.clusters import LATEST, ClusterClient, ClusterUnreachable
 log = structlog.get_logger(__name__)
 
 READ_BACK_S = 10.0
-Repairable = Assignment | AnyDefinitionEvent | AlertState
+Repairable = Assignment | AnyDefinitionEvent
 KEEP_RECENT = 1000
 DROPPED_AT_ONCE = 100
 
@@ -58,6 +58,7 @@ class ControlLog(Service):
         self.topic = topic
         self.view = ControlState()
         self._refused: dict[str, Repairable] = {}
+        self.refused_alerts: set[str] = set()  # ids: `app.control.alerts` writes these again
         self._anew: ControlState | None = None  # the log read again, which is to become the view
         self._anew_to = -1  # once it has this offset
         self._misses = self._began_again = False  # both: while what there was is read
@@ -131,6 +132,7 @@ class ControlLog(Service):
             log.warning("compaction has overtaken the reader of the control log; it is read again", to=offset)
             self._anew, self._anew_to = ControlState(), offset
             self._refused.clear()
+            self.refused_alerts.clear()
             self._tail.read_again()
             return True
         return False
@@ -172,13 +174,13 @@ class ControlLog(Service):
             ):
                 self._refused[compaction_key(event)] = event  # at most one each, whether it is taken or not
             case AlertState():
-                self._refused[compaction_key(event)] = event
+                self.refused_alerts.add(event.id)
             case Assignment() if event.job in self.view.assignments:
                 self._refused[compaction_key(event)] = event
 
     def take_refused(self) -> list[Repairable]:
-        """The last refused assignment of each job, state of each alert, and definition of each workload and
-        route, since the last call; the leader repairs what they overwrote (rule 5)."""
+        """The last refused assignment of each job, and definition of each workload and route, since the last
+        call; the leader repairs what they overwrote (rule 5)."""
         refused, self._refused = self._refused, {}
         return list(refused.values())
 

