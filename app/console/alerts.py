@@ -78,9 +78,12 @@ class AlertRoutes:
     @described(Page[shapes_alerts.Alert], query=(*FILTERS, *PAGE))
     async def get_alerts(self, request: web.Request) -> web.Response:
         """Alerts that fire, that are pending, and that were resolved within a day; the newest first."""
-        wanted = set(request.query.getall("state", list(STATES)))
+        told = request.query.getall("state", list(STATES))
+        wanted = set(told)
         if unknown := sorted(wanted - set(STATES)):
             raise ApiError(400, "Bad query", f"state={unknown[0][:40]!r} must be {', '.join(STATES)}")
+        if len(told) > len(STATES):
+            raise ApiError(400, "Bad query", f"state stands {len(told)} times; give each once")
         name, topic = request.query.get("name", ""), request.query.get("topic", "")
         found = [
             state

@@ -63,8 +63,8 @@ class Alerts(Service):
         env: Mapping[str, str] = os.environ,
     ) -> None:  # fmt: skip
         super().__init__()
-        self._sender = Sender(env)
-        self.deliveries = Deliveries(self._sender, tell)
+        self._env = env
+        self.deliveries = Deliveries(Sender(env), tell)
         self.looked_ms = 0
         self.unknown = ""
         self.left_out = 0
@@ -211,20 +211,25 @@ class Alerts(Service):
             **TEST_GROUP._replace(rule=definition.name)._asdict(),
         )  # fmt: skip
         notice = self.notice(definition, state)._replace(is_test=True)
-        tried = (self._tried(channel, notice) for channel in definition.spec.channels)
-        return list(await asyncio.gather(*tried))
-
-    async def _tried(self, channel: Channel, notice: Notice) -> dict[str, Any]:
+        sender = Sender(self._env)
         try:
-            await self._sender.send(channel, notice)
-        except NotTaken as error:
-            why = str(error)
-        else:
-            why = ""
-        return {"channel": channel.kind, "place": channel.place, "taken": not why, "why": why}
+            tried = (_tried(sender, channel, notice) for channel in definition.spec.channels)
+            return list(await asyncio.gather(*tried))
+        finally:
+            await sender.close()
 
     def _unread(self, key: str, why: str) -> None:
         self._tell("alert-trouble", key.removeprefix(PREFIX), why, "deploy the alert again")
+
+
+async def _tried(sender: Sender, channel: Channel, notice: Notice) -> dict[str, Any]:
+    try:
+        await sender.send(channel, notice)
+    except NotTaken as error:
+        why = str(error)
+    else:
+        why = ""
+    return {"channel": channel.kind, "place": channel.place, "taken": not why, "why": why}
 
 
 def _parsed(_: str, data: Mapping[str, Any]) -> AlertDefinition:
