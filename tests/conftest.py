@@ -6,8 +6,8 @@
 - `topic_name`: a name no other test uses, since the brokers are shared.
 
 In CI a test with brokers, processes or sockets that failed is tried once more; the summary names it with what
-failed first, so that it is mended. Never tried again: pure logic, Hypothesis, tests/system, and what may be a
-message lost or doubled.
+failed first, so that it is mended. Never tried again: pure logic, Hypothesis, and what may be a message lost
+or doubled; in tests/system nothing but what was too late.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ settings.load_profile(PROFILE)
 STARTING = {"_shared_yard", "bootstrap", "cached", "engine"}  # fixtures that start brokers or containers
 BESIDE = {"cli", "config", "console", "core", "dlq", "payload"}  # nothing there depends on how long it takes
 PURE = {"config", "core", "payload"}
-COUNTED = {"system"}  # every message, after kills: what fails there once is a finding
+COUNTED = {"system"}  # every message, after kills: what is not as it should be there once is a finding
 
 COUNTS = re.compile(
     "(^|_)(all|doubles?|every|loses?|lost|miss|none|no_message|no_record|nothing|once|twice)(_|$)"
@@ -44,11 +44,11 @@ SAYS_LOST = r"(?i)(?<!connection )\b(lost|missing|twice|doubled)\b|never came|Co
 OUT_OF_TIME = "from pytest-timeout"  # the second try would have no end
 
 
-def second_try(name: str) -> pytest.MarkDecorator:
-    """Once more, unless the failure says that messages were lost, or that what a test of this name counts is
-    not as it should be."""
+def second_try(folder: str, name: str) -> pytest.MarkDecorator:
+    """Once more, unless the failure says that messages were lost, or that what a test there, or of this name,
+    counts is not as it should be."""
     final: list[str | type[Exception]] = [SAYS_LOST, OUT_OF_TIME]
-    if COUNTS.search(name):
+    if folder in COUNTED or COUNTS.search(name):
         final.append(AssertionError)
     return pytest.mark.flaky(reruns=1, rerun_except=final)
 
@@ -61,8 +61,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         starts = not STARTING.isdisjoint(item.fixturenames) or item.get_closest_marker("browser")
         if folder in BESIDE and not starts:
             item.add_marker("beside")
-        if PROFILE == "ci" and folder not in PURE | COUNTED and not is_hypothesis_test(item.obj):
-            item.add_marker(second_try(item.function.__name__))
+        if PROFILE == "ci" and folder not in PURE and not is_hypothesis_test(item.obj):
+            item.add_marker(second_try(folder, item.function.__name__))
 
 
 @pytest.fixture(scope="session")

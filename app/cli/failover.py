@@ -9,6 +9,7 @@ import click
 
 from app.cli import failover_runs
 from app.cli.client import Client, guarded
+from app.cli.dlq_options import when
 from app.cli.output import cell, emit, output_option, printable, url_option
 
 COLUMNS = [
@@ -44,7 +45,8 @@ def failover() -> None:
 def status(url: str | None, output: str) -> None:
     """The region of each workload with a mode: since when, by whom, and which others have let go.
 
-    Above the table stands how old the newest word of each other region is that came here.
+    Above the table stands how old the newest word of each other region is that came here, and, when this
+    one has just returned, that it acts for nothing yet.
 
     \b
     switchyard failover status
@@ -53,6 +55,11 @@ def status(url: str | None, output: str) -> None:
     whole = Client(url).ask("GET", "/failover")
     if output == "table":
         click.echo(f"region {printable(whole['region'])}", err=True)
+        if returned := whole.get("returned"):
+            since_ms = returned["since_ms"]
+            since = "" if since_ms is None else f" (since {when(since_ms)})"
+            told = f"it has just returned{since}: {returned['why']}; {returned['remedy']}"
+            click.echo(printable(told), err=True)
         for seen in whole["regions"]:
             if not seen["own"]:
                 age_s = seen["copy_age_s"]

@@ -17,8 +17,8 @@ from app.cli.dlq_options import confirm, when
 from app.cli.dlq_stream import watch
 from app.cli.output import emit, output_option, printable, url_option
 
-PARTITIONS = ["workload", "partition", "from_region", "next_offset", "again", "passed_over", "not_here",
-              "unreachable", "lag", "why"]  # fmt: skip
+PARTITIONS = ["workload", "partition", "from_region", "next_offset", "again", "passed_over",
+              "not_here_at_least", "unreachable_at_least", "lag", "why"]  # fmt: skip
 CHECKS = ["level", "of", "check", "detail", "remedy"]
 ROWS = ["workload", "from_region", "stage", "epoch", "waits_for", "note"]
 RUNS = ["id", "to", "state", "forced", "workloads", "by", "made", "took_s", "back_of", "reason", "result"]
@@ -51,9 +51,10 @@ def plan(to: str, workloads: tuple[str, ...], force: bool, reason: str, url: str
 
     NEXT_OFFSET is where it goes on in this region's topic. Of what lies behind it at most AGAIN records were
     read before; of those PASSED_OVER are known to be finished, and are not delivered again. NOT_HERE are
-    records that are not copied yet, of which UNREACHABLE cannot be until their cluster answers. LAG is here
-    and waits to be delivered. Sources and barriers: -o json. Below stands what was checked. Exit code 5:
-    something is in the way.
+    records that are not copied yet, of which UNREACHABLE cannot be until their cluster answers: at least so
+    many, as what was written there since it last answered is not known. LAG is here and waits to be
+    delivered. Sources and barriers: -o json. Below stands what was checked. Exit code 5: something is in the
+    way.
 
     \b
     switchyard failover plan --to west
@@ -171,23 +172,25 @@ def abort(failover_id: str, reason: str, yes: bool, url: str | None, output: str
 @click.command()
 @TO
 @WORKLOADS
+@click.option("--force", is_flag=True, help="Rehearse a forced one, which asks nothing of the other region.")
 @url_option
 @output_option
 @guarded
-def drill(to: str, workloads: tuple[str, ...], url: str | None, output: str) -> None:
+def drill(to: str, workloads: tuple[str, ...], force: bool, url: str | None, output: str) -> None:
     """Rehearses a failover with shadow groups, which are deleted in the end; touches nothing else.
 
     Per partition: commits the position where it would go on, reads it back, and reads the first record from
     there. TOOK_MS is from the command to read to that record. Should the worker be killed meanwhile, a group
-    switchyard-drill-... stays until the next drill, which deletes those older than ten minutes. Exit code 1:
-    a partition did not do well.
+    switchyard-drill-... stays until the next drill, which deletes those older than ten minutes. Exit code 5:
+    something is in the way of the failover; 1: a partition did not do well, or not all of them are known.
 
     \b
     switchyard failover drill --to west
+    switchyard failover drill --to west --force                  # as if east were lost
     switchyard failover drill --to west --workload billing/orders -o json
     """
     client = Client(url)
-    begun = client.ask("POST", "/failover/drill", {"to": to, "workloads": list(workloads)})
+    begun = client.ask("POST", "/failover/drill", {"to": to, "workloads": list(workloads), "force": force})
     told = watch(client, begun, "drill again")["progress"]
     rows = [
         {**row, "again": _or(row["again"]), "lag": _or(row["lag"]),
@@ -198,9 +201,19 @@ def drill(to: str, workloads: tuple[str, ...], url: str | None, output: str) -> 
     emit(rows, DRILLED, output, whole=told)
     for check in told["checks"]:
         if check["level"] != "ok":
-            _say(f"{check['level']}: {check['detail']}; {check['remedy']}")
+            _say(f"{check['level']}: {check['of']}: {check['detail']}; {check['remedy']}")
+    _say_what_is_unknown(told["unknown"])
+    if told["blocked"]:
+        what = f"the failover is blocked, by {told['blocked']} preconditions; see above"
+        raise Failure(what, EXIT_PRECONDITION)
     if told["failed"]:
         raise Failure(f"{told['failed']} of {told['looked_at']} partitions did not do well", EXIT_FAILURE)
+    if told["unknown"] or told["looked_at"] < told["of"]:
+        tried = f"{told['looked_at']} of {told['of']} known partitions were tried, and did well"
+        raise Failure(f"{tried}; of {len(told['unknown'])} workloads not all is known", EXIT_FAILURE)
+    if not told["workloads"]:
+        _say("nothing to rehearse: no active-passive workload is among them, the others run here already")
+        return
     slowest = max((row["took_ms"] for row in told["partitions"] if row["took_ms"] is not None), default=None)
     first = f"; the slowest first record came after {slowest:.0f} ms" if slowest is not None else ""
     _say(f"{told['looked_at']} partitions would go on as planned{first}")
@@ -243,9 +256,8 @@ def show(failover_id: str, url: str | None, output: str) -> None:
         emit(_checks(told["plan"]), CHECKS, output)
         if told["plan"]["left_out"]:
             _say(told["plan"]["left_out"])
-    for row in told["rows"]:
-        if row["remedy"]:
-            _say(f"{row['workload']} waits for {row['waits_for']}: {row['remedy']}")
+    for row in _waiting(told):
+        _say(f"{row['workload']} waits for {row['waits_for']}: {row['remedy']}")
     _say(_told(told))
 
 
@@ -263,7 +275,7 @@ def _follow(client: Client, told: dict[str, Any]) -> dict[str, Any]:
             while told["state"] not in ENDED:
                 time.sleep(POLL_S)
                 told = client.ask("GET", _path(told["id"]))
-                waiting = [row for row in told["rows"] if row["waits_for"]]
+                waiting = _waiting(told)
                 first = waiting[0]["waits_for"] if waiting else ""
                 what = f"{told['id']}: waits for {first}" if first else told["id"]
                 ready = sum(row["stage"] in {"active", "taken", "gone"} for row in told["rows"])
@@ -277,12 +289,19 @@ def _follow(client: Client, told: dict[str, Any]) -> dict[str, Any]:
     return told
 
 
+def _waiting(told: dict[str, Any]) -> list[dict[str, Any]]:
+    """Its workloads that wait for something; or itself, when only its end does."""
+    end = {"workload": told["id"], "waits_for": told.get("waits_for"), "remedy": told.get("remedy")}
+    return [row for row in (*told["rows"], end) if row["waits_for"]]
+
+
 def _say_what_is_waited_for(waiting: Iterable[dict[str, Any]], said: dict[str, tuple[str, float]]) -> None:
-    """Once each, of what takes long."""
+    """Once each, of what takes long; numbers that change stand in brackets."""
     for row in waiting:
         what, since_s = said.get(row["workload"], ("", 0.0))
-        if what != row["stage"]:
-            said[row["workload"]] = row["stage"], time.monotonic()
+        now = row.get("stage", "") + row["waits_for"].partition(" (")[0]
+        if what != now:
+            said[row["workload"]] = now, time.monotonic()
         elif since_s and time.monotonic() - since_s > SAY_AFTER_S:
             said[row["workload"]] = what, 0.0
             _say(f"{row['workload']} waits for {row['waits_for']}; {row['remedy']}")
@@ -297,14 +316,13 @@ def _show_plan(told: dict[str, Any], output: str) -> None:
     if output == "table":
         click.echo()
         emit(_checks(plan), CHECKS, output)
-    for one in plan["workloads"]:
-        if one["why"]:
-            _say(f"{one['workload']}: its partitions are not known: {one['why']}")
+    _say_what_is_unknown(one for one in plan["workloads"] if one["why"])
     total = plan["totals"]
+    as_of = f", as of {when(total['as_of_ms'])}" if total.get("as_of_ms") is not None else ""
     _say(
         f"{told['id']}: {told['workloads']} workloads, {total['partitions']} partitions; read again at most "
         f"{_or(total['again'])}, of which {total['passed_over']} are passed over; not here yet "
-        f"{_or(total['not_replicated'])} ({_or(total['unreachable'])} unreachable); "
+        f"{_at_least(total['not_replicated'])} ({_at_least(total['unreachable'])} unreachable){as_of}; "
         f"to be delivered {_or(total['lag'])}"
     )
     if any(check["level"] == "blocked" for check in _all_checks(plan)):
@@ -316,11 +334,20 @@ def _show_plan(told: dict[str, Any], output: str) -> None:
     )
 
 
+def _say_what_is_unknown(found: Iterable[dict[str, Any]]) -> None:
+    for one in found:
+        _say(f"{one['workload']}: its partitions are not known: {one['why']}")
+
+
+def _at_least(count: int | None) -> str:
+    return "unknown" if count is None else f"at least {count}"
+
+
 def _partitions(plan: dict[str, Any]) -> list[dict[str, Any]]:
     return [
         {**row, "workload": one["workload"], "from_region": one["region"],
          "next_offset": _or(row["next_offset"]), "again": _or(row["again"]),
-         "not_here": _or(row["not_replicated"]), "unreachable": _or(row["unreachable"]),
+         "not_here_at_least": _or(row["not_replicated"]), "unreachable_at_least": _or(row["unreachable"]),
          "lag": _or(row["lag"])}
         for one in plan["workloads"]
         for row in one["partitions"]

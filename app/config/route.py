@@ -168,6 +168,8 @@ class RouteSpec(Model):
 
     `onGap`: what happens when records are gone before they were copied, or the topic was truncated or made
     anew; either way it is told. `start`: where a topic begins that was never copied before.
+    `verify`: of fast flows a sample of the copies is read back and compared, or all are, which costs about as
+    much again as copying.
     """
 
     source: Name = Field(alias="from")
@@ -182,6 +184,7 @@ class RouteSpec(Model):
     checkpoint: Checkpoint = Checkpoint()
     on_gap: Literal["continue", "stop"] = Field("continue", alias="onGap")
     start: Literal["earliest", "latest"] = "earliest"
+    verify: Literal["sampled", "all"] = "sampled"
 
 
 class RouteDefinition(Definition):

@@ -28,7 +28,9 @@ from app.console.defining import (
 )
 from app.console.describe import ACTOR, JSON, PAGE, Answer, Page, described
 from app.console.hop import HOP, hand_over
+from app.control.bridge import UNHEARD_S
 from app.control.failover import FailoverSide
+from app.control.role_keeper import SLOW_S
 from app.core.control_events import FailoverPut
 
 if TYPE_CHECKING:
@@ -81,7 +83,24 @@ class FailoverRoutes:
             regions.append({"region": region, "own": False, "copy_age_s": age_s})
         roles = [self._role(workload) for workload in side.keeper.moded()]
         roles.sort(key=lambda role: str(role["workload"]))
-        return json_response({"region": own, "regions": regions, "roles": roles})
+        return json_response({
+            "region": own, "returned": self._returned(), "regions": regions, "roles": roles,
+        })  # fmt: skip
+
+    def _returned(self) -> dict[str, Any] | None:
+        """Of a region that acts for nothing yet."""
+        if not self._side.keeper.has_just_returned():
+            return None
+        last = self._api.runtime.control.view.pulses.get(self._api.region)
+        others = ", ".join(sorted(self._side.failovers.others()))
+        return {
+            "since_ms": (last.returned_ms if last is not None else 0) or None,
+            "why": "it lay still, and has not heard yet what others decided meanwhile: it acts for no "
+            "workload of several regions",
+            "remedy": f"it goes on by itself once {others} answered, or nothing came from there for "
+            f"{UNHEARD_S:.0f} s, after {SLOW_S:.0f} s at the latest; if it stays so: see that a leader is "
+            "there (worker list), and its log",
+        }
 
     def _role(self, workload: Workload) -> dict[str, Any]:
         key, roles = workload.key, self._api.runtime.control.view.roles

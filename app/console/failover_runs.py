@@ -7,6 +7,8 @@ may be asked; its leader carries out what was begun.
 from __future__ import annotations
 
 import functools
+import math
+import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -22,10 +24,11 @@ from app.console.describe import ACTOR, PAGE, Page, described
 from app.console.operations import STARTED
 from app.control.failover_drill import Drill
 from app.control.failover_plan import Planner, PlanRefused, is_expired
+from app.control.failover_runs import end_remedy
 from app.control.failover_runs import remedy as remedy_of
 from app.control.failover_told import Plan, read
 from app.core.control_events import FailoverRun, OperatorAct
-from app.core.failover_run import ABORTED, DONE, EXECUTING, PLANNED
+from app.core.failover_run import ABORTED, DONE, EXECUTING, PLANNED, leader_of
 from app.dlq.query import BadQuery
 
 if TYPE_CHECKING:
@@ -102,13 +105,26 @@ class FailoverRunRoutes:
             mine = role is not None and role.plan == run.id
             rows.append({
                 "workload": one.key, "region": planned.region, "stage": one.stage.value,
-                "waits_for": "" if one.has_ended else one.waits_for,
+                "waits_for": "" if one.has_ended else self._named(run, one.waits_for),
                 "remedy": remedy_of(run, one) if one.waits_for and not one.has_ended else "",
                 "epoch": role.epoch if role is not None and mine else None,
                 "note": role.reason if role is not None and mine else one.waits_for * one.has_ended,
             })  # fmt: skip
         plan = read(run.plan)
-        return {**_run(run), "rows": rows, "plan": None if plan is None else msgspec.to_builtins(plan)}
+        end = self._api.runtime.failover.runs.end_waits_for(run, standings)
+        return {
+            **_run(run), "rows": rows, "plan": None if plan is None else msgspec.to_builtins(plan),
+            "waits_for": self._named(run, end), "remedy": end_remedy(run, end) if end else "",
+        }  # fmt: skip
+
+    def _named(self, run: FailoverRun, waits_for: str) -> str:
+        """With who the leader is, and whether he is heard, if it is he who is waited for."""
+        runtime, whose = self._api.runtime, leader_of(run)
+        if not (name := runtime.control.view.leader):
+            return waits_for.replace(whose, f"{whose} (there is none)")
+        age_s = runtime.members.silent_s(name, time.monotonic())
+        age = "not heard" if math.isinf(age_s) else f"last heard {age_s:.1f} s ago"
+        return waits_for.replace(whose, f"{whose} ({name}, {age})")
 
     # -- planning ----------------------------------------------------------------------------------
 
@@ -200,23 +216,31 @@ class FailoverRunRoutes:
 
     @described(answers=STARTED, headers=ACTOR, body=shapes_runs.DrillBody, problems=(409,))
     async def drill_failover(self, request: web.Request) -> web.Response:
-        """Rehearses it with shadow groups: commits the positions, reads them back and the first records."""
+        """Rehearses it with shadow groups: commits the positions, reads them back and the first records.
+
+        Its `progress` tells what became of each partition, what is in the way of the failover itself, and
+        what is not known of it.
+        """
         runtime = self._api.runtime
         body = await read_body(request, shapes_runs.DrillBody)
         to, keys, actor = body.get("to"), _keys(body), actor_of(request)
         if not isinstance(to, str) or not to:
             raise BadQuery('to: name the region, as in {"to": "west"}')
-        planner = Planner(runtime)
+        force, planner = flag_of(body, "force"), Planner(runtime)
         chosen = planner.choose(to, keys)
         if runtime.draining:
             raise ApiError(503, "Stopping", "this worker stops; ask another one")
         name = f"drill-{uuid.uuid4().hex[:8]}"
 
         async def work(tell: Any) -> dict[str, Any]:
-            plan: Plan = await planner.plan(chosen, forced=True)
-            told = await Drill(runtime, name.removeprefix("drill-"), plan).run(tell)
+            plan: Plan = await planner.plan(chosen, forced=force)
+            told = await Drill(runtime, name.removeprefix("drill-"), plan, forced=force).run(tell)
             ok = told["looked_at"] - told["failed"]
-            detail = f"{len(chosen)} workloads to {to}: {ok} of {told['looked_at']} partitions as planned"
+            detail = f"{len(chosen)} workloads to {to}: {ok} of {told['of']} partitions as planned"
+            if told["blocked"]:
+                detail += f", {told['blocked']} preconditions in the way"
+            if told["unknown"]:
+                detail += f", of {len(told['unknown'])} workloads not all is known"
             act = OperatorAct(
                 at_ms=now_ms(), subject=name, action="failover-drill", detail=detail, actor=actor
             )

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from app.config.definitions import Workload
 from app.config.workload import HeadOfLine as HeadOfLineSpec
 from app.core.head_of_line import UNFINISHED_THRESHOLD, UTILISATION_THRESHOLD
-from app.core.pace import Flow, Pace, Rate, TargetStatus, gravest, pace, without_worker
+from app.core.pace import RESTS, Flow, Pace, Rate, TargetStatus, gravest, pace, without_worker
 from app.wire import HeadDecision, HeadStatus, JobStatus, WorkloadStatus
 
 STUCK_SHARE = 0.5  # of a full tracker: with fewer unfinished, few messages hold up many
@@ -146,6 +146,8 @@ def workload_flow(
 
 def _facts(of: WorkloadStatus, jobs: Sequence[JobStatus], now_ms: int) -> Flow:
     running = [job for job in jobs if job.state != "paused"]
+    troubles = {job.trouble for job in jobs if job.state == "paused" and job.trouble}
+    resting = sorted(trouble.removeprefix(RESTS) for trouble in troubles if trouble.startswith(RESTS))
     full = [job for job in running if job.used >= job.capacity and not job.ready]
     stuck = [job for job in full if job.unfinished <= STUCK_SHARE * job.used]
     cramped = [job for job in full if job.unfinished > STUCK_SHARE * job.used and _at_work(job)]
@@ -155,6 +157,8 @@ def _facts(of: WorkloadStatus, jobs: Sequence[JobStatus], now_ms: int) -> Flow:
         blocked=of.blocked,
         jobs=len(jobs),
         paused=len(jobs) - len(running),
+        resting=resting,
+        obscured=len(troubles) > len(resting),
         stuck=[_place(job) for job in stuck],
         cramped=[_place(job) for job in cramped],
         ready=sum(job.ready for job in running),

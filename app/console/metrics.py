@@ -44,7 +44,7 @@ _JOB_GAUGES = {
     "tracker_used_messages": "Places of the tracker in use",
     "tracker_capacity_messages": "Places of the tracker",
     "fetched_bytes": "Fetched bytes that wait to be decoded",
-    "paused": "1 while an operator's pause holds",
+    "paused": "1 while it sends nothing new: an operator's pause, or another region has it",
     "catching_up": "1 while a backlog is worked off beside the latest",
     "emptying": "1 while a retry tier that is no longer defined is emptied",
 }

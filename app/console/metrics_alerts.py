@@ -44,9 +44,10 @@ def of_alerts(runtime: Runtime) -> Iterator[Metric]:
     for labels, count in sorted(alerts.deliveries.counts.items()):
         notices.add_metric(labels, count)
     left_out = GaugeMetricFamily("switchyard_alerts_left_out", "Alerts without room", value=alerts.left_out)
-    yield from (failing, notices, left_out)
-    if alerts.looked_ms:
-        age_s = max(0.0, (now_ms() - alerts.looked_ms) / 1000)
-        yield GaugeMetricFamily(
-            "switchyard_alerts_look_age_seconds", "Since the audit was looked at last", value=age_s
-        )
+    age = GaugeMetricFamily(
+        "switchyard_alerts_look_age_seconds", "Since the audit was looked at last, while there are alerts",
+        labels=(),
+    )  # fmt: skip
+    if alerts.looked_ms and definitions:
+        age.add_metric((), max(0.0, (now_ms() - alerts.looked_ms) / 1000))
+    yield from (failing, notices, left_out, age)

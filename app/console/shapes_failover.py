@@ -42,10 +42,20 @@ class RegionSeen(TypedDict):
     copy_age_s: float | None
 
 
+class Returned(TypedDict):
+    """A region that lay still, and acts for nothing of several regions until it has heard the others.
+    `since_ms`: since its leader says so; null: no leader has said so yet."""
+
+    since_ms: int | None
+    why: str
+    remedy: str
+
+
 class FailoverStatus(TypedDict):
-    """Regions and roles as this one knows them."""
+    """Regions and roles as this one knows them. `returned`: null of a region that goes on."""
 
     region: str
+    returned: Returned | None
     regions: list[RegionSeen]
     roles: list[WorkloadRole]
 

@@ -31,10 +31,11 @@ class MoveTo(Body, kw_only=True, frozen=True):
 
 
 class DrillBody(Body, kw_only=True, frozen=True):
-    """As of a plan."""
+    """As of a plan; `force`: the rehearsed failover is to be a forced one."""
 
     to: Annotated[str, Meta(min_length=1, max_length=100)]
     workloads: Keys = []
+    force: Force = False
 
 
 class ExecuteBody(Body, kw_only=True, frozen=True):
@@ -98,8 +99,11 @@ class Run(TypedDict):
 
 
 class RunDetail(Run):
-    """With how far each workload is, and the plan as it was read; null when it is not kept any more."""
+    """With how far each workload is, and the plan as it was read; null when it is not kept any more.
+    `waits_for`: once nothing of it is under way, what the word that it has ended waits for; else ""."""
 
+    waits_for: str
+    remedy: str
     rows: list[RunRow]
     plan: Plan | None
 

@@ -12,8 +12,8 @@ Rules
    `latest` are the ends that were recorded when it was deployed (`Begun`): what came since is delivered, and
    partitions that were added since begin at their start.
 5. What readers of other regions' copies have finished (`app.control.carrying`) is a fact about this log, too,
-   and joined with the others. Where they have come is not passed over by `latest`, nor is what they may have
-   read where that is not known.
+   and joined with the others, unless the topic was made anew since that was looked up. Where they have come
+   is not passed over by `latest`, nor is what they may have read where that is not known.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ async def find_beginning(
         committed = (await cluster.committer.committed(workload.metadata.group, [at])).get(at)
         if committed is not None and committed >= 0:
             snapshot = snapshot.merge(Snapshot(committed)) if snapshot else Snapshot(committed)
-    if carried is not None and carried.next_offset is not None:
+    if carried is not None and carried.next_offset is not None and not carried.log.is_another(present):
         elsewhere = Snapshot(carried.next_offset)
         snapshot = elsewhere if snapshot is None else snapshot.merge(elsewhere)
     if snapshot is None and carried is not None and carried.was_read:

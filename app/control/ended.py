@@ -6,12 +6,15 @@ come: that is told as the destination goes on (`app.core.offset_map.Ended`), as 
 Rules
 1. A job has had no owner for `SETTLED_S` before anything is told: what its last one sent has landed by then.
 2. Ends are asked for first, then the control log is read to its end. Who copies later is given the job behind
-   that, and copies behind those ends. They are the logs', not the high watermarks: what was sent last may lie
-   above one for long, while replicas are missing.
-3. Behind the source's end, asked for after that time, nothing was ever read: so nothing from there on was
+   that, and copies behind those ends.
+3. Of a destination's log two ends count. What was sent last may lie above the high watermark for long, while
+   replicas are missing: nothing of it lies behind the leader's own end. But that may be lost with its leader:
+   who comes next copies behind what was shown, no more. So it is told once the watermark has come, in the
+   same leader epoch, to where the log ended when that was first asked.
+4. Behind the source's end, asked for after that time, nothing was ever read: so nothing from there on was
    copied. Without it (its cluster is away, or its log is another one) that is not told, and what was copied
    holds back who may not have read it until retention takes it.
-4. What is told late or not at all costs precision, nothing else. Copies of regions' bookkeeping are left out:
+5. What is told late or not at all costs precision, nothing else. Copies of regions' bookkeeping are left out:
    nobody's position is in them, and each word on them would be copied in turn.
 """
 
@@ -22,6 +25,7 @@ import contextlib
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from typing import NamedTuple
 
 import msgspec
 import structlog
@@ -31,7 +35,7 @@ from mode import Service
 from app import wire
 from app.control.barriers import BarrierSender
 from app.control.log import ControlLog
-from app.control.log_ends import log_ends
+from app.control.log_ends import LogEnd, log_ends
 from app.core.fencing import LogId
 from app.core.job import JobId, Kind
 from app.core.leader_epochs import ENDLESS
@@ -53,6 +57,14 @@ PREFIX = f"{Kind.REPLICATE.value}:"
 
 Read = Callable[[Collection[str]], Awaitable[Mapping[str, Line]]]
 Reach = Callable[[str], Awaitable[Cluster]]
+
+
+class _Seen(NamedTuple):
+    """When an end was seen: the job's epoch, the destination's log, its leader's epoch."""
+
+    epoch: int
+    target: LogId
+    leader_epoch: int
 
 
 def own_lines(tables: Tables) -> Read:
@@ -104,6 +116,7 @@ class EndedRoutes(Service):
         self._may_act = may_act
         self._unowned: dict[str, tuple[int, float]] = {}  # job -> its highest epoch, and since when
         self._lines: dict[str, Line | None] = {}  # by job
+        self._behind: dict[str, tuple[_Seen, int]] = {}  # by job: where the log first ended (rule 3)
         self._looks = 0
 
     @Service.task
@@ -113,11 +126,11 @@ class EndedRoutes(Service):
             await self.sleep(max(LOOK_S, told / PER_S))
             told = 0
             if not self._may_act():
-                self._unowned, self._lines = {}, {}
+                self._unowned, self._lines, self._behind = {}, {}, {}
                 continue
             try:
                 told = await self.look(time.monotonic())
-            except Exception as error:  # noqa: BLE001 - rule 4
+            except Exception as error:  # noqa: BLE001 - rule 5
                 log.warning("what ended routes have left behind was not told", error=repr(error))
 
     async def look(self, now_s: float) -> int:
@@ -126,6 +139,7 @@ class EndedRoutes(Service):
         self._looks += 1
         known = self._lines if self._looks % LOOKS else {}
         self._lines = {job: known[job] for job in jobs if job in known}
+        self._behind = {job: self._behind[job] for job in jobs if job in self._behind}
         if missing := {_key(job): job for job in jobs if job not in self._lines}:
             found = await self._read(missing)
             self._lines |= {job: _end_of(found.get(key)) for key, job in missing.items()}
@@ -182,8 +196,14 @@ class EndedRoutes(Service):
             if at not in ends.get(target, {}):
                 continue
             topic_id, end = ends[target][at]
+            seen = _Seen(jobs[job], LogId(target, topic_id), end.leader_epoch)
+            if job not in self._behind or self._behind[job][0] != seen:
+                self._behind[job] = seen, end.end
+            since = self._behind[job][1]
+            if end.shown < since:
+                continue
             source_end = _source_end(line, identity, ends.get(line.source.cluster_id, {}))
-            ended = Ended(jobs[job], LogId(target, topic_id), source_end, end, end)
+            ended = Ended(seen.epoch, seen.target, source_end, since, end.shown)
             found[job] = EndedItem(
                 identity.name, identity.topic, identity.partition, line.lineage, line.source, ended
             )
@@ -210,7 +230,7 @@ def _end_of(line: Line | None) -> Line | None:
     return msgspec.structs.replace(line, barriers=line.barriers[-1:], needs=NOBODY, epochs=())
 
 
-async def _ends(client: ClusterClient, asked: Iterable[At]) -> dict[At, tuple[str, int]]:
+async def _ends(client: ClusterClient, asked: Iterable[At]) -> dict[At, tuple[str, LogEnd]]:
     """Topic ids and ends; without what is not there, or is not known now."""
     asked = sorted(asked)
     try:
@@ -227,12 +247,12 @@ def _lacks_source(line: Line, epoch: int) -> bool:
     return line.ended is None or line.ended.epoch != epoch or line.ended.source_end == ENDLESS
 
 
-def _source_end(line: Line, job: JobId, ends: Mapping[At, tuple[str, int]]) -> int:
-    """Rule 3."""
-    topic_id, end = ends.get((job.topic, job.partition), ("", -1))
-    if end < 0 or line.source.is_another(LogId(line.source.cluster_id, topic_id)):
+def _source_end(line: Line, job: JobId, ends: Mapping[At, tuple[str, LogEnd]]) -> int:
+    """Rule 4."""
+    topic_id, end = ends.get((job.topic, job.partition), ("", None))
+    if end is None or line.source.is_another(LogId(line.source.cluster_id, topic_id)):
         return ENDLESS
-    return max(end, line.barriers[-1].source_end)  # it may have lost its end since
+    return max(end.end, line.barriers[-1].source_end)  # it may have lost its end since
 
 
 def _key(job: str) -> str:

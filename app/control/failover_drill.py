@@ -7,6 +7,7 @@ Rules
    became of the drill. What a worker leaves that is killed meanwhile the next drill deletes, by the time in
    the name: a shadow group is of use for seconds.
 2. What is read is thrown away: no receiver gets it.
+3. It tells all that the plan tells of the failover itself: what is in its way, and what could not be known.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from app.clock import now_ms
-from app.control.failover_told import Plan, PlannedPartition, PlannedWorkload
+from app.control.failover_told import Plan, PlannedPartition, PlannedWorkload, all_checks, blocked
 from app.core.roles import ACTIVE_PASSIVE
 from app.kafka.clusters import ClusterUnreachable
 from app.kafka.groups import delete_group
@@ -64,12 +65,13 @@ class Drilled(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Drill:
-    """Of one plan."""
+    """Of one plan; `forced`: of a failover that is to be."""
 
-    def __init__(self, runtime: Runtime, name: str, plan: Plan) -> None:
+    def __init__(self, runtime: Runtime, name: str, plan: Plan, *, forced: bool = False) -> None:
         self._runtime = runtime
         self._name = name
         self._plan = plan
+        self._forced = forced
         self._found: list[Drilled] = []
         self._swept: set[str] = set()
 
@@ -91,10 +93,14 @@ class Drill:
     def _told(self) -> dict[str, Any]:
         rows = [msgspec.to_builtins(one) for one in self._found]
         failed = sum(bool(one.error) for one in self._found)
-        of = sum(len(one.partitions) for one in self._plan.workloads if one.mode == ACTIVE_PASSIVE)
+        rehearsed = [one for one in self._plan.workloads if one.mode == ACTIVE_PASSIVE]
+        checks = all_checks(self._plan)
+        unknown = [{"workload": one.workload, "why": one.why} for one in self._plan.workloads if one.why]
         return {
-            "looked_at": len(rows), "of": of, "failed": failed, "partitions": rows,
-            "checks": msgspec.to_builtins(self._plan.checks),
+            "looked_at": len(rows), "of": sum(len(one.partitions) for one in rehearsed), "failed": failed,
+            "partitions": rows, "workloads": len(rehearsed), "unknown": unknown,
+            "blocked": len(blocked((check for _, check in checks), forced=self._forced)),
+            "checks": [{"of": of or "regions", **msgspec.to_builtins(check)} for of, check in checks],
         }  # fmt: skip
 
     async def _workload(self, workload: Workload, planned: PlannedWorkload) -> list[Drilled]:

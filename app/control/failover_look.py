@@ -47,6 +47,14 @@ class Stood(NamedTuple):
     reader: Reader | None
 
 
+class Copied(NamedTuple):
+    """A copy into a partition: what its job said last, and when; None: nobody tells of it."""
+
+    route: Route
+    status: JobStatus | None
+    at_ms: int | None
+
+
 class Looker:
     """Of one plan: what it needs is asked once. `until_s`: what is not known by then, by the monotonic clock,
     is not known."""
@@ -55,7 +63,7 @@ class Looker:
         self._runtime = runtime
         self._asked = Asked(runtime, until_s)
         self._definitions = Definitions(runtime)
-        self._copies: dict[tuple[str, str, int], list[tuple[Route, JobStatus | None]]] | None = None
+        self._copies: dict[tuple[str, str, int], list[Copied]] | None = None
         self._names: Mapping[str, str] | None = None
 
     def begin(self, moving: Iterable[tuple[Workload, str]]) -> None:
@@ -257,11 +265,12 @@ class Looker:
     # -- what is not here yet --------------------------------------------------------------------------
 
     async def _unreplicated(self, workload: Workload, partition: int) -> list[Unreplicated]:
-        """By source cluster, as the jobs of the routes into the cluster here say it."""
+        """By source cluster, as the jobs of the routes into the cluster here say it: at least so much, since
+        a job knows its source's end as of the last fetch."""
         here, topic = workload.metadata.cluster, workload.metadata.topic
         layout = self._runtime.failover.failovers.layout
         found = []
-        for route, status in self._copying().get((here, topic, partition), ()):
+        for route, status, at_ms in self._copying().get((here, topic, partition), ()):
             site = None if layout is None else layout.sites.get(route.source)
             records = None
             if status is not None and status.high_watermark >= 0 and status.committed >= 0:
@@ -269,20 +278,23 @@ class Looker:
             found.append(Unreplicated(
                 route=route.name, cluster=route.source, region="" if site is None else site.region,
                 records=records, reachable=await self._asked.answers(route.source),
+                as_of_ms=None if records is None else at_ms,
             ))  # fmt: skip
         return found
 
-    def _copying(self) -> Mapping[tuple[str, str, int], list[tuple[Route, JobStatus | None]]]:
+    def _copying(self) -> Mapping[tuple[str, str, int], list[Copied]]:
         """What is copied into each partition of a cluster; None is told of a job that nobody tells of, as it
         has no owner, or one who has just begun."""
         if self._copies is None:
             self._copies = {}
             prefix, names = f"{Kind.REPLICATE.value}:", {}
             assigned = self._runtime.control.view.assignments
-            jobs: dict[str, JobStatus | None] = {job: None for job in assigned if job.startswith(prefix)}
+            jobs: dict[str, tuple[JobStatus | None, int | None]] = {
+                job: (None, None) for job in assigned if job.startswith(prefix)
+            }
             for beat in self._runtime.members.live(time.monotonic()).values():
-                jobs |= {status.job: status for status in beat.jobs if status.job.startswith(prefix)}
-            for name, status in jobs.items():
+                jobs |= {one.job: (one, beat.at_ms) for one in beat.jobs if one.job.startswith(prefix)}
+            for name, (status, at_ms) in jobs.items():
                 job = JobId.parse(name)
                 route = self._runtime.catalog.routes.route(job.name)
                 if route is None:
@@ -291,7 +303,7 @@ class Looker:
                 if at not in names:
                     names[at] = route.destination(job.topic)
                 into = route.target, names[at] or "", job.partition
-                self._copies.setdefault(into, []).append((route, status))
+                self._copies.setdefault(into, []).append(Copied(route, status, at_ms))
         return self._copies
 
     # -- beforehand --------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ Rules
 1. What a run waits for is told as an incident once that takes `STUCK_S`, with what can be done.
 2. The last positions of an active-passive workload are waited for `PATIENCE_S`; then it goes on, and says so:
    what was delivered meanwhile is delivered again.
-3. A region that lay still itself and has not heard the others yet carries nothing out.
+3. A region that lay still itself and has not heard the others yet carries nothing out, and says so.
 4. Plans that expired and runs that ended long ago leave the control log.
 """
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 
 import structlog
 
@@ -21,9 +22,19 @@ from app.config.definitions import Workload
 from app.control.beginning import Trouble
 from app.control.failovers import Failovers
 from app.control.log import ControlLog
-from app.control.role_keeper import RoleKeeper
+from app.control.role_keeper import SLOW_S, RoleKeeper
 from app.core.control_events import AnyControlEvent, FailoverRun, RunWorkload
-from app.core.failover_run import DONE, EXECUTING, Known, Stage, Standing, conclusion, holders, stand
+from app.core.failover_run import (
+    DONE,
+    EXECUTING,
+    Known,
+    Stage,
+    Standing,
+    conclusion,
+    holders,
+    leader_of,
+    stand,
+)
 from app.core.roles import ACTIVE_PASSIVE, MOVING
 
 log = structlog.get_logger(__name__)
@@ -33,6 +44,13 @@ PATIENCE_S = 10.0
 LOOK_S = 0.2
 COMING = "its last positions to come here"
 KIND = "failover-stuck"
+UNWRITTEN = (
+    "it goes on by itself once there is a leader whose rounds succeed: see that workers live (worker list), "
+    "and what the log of the leader says"
+)
+RETURNED = (
+    f"it goes on by itself once they have answered, after {SLOW_S:.0f} s at the latest (failover status)"
+)
 
 # Of workloads, each with the region that had it: what is missing here of its last positions; "": nothing.
 Arrived = Callable[[list[tuple[Workload, str]]], Awaitable[Mapping[str, str]]]
@@ -78,8 +96,21 @@ class FailoverRuns:
 
     def standings(self, run: FailoverRun) -> list[Standing]:
         """How far each workload of a run is."""
-        at_ms = now_ms()
-        return [stand(run, one, self._known(run, one), at_ms) for one in run.workloads]
+        at_ms, returned = now_ms(), self._keeper.has_just_returned()
+        found = [stand(run, one, self._known(run, one), at_ms) for one in run.workloads]
+        return [
+            replace(one, waits_for=hearing(run), write=None)
+            if returned and not one.has_ended and (run.state == EXECUTING or one.write is not None)
+            else one
+            for one in found
+        ]
+
+    def end_waits_for(self, run: FailoverRun, standings: Sequence[Standing]) -> str:
+        """What the word that it has ended waits for; "" while it goes on, and once it stands."""
+        if conclusion(run, standings, now_ms()) is None:
+            return ""
+        returned = self._keeper.has_just_returned()
+        return hearing(run) if returned else f"{leader_of(run)} to write that it has ended"
 
     def _known(self, run: FailoverRun, planned: RunWorkload) -> Known:
         key, at = planned.key, (run.id, planned.key)
@@ -104,10 +135,12 @@ class FailoverRuns:
     def steps(self, now_s: float) -> list[AnyControlEvent]:
         """What is to be written now."""
         view = self._control.view
-        if not len(view.runs) or self._keeper.has_just_returned():
+        if not len(view.runs):
             return []
+        returned = self._keeper.has_just_returned()
         left = {role.plan for role in view.roles if role.state == MOVING}
-        view.drop_soon(view.runs.outlived(now_ms(), left))
+        if not returned:
+            view.drop_soon(view.runs.outlived(now_ms(), left))
         mine = [run for run in view.runs if run.to == self._keeper.own]
         under_way = [run for run in mine if run.state == EXECUTING or run.id in left]
         events: list[AnyControlEvent] = []
@@ -119,10 +152,15 @@ class FailoverRuns:
                 seen.add((run.id, one.key))
                 if one.write is not None:
                     events.append(one.write)
-                if one.stage is Stage.POSITIONS:
+                if one.stage is Stage.POSITIONS and not returned:
                     awaited.append((run, one))
-                self._tell_when_stuck(run, one, now_s)
-            if (ended := conclusion(run, standings, now_ms())) is not None:
+                waits_for = "" if one.has_ended else one.waits_for
+                self._tell_when_stuck(run, one.key, waits_for, remedy(run, one), now_s)
+            seen.add((run.id, ""))
+            waits_for = self.end_waits_for(run, standings)
+            self._tell_when_stuck(run, "", waits_for, end_remedy(run, waits_for), now_s)
+            ended = None if returned else conclusion(run, standings, now_ms())
+            if ended is not None:
                 log.info("a failover has ended", run=run.id, state=ended.state, result=ended.result)
                 events.append(ended)
         self._keep(seen)
@@ -135,16 +173,19 @@ class FailoverRuns:
                 del known[at]
         self._told = {told for told in self._told if told[:2] in seen}
 
-    def _tell_when_stuck(self, run: FailoverRun, one: Standing, now_s: float) -> None:
-        at = run.id, one.key
+    def _tell_when_stuck(
+        self, run: FailoverRun, key: str, waits_for: str, what_to_do: str, now_s: float
+    ) -> None:
+        """`key` "": its end."""
+        at = run.id, key
         what, since_s = self._waiting_s.get(at, ("", now_s))
-        if what != one.waits_for:
-            what, since_s = self._waiting_s[at] = one.waits_for, now_s
-        if one.has_ended or not what or now_s - since_s < STUCK_S or (*at, what) in self._told:
+        if what != waits_for:
+            what, since_s = self._waiting_s[at] = waits_for, now_s
+        if not what or now_s - since_s < STUCK_S or (*at, what) in self._told:
             return
         self._told.add((*at, what))
-        message = f"failover {run.id} of {one.key} to {run.to} waits for {what}"
-        self._on_trouble(KIND, run.id, message, remedy(run, one))
+        message = f"failover {run.id}{f' of {key}' * bool(key)} to {run.to} waits for {what}"
+        self._on_trouble(KIND, run.id, message, what_to_do)
 
     # -- last positions --------------------------------------------------------------------------
 
@@ -183,9 +224,23 @@ class FailoverRuns:
         await asyncio.sleep(max(0.0, LOOK_S - (time.monotonic() - began_s)))
 
 
+def hearing(run: FailoverRun) -> str:
+    """What a run waits for in a region that has just returned."""
+    return f"region {run.to} to hear what others decided"
+
+
+def end_remedy(run: FailoverRun, waits_for: str) -> str:
+    """What can be done about what the word of a run's end waits for."""
+    return RETURNED if waits_for == hearing(run) else UNWRITTEN
+
+
 def remedy(run: FailoverRun, one: Standing) -> str:
     """What can be done about what a run waits for."""
     back = f"give it up: switchyard failover abort {run.id}"
+    if one.waits_for == hearing(run):
+        return RETURNED
+    if one.write is not None:
+        return UNWRITTEN
     if one.stage is Stage.RELEASING:
         return (
             f"see that its region can be heard (failover status); if it is lost, go on without it: "

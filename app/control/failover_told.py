@@ -30,14 +30,16 @@ class Check(Told, frozen=True, kw_only=True):
 
 
 class Unreplicated(Told, frozen=True, kw_only=True):
-    """What of a source partition has not been copied here: `records` at the most, as of when its cluster last
-    answered. Not `reachable` until `region` returns."""
+    """What of a source partition has not been copied here: `records` at least, as the copy's job said at
+    `as_of_ms`; there are more of them when its cluster has not answered since. Not `reachable` until `region`
+    returns."""
 
     route: str
     cluster: str
     region: str
     records: int | None
     reachable: bool
+    as_of_ms: int | None = None
 
 
 class PlannedSource(Told, frozen=True, kw_only=True):
@@ -59,7 +61,8 @@ class PlannedPartition(Told, frozen=True, kw_only=True):
     """A partition here. `mapped` is where the region that is left is, in offsets of this one; `own` what the
     group has committed here, `next_offset` the higher of the two. `own_is_foreign`: nothing of Switchyard
     committed it. `least` is the source that held it back. `lag` is what is here to be delivered,
-    `not_replicated` what is not here yet; `unreachable` is the part of it whose cluster does not answer."""
+    `not_replicated` what at least is not here yet (`Unreplicated`); `unreachable` is the part of it whose
+    cluster does not answer."""
 
     partition: int
     mapped: int | None = None
@@ -91,7 +94,8 @@ class PlannedWorkload(Told, frozen=True, kw_only=True):
 
 
 class Totals(Told, frozen=True, kw_only=True):
-    """Sums over all partitions; null when one is not known."""
+    """Sums over all partitions; null when one is not known. `not_replicated` and `unreachable` are what at
+    least is not here, as of `as_of_ms`, the oldest of what they are made of."""
 
     partitions: int
     again: int | None
@@ -99,6 +103,7 @@ class Totals(Told, frozen=True, kw_only=True):
     not_replicated: int | None
     unreachable: int | None
     lag: int | None
+    as_of_ms: int | None = None
 
 
 class Plan(Told, frozen=True, kw_only=True):
@@ -116,6 +121,7 @@ def totals(workloads: Iterable[PlannedWorkload]) -> Totals:
     found = list(workloads)
     rows = [row for one in found for row in one.partitions]
     known = not any(one.why for one in found)
+    told_ms = [route.as_of_ms for row in rows for route in row.routes if route.as_of_ms is not None]
 
     def add(values: list[int | None]) -> int | None:
         return sum(value or 0 for value in values) if known and None not in values else None
@@ -127,12 +133,19 @@ def totals(workloads: Iterable[PlannedWorkload]) -> Totals:
         not_replicated=add([row.not_replicated for row in rows]),
         unreachable=add([row.unreachable for row in rows]),
         lag=add([row.lag for row in rows]),
+        as_of_ms=min(told_ms, default=None),
     )
 
 
 def blocked(checks: Iterable[Check], *, forced: bool) -> list[Check]:
     """Those that stand in the way."""
     return [one for one in checks if one.level == "blocked" and not (forced and one.may_force)]
+
+
+def all_checks(plan: Plan) -> list[tuple[str, Check]]:
+    """Of all of it (""), and of each workload."""
+    found = [("", check) for check in plan.checks]
+    return found + [(one.workload, check) for one in plan.workloads for check in one.checks]
 
 
 def kept(plan: Plan, most_bytes: int = MAX_KEPT_BYTES) -> dict[str, Any] | None:
@@ -209,9 +222,11 @@ def lasting(plan: Plan | None, *, forced: bool) -> list[tuple[str, Check]]:
     """What stood in the way of all of it ("") or of a workload, and nobody looks at again."""
     if plan is None:
         return []
-    found = [("", check) for check in plan.checks]
-    found += [(one.workload, check) for one in plan.workloads for check in one.checks]
-    return [(of, check) for of, check in found if check.name in LASTING and blocked([check], forced=forced)]
+    return [
+        (of, check)
+        for of, check in all_checks(plan)
+        if check.name in LASTING and blocked([check], forced=forced)
+    ]
 
 
 def read(kept: dict[str, Any] | None) -> Plan | None:

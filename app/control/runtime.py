@@ -138,6 +138,7 @@ class Runtime(Service):
             self.worker, self.control, self.catalog, self.clusters, self.trackers, self.lease, self.tell,
             grace_s=grace_s, interceptors=interceptors, barriers=self.barriers,
         )  # fmt: skip
+        self.jobs.pauses.tell = self.tell
         self.audit_sender = AuditSender(topics, control_options)
         self.jobs.audits.sender = self.audit_sender
         self.audit_books = AuditBooks(

@@ -134,7 +134,7 @@ class Stage(StrEnum):
     TO_BEGIN = "to-begin"
     RELEASING = "releasing"  # the region that had it has not let go yet
     POSITIONS = "positions"  # its last positions are on their way here
-    ACTIVATING = "activating"  # nothing is waited for: it is written that it is active
+    ACTIVATING = "activating"  # nothing else is waited for: it is written that it is active
     RETURNING = "returning"  # the run was aborted: it is written that it goes back
     ACTIVE = "active"
     BACK = "back"  # where it was, after the run was aborted
@@ -168,7 +168,8 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How far a workload is, what that waits for, and what the leader has to write."""
+    """How far a workload is, what that waits for, and what the leader has to write: until it has, that is
+    what is waited for."""
 
     key: str
     stage: Stage
@@ -219,7 +220,7 @@ def _moving(run: FailoverRun, role: RolePut, known: Known, at_ms: int) -> Standi
     write = msgspec.structs.replace(
         role, state=ACTIVE, at_ms=at_ms, actor=run.actor, reason=_reason(run, known)
     )
-    return Standing(role.key, Stage.ACTIVATING, write=write)
+    return Standing(role.key, Stage.ACTIVATING, f"{leader_of(run)} to write it", write)
 
 
 def _written(
@@ -237,7 +238,7 @@ def _written(
         at_ms=at_ms, key=planned.key, region=region, epoch=epoch, state=ACTIVE if state == ACTIVE else MOVING,
         previous=_had_it(role), plan=run.id, actor=run.actor, reason=_reason(run, known),
     )  # fmt: skip
-    return Standing(planned.key, stage, write=write)
+    return Standing(planned.key, stage, f"{leader_of(run)} to write it", write)
 
 
 def _had_it(role: RolePut) -> str:
@@ -255,6 +256,11 @@ def _reason(run: FailoverRun, known: Known) -> str:
     what = "failover aborted" if run.state == ABORTED else "forced failover" if run.forced else "failover"
     parts = [f"{what} {run.id}", run.reason, known.note]
     return "; ".join(part for part in parts if part)
+
+
+def leader_of(run: FailoverRun) -> str:
+    """Who has to write what is due."""
+    return f"the leader of {run.to}"
 
 
 def conclusion(run: FailoverRun, standings: Iterable[Standing], at_ms: int) -> FailoverRun | None:

@@ -17,6 +17,7 @@ from enum import StrEnum
 
 import msgspec
 
+RESTS = "rests: "  # before the trouble of a job that is paused, and by no operator (`app.control.pauses`)
 NEARLY = 0.9  # of a limit: at it, but for the calls that were answered this moment
 MEMORY_FULL = 0.95  # of the budget: a partition is refused before the last byte is taken
 
@@ -107,6 +108,8 @@ class Flow:
     Attributes:
         blocked: why the worker may send nothing at all: "lease", "snapshots", or "".
         jobs, paused: its jobs here, and those of them that are paused.
+        resting: why some of those are that no operator has paused.
+        obscured: whether one of them tells of another trouble, so that it is not known who has paused it.
         stuck, cramped: partitions whose tracker is full behind few unfinished messages, or of many.
         ready, behind, postponed, backoff: messages that may go now, that wait for their turn, for their
             time, for their next attempt.
@@ -119,6 +122,8 @@ class Flow:
     blocked: str = ""
     jobs: int = 0
     paused: int = 0
+    resting: Sequence[str] = ()
+    obscured: bool = False
     stuck: Sequence[str] = ()
     cramped: Sequence[str] = ()
     ready: int = 0
@@ -193,11 +198,18 @@ def _stopped(flow: Flow, targets: Sequence[TargetStatus]) -> Pace | None:
             why = f"the breaker of {target.address} is {target.breaker}: {target.why_open}; {probe}{waits}"
             return Pace(Bound.BREAKER, why)
     if flow.jobs and flow.paused == flow.jobs:
-        return Pace(Bound.PAUSED, f"all {flow.jobs} of its partitions here were paused by an operator")
+        return Pace(Bound.PAUSED, _paused(flow))
     if flow.stuck:
         why = f"{_few(flow.stuck)}: nothing more is read until its first unfinished message is done or moved"
         return Pace(Bound.HEAD, why)
     return None
+
+
+def _paused(flow: Flow) -> str:
+    whole = f"all {flow.jobs} of its partitions here"
+    if flow.resting:
+        return f"{whole} rest, whatever operators resume: {'; '.join(flow.resting)}"
+    return f"{whole} are paused" if flow.obscured else f"{whole} were paused by an operator"
 
 
 def _next_probe(in_ms: int) -> str:

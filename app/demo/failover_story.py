@@ -128,7 +128,7 @@ def _fail_back(moving: Moving) -> Switch:
 
 
 def _tell_plan(told: Mapping[str, Any]) -> None:
-    columns = ("partition", "goes on at", "again", "passed over", "not here yet", "lag")
+    columns = ("partition", "goes on at", "again", "passed over", "not here yet, at least", "lag")
     keys = ("partition", "next_offset", "again", "passed_over", "not_replicated", "lag")
     table = Table(*columns, title=f"{told['id']}: {PASSIVE}/{TOPIC}", title_justify="left")
     for one in told["plan"]["workloads"]:

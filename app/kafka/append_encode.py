@@ -8,8 +8,8 @@ much for one batch as for 200 records. So small batches that follow each other t
 are compressed, as nobody knows how much comes out of them.
 
 Re-encoding keeps every record's timestamp (-1: none), key, value and headers (null is not empty; headers may
-repeat, and keep their order) and the batch's compression; a batch that compression does not make smaller
-becomes an uncompressed one.
+repeat, and keep their order) and, unless another is wanted, the batch's compression; a batch that compression
+does not make smaller becomes an uncompressed one.
 """
 
 from __future__ import annotations
@@ -111,10 +111,15 @@ def _joined(batches: list[Batch], start: int, max_batch_bytes: int) -> Iterator[
         start = batch.header.next_offset
 
 
-def reencoded(batch: Batch, position: int, max_batch_bytes: int, edit: Edit | None = None) -> list[Copy]:
+def reencoded(
+    batch: Batch, position: int, max_batch_bytes: int, edit: Edit | None = None, codec: int | None = None
+) -> list[Copy]:
     """The records of a batch from offset `position` on, in as few batches as `max_batch_bytes` allows.
 
     A record that is too large by itself has a batch of its own. [] when compaction or `edit` took them all.
+
+    Args:
+        codec: Kafka's number of the compression, 0 for none; None: as the batch has it.
 
     Raises:
         UndecodableBatch: the batch cannot be decoded, or what it holds cannot be encoded.
@@ -129,7 +134,8 @@ def reencoded(batch: Batch, position: int, max_batch_bytes: int, edit: Edit | No
         ]
         if not records:
             return []
-        return _copies_of(records, position, header.next_offset, header.compression, max_batch_bytes, again)
+        codec = header.compression if codec is None else codec
+        return _copies_of(records, position, header.next_offset, codec, max_batch_bytes, again)
     except Exception as error:
         # Where the first message lies that a legacy one wraps is not known.
         start = max(position, header.base_offset) if header.magic == MAGIC else position

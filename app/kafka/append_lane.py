@@ -17,7 +17,7 @@ Rules
    Out of sequence when it did not go alone shows nothing: it is sent again, alone.
 5. What a broker never answered may get there later. It is harmless while its sequence number is its own: when
    batches are numbered anew after a refusal, and one of them may be under way or in the log, the next epoch
-   has them: a number is one record's.
+   has them: a number is one record's. What may be in the log is looked for under its former number first.
 6. Under a further epoch nothing is sent before its sender has written that down (`Lane.go`), if it wants to.
 """
 
@@ -175,8 +175,8 @@ class Lane:
         self._refused = False
         if not self._in_doubt and all(pending.base_offset is None for pending in self._queue):
             self._renumber(gone.sequence)
-        elif not self._bump(AppendError(f"{self._name}: a batch was refused while others were in doubt")):
-            return [pending.future for pending in found]
+        else:
+            self._bump(AppendError(f"{self._name}: a batch was refused while others were in doubt"))
         self._go_on()
         return [pending.future for pending in found]
 
@@ -243,11 +243,10 @@ class Lane:
         """The batches of its producer id in the log, from `floor` on: rule 4."""
         if self._error is not None:
             return
-        epoch = self.producer.epoch
         offsets = {
             (header.base_sequence, header.record_count): header.base_offset
             for header in found
-            if header.producer_epoch == epoch
+            if header.producer_epoch == self.producer.epoch
         }
         for pending in self._queue:
             if pending.base_offset is None:
@@ -319,14 +318,16 @@ class Lane:
         self._sent, self._known = 0, False
         if code in FENCED:
             self._end(Fenced(f"{said}; another producer appends under a newer epoch than {self.producer}"))
+        elif code in REFUSED and self._unsure:  # of one behind it: rule 5
+            self._in_doubt = True
+            self._go_on()  # and is refused again, alone
         elif code in REFUSED:
             self._refused = True
             if not head.future.done():
                 head.future.set_exception(Refused(said, code))
-        elif code in OUT_OF_SEQUENCE and alone:
-            self._unsure, self._suspect = True, head
-            self._go_on()
         elif code in OUT_OF_SEQUENCE:
+            if alone:
+                self._unsure, self._suspect = True, head
             self._go_on()
         else:
             self.failed(code, said)

@@ -51,6 +51,9 @@ class _StreamHandle(NamedTuple):
     def cancel(self) -> None:
         self.stream.cancel(self.batch, 0, 1)
 
+    def cancel_unsent(self) -> None:
+        self.stream.cancel_unsent(self.batch)
+
 
 def _bytes(text: str | bytes) -> bytes:
     return text.encode() if isinstance(text, str) else text
@@ -141,6 +144,26 @@ class Delivery:
         if self.handle is not None:
             self.handle.cancel()
 
+    def cancel_unsent(self) -> None:
+        """Has it back if it waits for the receiver's credit; it comes a moment later."""
+        if isinstance(self.handle, _StreamHandle):
+            self.handle.cancel_unsent()
+
+    def come_back(self) -> None:
+        """It was not sent: it waits in its pump again, with its attempts as they were before."""
+        pump = self.pump
+        self.attempts -= 1
+        if self.link is not None:
+            self.link.suspects_out.discard(self)
+            self.link = None
+        if pump.closed:
+            return
+        if self.verdict is not None:
+            pump.runtime.outcomes.carry_out(self, self.verdict, "", "CANCELED")
+        elif not pump.draining:  # else its next owner delivers it
+            pump.put_back(self)
+            pump.runtime.offer(pump)
+
     def told_origin(self) -> Origin:
         """Where the message first stood, as headers tell it or as it stands here."""
         if self.origin is not None:
@@ -203,5 +226,14 @@ class BatchDelivery(OutBatch):
         self.stream.cancel(self, start, end)
 
     def cancel_unsent(self) -> None:
-        """Gives up what waits for the receiver's credit."""
+        """Has back what waits for the receiver's credit; it comes a moment later."""
         self.stream.cancel_unsent(self)
+
+
+def recall(pump: DispatchPump) -> None:
+    """Has back, in order, what of the pump's waits for the receiver's credit; it comes a moment later."""
+    runs = sorted(pump.batches, key=lambda batch: batch.records[0].offset)
+    for sent in pump.calls.values():
+        sent.cancel_unsent()
+    for run in runs:
+        run.cancel_unsent()

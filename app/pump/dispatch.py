@@ -23,7 +23,7 @@ from app.core.tracker import Snapshot, Tracker
 from app.kafka.decode import UndecodableBatch
 from app.pump.catch_up import Allowance, Backlog
 from app.pump.conclude import conclude
-from app.pump.delivery import BatchDelivery, Delivery
+from app.pump.delivery import BatchDelivery, Delivery, recall
 from app.pump.head import look_soon
 from app.pump.held import taken
 from app.pump.intake import Intake
@@ -115,13 +115,14 @@ class DispatchPump:
             self.runtime.send_soon()  # what comes together goes together
 
     def pause(self, paused: bool) -> None:
-        """Sends nothing new while paused; what was polled waits, within tracker and fetch budget."""
+        """Sends nothing while paused, nor what waits for credit; tracker and fetch budget bound it."""
         if self.backlog is not None:
             self.backlog.pump.pause(paused)
-        if paused != self.paused:
-            self.paused = paused
-            if not paused:
-                self._stirred()
+        was_paused, self.paused = self.paused, paused
+        if paused:
+            recall(self)
+        elif was_paused:
+            self._stirred()
 
     def _refill_soon(self) -> None:
         if self._intake.is_low and not self._reading:
@@ -356,8 +357,7 @@ class DispatchPump:
         self.draining = True
         self._line.close()
         self.open.clear()
-        for batch in self.batches:
-            batch.cancel_unsent()  # its end is told later
+        recall(self)
 
     async def drain(self, grace_s: float) -> bool:
         """Waits for what is in flight, at most `grace_s`; then cancels it. Returns whether all ended."""

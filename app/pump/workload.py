@@ -5,8 +5,8 @@ retry tiers). It decides *when* the next message is sent; the pumps know *which*
 the event loop, by callbacks: no task and no future a message.
 
 Rules
-1. A message is sent only while the lease holds and snapshots are taken, its receiver has room
-   (`app.pump.receiver`) and the workload's rates allow it.
+1. A message is sent only while the lease holds and snapshots are taken (asked again when it has waited for a
+   stream's credit), its receiver has room (`app.pump.receiver`) and the workload's rates allow it.
 2. Jobs take turns and share what room there is (`app.pump.turns`): neither a deep backlog nor messages that
    hang, of one partition, starve another.
 3. Held messages (the receiver was away) go first, with their attempts as they were; what may be to blame
@@ -42,6 +42,7 @@ from app.pump.receiver import ReceiverLink, Targets
 from app.pump.suspects import send_suspects
 from app.pump.turns import Turns
 from app.push.metadata import Metadata, RegionRole
+from app.push.stream import UNSENT
 
 if TYPE_CHECKING:
     from app.core.record import Record
@@ -147,8 +148,11 @@ class WorkloadRuntime:
             if address in self.links:
                 self.links[address].change(workload)
             else:
-                self.links[address] = ReceiverLink(workload, address, self._targets, self.clock, self.send)
-                self.links[address].tell_role(self._role)
+                link = ReceiverLink(workload, address, self._targets, self.clock, self.send)
+                self.links[address] = link
+                link.tell_role(self._role)
+                if link.stream is not None:
+                    link.stream.may_send = lambda: self.lease.may_push(self.clock())
         for address in [address for address in self.links if address not in addresses]:
             self._old_links.append(self.links.pop(address))
         self.link = self.links[spec.target.address]
@@ -326,16 +330,24 @@ class WorkloadRuntime:
 
     def answered(self, delivery: Delivery, result: CallResult) -> None:
         """The receiver (or the way to it) answered `delivery`."""
-        if delivery.link is not None and delivery in delivery.link.suspects_out:
-            delivery.link.suspect_answered(delivery, result.code)
-        self._answered_by(delivery, result, 1)
-        self.outcomes.answered(delivery, result)
+        if result is UNSENT:
+            self._answered_by(delivery, result, 1)
+            delivery.come_back()
+        else:
+            if delivery.link is not None and delivery in delivery.link.suspects_out:
+                delivery.link.suspect_answered(delivery, result.code)
+            self._answered_by(delivery, result, 1)
+            self.outcomes.answered(delivery, result)
         self.send()
 
     def batch_answered(self, batch: BatchDelivery, start: int, end: int, result: CallResult) -> None:
         """Messages [start, end) of `batch` were answered alike."""
         self._answered_by(batch, result, end - start)
-        self.outcomes.batch_answered(batch, start, end, result)
+        if result is UNSENT:
+            for index in range(start, end):
+                batch.single(index).come_back()
+        else:
+            self.outcomes.batch_answered(batch, start, end, result)
         self.send_soon(batch.link)
 
     def send_soon(self, link: ReceiverLink | None = None) -> None:

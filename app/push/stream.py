@@ -16,6 +16,7 @@ that was given to `send` is told once through `OutBatch.on_results`:
 | the stream was lost                 | UNAVAILABLE: the receiver may have handled it                |
 | the receiver will not have it at all | UNIMPLEMENTED, PERMISSION_DENIED, UNAUTHENTICATED            |
 | given up by `cancel`, drain, close  | CANCELLED                                                    |
+| given back: it was not sent         | `UNSENT`                                                     |
 | larger than the receiver takes      | `too_large`                                                  |
 | protobuf cannot carry it            | `local_error`                                                |
 
@@ -36,7 +37,7 @@ from app.push.options import CONNECTING
 from app.push.proto.switchyard.v1.receiver_pb2 import Open, Role
 from app.push.stream_encode import OutBatch
 from app.push.stream_link import Link
-from app.push.stream_results import StreamResult
+from app.push.stream_results import UNSENT, StreamResult
 
 METHOD = "/switchyard.v1.Receiver/Deliver"
 MAX_TIMEOUT_MS = (1 << 32) - 1
@@ -54,6 +55,8 @@ class StreamTarget:
     Attributes:
         supported: whether the receiver has the contract; None while that is not known.
         timeout_s: for batches sent from now on that are given none of their own.
+        may_send: whether anything may be sent now; asked before each request. While it may not, what waits
+            is told as `UNSENT`.
         on_room: told, from the loop, when `room` may have grown or a stream is up.
         on_lost: told when a stream ended that was not asked to, or could not be opened: how it ended.
     """
@@ -73,6 +76,7 @@ class StreamTarget:
         self.address = address
         self.supported: bool | None = None
         self.timeout_s = timeout_s
+        self.may_send: Callable[[], bool] = lambda: True
         self.on_room = on_room
         self.on_lost = on_lost
         self._identity = (group, topic, worker)
@@ -80,7 +84,8 @@ class StreamTarget:
         method: Any = self._channel.stream_stream(METHOD, None, None)
         self._role: Role | None = None
         self._links = [
-            Link(method, self._open, self._has_room, self._lost, lambda: self._role) for _ in range(streams)
+            Link(method, self._open, self._has_room, self._lost, lambda: self._role, self._may_send)
+            for _ in range(streams)
         ]
         self._draining = False
 
@@ -134,7 +139,7 @@ class StreamTarget:
                 return
 
     def cancel_unsent(self, batch: OutBatch) -> None:
-        """The same of what of it was not sent: the receiver never hears of that."""
+        """Gives what of it was not sent back: the receiver never hears of that; it is told as `UNSENT`."""
         any(link.cancel_unsent(batch) for link in self._links)
 
     async def drain(self) -> None:
@@ -154,6 +159,9 @@ class StreamTarget:
         timeout_ms = min(int(self.timeout_s * 1000), MAX_TIMEOUT_MS)
         return Open(group=group, topic=topic, worker=worker, timeout_ms=timeout_ms)
 
+    def _may_send(self) -> bool:
+        return self.may_send()
+
     def _has_room(self) -> None:
         self.supported = True
         self.on_room()
@@ -166,4 +174,4 @@ class StreamTarget:
         self.on_lost(result)
 
 
-__all__ = ["METHOD", "OutBatch", "StreamResult", "StreamTarget"]
+__all__ = ["METHOD", "UNSENT", "OutBatch", "StreamResult", "StreamTarget"]

@@ -10,6 +10,8 @@ Rules
    again by `connect` only, after a backoff of `BACKOFF_MAX_S` at most.
 3. A message larger than the receiver takes is told as too large and harms no other: the receiver names
    its limit in `Accept`; one that has another limit after all ends the stream once, and is remembered.
+4. What waits (for credit, or for the stream) is written only while it may be (`may_send`, asked before each
+   request); it comes back as `UNSENT` otherwise, before its time runs out, and so does what is asked back.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ from app.push.proto.switchyard.v1.receiver_pb2 import DeliverRequest, DeliverRes
 from app.push.stream_book import Book
 from app.push.stream_encode import OutBatch
 from app.push.stream_outbox import Outbox, Told
-from app.push.stream_results import StreamResult, read_results
+from app.push.stream_results import UNSENT, StreamResult, read_results
 
 log = structlog.get_logger(__name__)
 
@@ -76,9 +78,11 @@ class Link:
         on_room: Callable[[], None],
         on_lost: Callable[[StreamResult, bool], None],
         role: Callable[[], Role | None] = lambda: None,
+        may_send: Callable[[], bool] = lambda: True,
     ) -> None:
         self._method = method
         self._role = role
+        self._may_send = may_send
         self._opening = opening
         self._on_room = on_room
         self._on_lost = on_lost
@@ -119,18 +123,27 @@ class Link:
 
     def cancel(self, batch: OutBatch, start: int, end: int) -> bool:
         """Gives indexes up; whether the batch was in this book."""
+        return self._cancel(batch, start, end, StreamResult(CANCELLED, "cancelled"))
+
+    def cancel_unsent(self, batch: OutBatch) -> bool:
+        """Gives what of it was not sent back (rule 4); whether the batch was in this book."""
+        unsent = self._book.unsent_of(batch)
+        if unsent is not None:
+            self._cancel(batch, *unsent, UNSENT)
+        return unsent is not None
+
+    def _cancel(self, batch: OutBatch, start: int, end: int, result: StreamResult) -> bool:
         told, numbers = self._book.cancel(batch, start, end)
         self._forget(numbers)
         if told:
-            asyncio.get_running_loop().call_soon(self._tell, told, StreamResult(CANCELLED, "cancelled"))
+            asyncio.get_running_loop().call_soon(self._tell, told, result)
         return bool(told)
 
-    def cancel_unsent(self, batch: OutBatch) -> bool:
-        """Gives up what of it was not sent; whether the batch was in this book."""
-        unsent = self._book.unsent_of(batch)
-        if unsent is not None:
-            self.cancel(batch, *unsent)
-        return unsent is not None
+    def _give_back(self) -> None:
+        """Rule 4: all that waits, when it may not be sent."""
+        if self._book.waiting and not self._may_send():
+            for batch, start, end in self._book.unsent():
+                self._cancel(batch, start, end, UNSENT)
 
     def connect(self) -> None:
         """Opens the stream, now or as soon as the backoff allows."""
@@ -244,7 +257,7 @@ class Link:
                 await self._wake.wait()
                 self._wake.clear()
                 wrote = False
-                while (data := self._outbox.next_request()) is not None:
+                while (data := self._next_request()) is not None:
                     await _send(call, data)
                     wrote = True
                 if self._draining and not self._book.waiting:
@@ -258,6 +271,10 @@ class Link:
         except BROKEN:
             return
 
+    def _next_request(self) -> bytes | None:
+        self._give_back()
+        return self._outbox.next_request()
+
     # -- telling ---------------------------------------------------------------------------------
 
     def _tell(self, told: Told, result: StreamResult) -> None:
@@ -270,10 +287,11 @@ class Link:
                 )
 
     def _forget(self, numbers: list[tuple[int, int]]) -> None:
-        """The receiver is told that it may forget these."""
-        if numbers and self.up:
+        """The receiver is told that it may forget these; what waited behind what was given up may fit."""
+        if self.up:
             self._outbox.canceled += numbers
-            self._wake.set()
+        self._outbox.blocked_bytes = 0
+        self._wake.set()
 
     def _arm(self) -> None:
         """One timer for all deadlines."""
@@ -289,6 +307,7 @@ class Link:
 
     def _due(self) -> None:
         self._timer = None
+        self._give_back()
         now_s = time.monotonic()
         if now_s > self._timer_at_s + LATE_S and not self._was_late:
             # The loop stood still: what was answered meanwhile is read before anything is given up.

@@ -70,6 +70,7 @@ class Outbox:
                 continue
             budget -= size
             book.sent(count)
+            self.blocked_bytes = 0  # what waited is the first to go
         data = request.SerializeToString()
         if request.batches:
             book.sent_bytes(len(data))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from app.core.codes import FAILED_PRECONDITION, OK, RESOURCE_EXHAUSTED, UNKNOWN
+from app.core.codes import CANCELLED, FAILED_PRECONDITION, OK, RESOURCE_EXHAUSTED, UNKNOWN
+from app.core.suspicion import NOT_SENT
 from app.push.proto.switchyard.v1.receiver_pb2 import Range, Results
 from app.push.unary import CallResult
 
@@ -31,6 +32,7 @@ class StreamResult(CallResult):
 
 ACKNOWLEDGED = StreamResult(OK)
 SKIPPED = StreamResult(OK, action="Skip")
+UNSENT = StreamResult(CANCELLED, NOT_SENT, local_error=NOT_SENT)  # it may be sent as if it never had been
 
 
 def read_results(results: Results) -> Iterator[tuple[Range, StreamResult]]:

@@ -67,12 +67,14 @@ class Carried(NamedTuple):
         why: what is not known, and what to do; "": all is known.
         was_read: somebody has a position elsewhere. Who has none here must not pass over what that one has
             not read.
+        log: that the offsets are of.
     """
 
     next_offset: int | None = None
     over: PassOver | None = None
     why: str = ""
     was_read: bool = False
+    log: LogId = ANY_LOG
 
 
 class Reader(NamedTuple):
@@ -217,6 +219,7 @@ class Carrier(Service):
         return Carried(
             view.next_offsets.get(job.partition), over if view.done else None,
             ". ".join([*why, *view.why, *filter(None, [view.why_of.get(job.partition)])]), view.was_read,
+            view.log,
         )  # fmt: skip
 
     async def _read_patiently(self, patience_s: float) -> str:

@@ -8,7 +8,8 @@
 
 Rules
 1. It is a copy: what is damaged, or was read of a topic that was made anew, is thrown away and read again.
-2. Records and the offset behind them are written together: nothing is left out after a kill.
+2. Records and the offset behind them are written together, and thrown away so: nothing is left out after a
+   kill.
 3. Nothing is kept in memory but what is asked for: a line may have 30 kB, and there may be ten thousand.
 
 All of it is blocking, and belongs into a thread.
@@ -145,8 +146,8 @@ class Store:
                         batch.delete(index)
             for prefix in prefixes:
                 batch.delete_range(prefix, prefix[:-1] + b"\x01")  # a prefix ends with the separator, 0
+            batch.put(_key(b"o", table, region), msgspec.json.encode(origin))
             self._db.write(batch)
-            self._db.put(_key(b"o", table, region), msgspec.json.encode(origin))
 
     def write(self, table: str, region: str, records: Mapping[bytes, bytes | None], origin: Origin) -> None:
         """The newest record of each key, and how far was read (rule 2)."""

@@ -200,10 +200,16 @@ class Tables:
         try:
             async with asyncio.timeout(timeout_s), self._all(tables):
                 await self.ask(lambda _: None)
-                found = await asyncio.gather(*(self._read(region, tables) for region in asked))
+                readings = (self._read(region, tables) for region in asked)
+                # One that fails waits for the others: nobody reads these beside them.
+                found = await asyncio.gather(*readings, return_exceptions=True)
         except TimeoutError:
             raise NotRead("the offset map is still being read; ask again in a moment") from None
-        known = {one.region: one for one in found}
+        known: dict[str, RegionMap] = {}
+        for one in found:
+            if isinstance(one, BaseException):
+                raise one
+            known[one.region] = one
         if CHECKPOINTS in tables:
             self.regions = self.regions | known
         own = known.get(self.atlas.region)

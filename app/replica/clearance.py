@@ -4,6 +4,7 @@ Rules
 1. Not while its route is paused, nor unless the lease holds.
 2. Within its route's limits, and behind routes of a higher priority on this worker.
 3. Not while too much is copied that no snapshot covers (`app.replica.unsaved`): that is told after `SAVE_S`.
+4. Not while too many copies wait to be compared, of a route of which all are (`app.replica.verify`).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Clearance:
 
     Attributes:
         paused: it is.
-        limited: it waits for the route's rate, or for routes of a higher priority.
+        limited: it waits for the route's rate, for routes of a higher priority, or for what is compared.
         unsaved_s: since when it waits for a snapshot, monotonic; 0: it does not.
     """
 
@@ -60,8 +61,9 @@ class Clearance:
                 await self._goes.wait()
             now_s = time.monotonic()
             wait_s = runtime.wait_s(now_s, records, size_bytes)
-            self.limited = wait_s > 0
-            if not wait_s and not self._is_full(now_s) and runtime.lease.holds(now_s):
+            behind = runtime.verifier.is_behind
+            self.limited = wait_s > 0 or behind
+            if not (wait_s or behind) and not self._is_full(now_s) and runtime.lease.holds(now_s):
                 runtime.take(now_s, records, size_bytes, self._job, is_behind=self._intake.is_behind)
                 return
             await asyncio.sleep(min(1.0, wait_s or LOOK_S))

@@ -45,9 +45,10 @@ class Former(NamedTuple):
 
 
 async def former_of(
-    cluster: ClusterClient, topic: str, partition: int, producer_id: int, start_offset: int, tail: Tail
-) -> Former:
-    """Reads it. `tail`: of what it wrote before.
+    cluster: ClusterClient, topic: str, partition: int, producer_id: int, start_offset: int, tail: Tail,
+    below_epoch: int,
+) -> Former:  # fmt: skip
+    """Reads what it wrote in epochs below `below_epoch`. `tail`: of what it wrote before.
 
     Raises:
         ClusterUnreachable, KafkaError: see `app.kafka.append_seek.written`.
@@ -58,7 +59,7 @@ async def former_of(
     def take(batch: Batch) -> None:
         nonlocal epoch, timed, tail
         header = batch.header
-        if header.producer_id != producer_id or header.is_control:
+        if header.producer_id != producer_id or header.is_control or header.producer_epoch >= below_epoch:
             return
         epoch = max(epoch, header.producer_epoch)
         own_time = not header.attributes & LOG_APPEND_TIME
@@ -84,14 +85,21 @@ def rows_of(copy: Copy) -> Iterable[Row]:
     return _rows(_batch(copy)) if copy.read_again is None else copy.read_again()
 
 
-def without(copy: Copy, count: int, max_batch_bytes: int) -> list[Copy]:
-    """The copy without its first `count` records, in batches that are encoded anew. Where it is not known
-    which of the source's offsets its records have, only the last moves a position, to the end of the copy.
+def without(copy: Copy, count: int, max_batch_bytes: int, codec: int | None = None) -> list[Copy]:
+    """The copy without its first `count` records, in batches that are encoded anew (`codec`: see
+    `reencoded`). Where it is not known which of the source's offsets its records have, only the last moves a
+    position, to the end of the copy.
 
     Raises: UndecodableBatch.
     """
     batch = _batch(copy)
-    return _standing_for(copy, count, reencoded(batch, batch.header.base_offset + count, max_batch_bytes))
+    start = batch.header.base_offset + count
+    return _standing_for(copy, count, reencoded(batch, start, max_batch_bytes, codec=codec))
+
+
+def is_compressed(copy: Copy) -> bool:
+    """Whether its records are."""
+    return bool(_batch(copy).header.compression)
 
 
 def begins_at(piece: Copy, copy: Copy) -> int:

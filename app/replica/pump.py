@@ -18,11 +18,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
-
-import structlog
 
 from app.clock import now_ms
 from app.core.fencing import LogId
@@ -32,7 +30,7 @@ from app.core.ranges import Range, Snapshot
 from app.core.sequences import Stamp
 from app.core.verbatim import Copy
 from app.kafka.append_encode import copies
-from app.kafka.append_errors import AppendError, Refused
+from app.kafka.append_errors import Refused
 from app.kafka.append_lane import stamp_of
 from app.kafka.decode import UndecodableBatch
 from app.kafka.fetched import Fetched, Gap
@@ -42,6 +40,7 @@ from app.replica.intake import Intake
 from app.replica.ledger import Ledger, Sent
 from app.replica.marks import Marks
 from app.replica.refused import Obstacle
+from app.replica.tasks import Tasks
 from app.replica.told import MAX_TIMESTAMP, copying, job_status
 from app.replica.unsaved import Unsaved
 from app.replica.verify import Tell
@@ -50,8 +49,6 @@ from app.wire import Copying, JobStatus
 
 if TYPE_CHECKING:
     from app.replica.runtime import RouteRuntime
-
-log = structlog.get_logger(__name__)
 
 LOOK_S = 0.02
 
@@ -95,6 +92,7 @@ class ReplicaPump:
         self.barrier: tuple[int, int, int] | None = None  # the newest, as in `Copying`
         self._tell_trouble = tell
         self.edit = runtime.edit(job.topic, job.partition, target_topic)
+        self._tasks = Tasks(job, self.lose)
         self._is_first = is_first
         self.source_log = source_log
         checkpoint = runtime.definition.spec.checkpoint
@@ -104,7 +102,7 @@ class ReplicaPump:
         self.ledger = Ledger(next_offset, self._acknowledged, self._failed, self.intake.release)
         self.way = Way(
             runtime, self.target, self.ledger, note, is_same_log=is_same_log, lineage=lineage,
-            source_epoch=source_epoch, is_first=is_first, begin=self._begin, tell=self.tell,
+            source_epoch=source_epoch, is_first=is_first, begin=self._tasks.begin, tell=self.tell,
             unsure=self._unsure, lost=self._marks.lost, closes=self._marks.closed,
         )  # fmt: skip
         self.obstacle = Obstacle(self.tell, self.where)  # after the way, whose end it names
@@ -112,27 +110,9 @@ class ReplicaPump:
         self.pause = self.clearance.pause  # what was fetched waits
         self.told_stalled = False
         self.told_rounds = 0, float("-inf")  # how many were told of, and when
-        self._tasks: set[asyncio.Task[None]] = set()
         self._checked = False
         runtime.pumps.add(self)
-        self._running = self._begin(self._run)
-
-    def _begin(self, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
-        """A task of its own; whatever it fails by makes the job begin again."""
-
-        async def guarded() -> None:
-            try:
-                await work()
-            except (AppendError, ValueError) as error:
-                self.lose(str(error))
-            except Exception as error:
-                log.exception("a replica failed; its job begins again", job=str(self.job))
-                self.lose(repr(error))
-
-        task = asyncio.get_running_loop().create_task(guarded())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+        self._running = self._tasks.begin(self._run)
 
     # -- batches in ------------------------------------------------------------------------------
 
@@ -239,7 +219,7 @@ class ReplicaPump:
         self.way.acknowledged(base_offset, base_offset + copy.record_count)
         if not self._checked:
             self._checked = True
-            self._begin(partial(self.way.check_late, base_offset))
+            self._tasks.begin(partial(self.way.check_late, base_offset))
         self.copied_ms = int.from_bytes(copy.data[MAX_TIMESTAMP], signed=True)
         self.runtime.verifier.add(self.job, self.target, base_offset, copy, self.way.log.topic_id)
         if moved:
@@ -249,7 +229,7 @@ class ReplicaPump:
         if not isinstance(error, Refused):
             self.lose(str(error))
         elif (lane := self.way.lane) is not None:
-            self._begin(partial(self.obstacle.mend, sent, error, lane, self.ledger, self.way.limit))
+            self._tasks.begin(partial(self.obstacle.mend, sent, error, lane, self.ledger, self.way.limit))
 
     def _unsure(self, why: str) -> None:
         self._marks.quiet_below = self.way.quiet_below = max(self.way.quiet_below, self.high_watermark)
@@ -400,8 +380,7 @@ class ReplicaPump:
         self.runtime.pumps.discard(self)
         self.ledger.close()
         self.unsaved.close()
-        for task in list(self._tasks):
-            task.cancel()
+        self._tasks.cancel()
         self.way.close()
         for fetched in self.intake.held:
             self.intake.release(fetched)

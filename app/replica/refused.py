@@ -2,8 +2,8 @@
 
 Rules
 1. Nothing is passed over by itself, since a copy is complete or it is none. What is refused is encoded anew
-   once: it may be written by what this broker does not take. What is too large is divided until it fits, or
-   is a single record.
+   once: it may be written by what this broker does not take. It goes uncompressed where the compression is
+   refused. What is too large is divided until it fits, or is a single record.
 2. What is left is told, with its offsets, and waits: tried again every `RETRY_S` (somebody may have raised
    the limit), until an operator skips it.
 3. Two may wait at once: what the destination refuses, and behind it what cannot be decoded.
@@ -20,15 +20,16 @@ from app.core.verbatim import Copy
 from app.kafka.append_errors import TOO_LARGE, Refused
 from app.kafka.append_lane import Lane
 from app.kafka.decode import UndecodableBatch
-from app.replica.former import halves, without
+from app.replica.former import halves, is_compressed, without
 from app.replica.ledger import Ledger, Sent
 
 RETRY_S = 5.0
+UNSUPPORTED_COMPRESSION, UNCOMPRESSED = 76, 0
 REMEDIES = {
     10: "raise max.message.bytes of the destination topic",
     18: "raise segment.bytes of the destination topic",
     32: "raise message.timestamp.before.max.ms and message.timestamp.after.max.ms of the destination topic",
-    76: "let the destination topic take the source's compression",
+    UNSUPPORTED_COMPRESSION: "let the destination topic take the source's compression",
     87: "records without a key cannot be kept in a compacted topic; set its cleanup.policy to delete",
 }
 
@@ -111,7 +112,9 @@ class Obstacle:
         assert copy is not None, "only a copy is refused"
         pieces: list[Copy] = []
         with contextlib.suppress(UndecodableBatch):
-            if not sent.is_mended:
+            if error.code == UNSUPPORTED_COMPRESSION and is_compressed(copy):
+                pieces = without(copy, 0, await max_batch_bytes(), UNCOMPRESSED)
+            elif not sent.is_mended:
                 pieces = without(copy, 0, await max_batch_bytes())
             if error.code in TOO_LARGE and len(pieces) <= 1 and copy.record_count > 1:
                 pieces = halves(copy)

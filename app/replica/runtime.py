@@ -40,7 +40,7 @@ TOPIC_IDS_S = 3.0
 KAFKA_MAX_BYTES = 1_048_588  # Kafka's own max.message.bytes, where the destination's is not to be known
 LEAST_SHARE = 0.001
 # Parts of a definition that a replica with the same destination has nothing of, or looks at anew.
-LIVE = ("topics", "exclude", "rename", "offsets", "limits", "sync", "start")
+LIVE = ("topics", "exclude", "rename", "offsets", "limits", "sync", "start", "verify")
 # Of the worker's memory for fetched data so much stays free of those that wait for no hurry.
 LEAVES = {"high": 0.0, "normal": 0.2, "low": 0.5}
 
@@ -95,6 +95,7 @@ class RouteRuntime:
         self._share = 1.0
         self._set_limits()
         self.verifier = Verifier(target, tell, verify_budget)
+        self.verifier.everything = definition.spec.verify == "all"
         self._topic_ids_at_s = time.monotonic()
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(work) for work in (self._look_for_ever(), self.verifier.run())]
@@ -123,6 +124,7 @@ class RouteRuntime:
         """A definition that it `takes` is in force from now on."""
         self.definition = definition
         self.route = definition.route()
+        self.verifier.everything = definition.spec.verify == "all"
         self._set_limits()
 
     def shared(self, share: float) -> None:

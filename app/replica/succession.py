@@ -4,8 +4,9 @@
                                 -> the same producer's next epoch, saved before it is used
 
 Rules
-1. What the former owner wrote is looked for at the beginning, and once more right before the first batch
-   goes: what it had under way may arrive meanwhile. From that batch on the broker refuses it.
+1. What the former owner wrote is looked for at the beginning, and for the last time right before the first
+   batch goes: what it had under way may arrive meanwhile. From that batch on the broker refuses it, and what
+   is found under the same id is our own.
 2. While there is nothing to copy, it is looked for with every idle barrier of the first `SETTLED_S`, and then
    believed to be silent: others may write a great deal to the same destination.
 3. Where nothing can be told (no note, or the destination's log does not reach back to it any more), copying
@@ -23,15 +24,19 @@ import time
 import msgspec
 
 from app.core.already import Already
+from app.core.ranges import Range
 from app.core.sequences import Stamp, Tail
 from app.core.verbatim import Copy
-from app.kafka.append_producers import ProducerId
+from app.kafka.append_producers import MAX_EPOCH, ProducerId
 from app.kafka.append_seek import walk, written
 from app.kafka.clusters import LATEST, ClusterClient, ClusterUnreachable
 from app.replica.former import former_of, prints_of, without
 from app.replica.note import Note
 
 SETTLED_S = 60.0
+NOT_REACHED = "the destination's log does not reach back to what was last saved"
+NOT_COMPARED = "the destination has lost some of what was copied behind the last position, not all of it"
+NOT_SHUT_OUT = "its former owner's producer id has no epoch left, so that nothing shuts that one out"
 
 
 class Succession:
@@ -43,17 +48,19 @@ class Succession:
             succeeded, but nothing of the source has a copy.
 
     Attributes:
-        is_sure: what the former owner wrote is known, all of it.
+        unsure: why it is not known what the former owner wrote, all of it; "": it is.
         looked_to: where the destination's log ended when it was last looked at.
-        lost_from: the destination ends there, below what a former owner's note speaks of; -1: it does not.
+        lost: what the destination was found to have lost of that (or of what the note speaks of), as long as
+            nobody has told it.
     """
 
     def __init__(
         self, cluster: ClusterClient, topic: str, partition: int, note: Note | None, *, is_same_log: bool
     ) -> None:
         self.note = note
-        self.is_sure = True
-        self.looked_to = self.lost_from = -1
+        self.unsure = ""
+        self.looked_to = -1
+        self.lost: Range | None = None
         self._cluster, self._topic, self._partition = cluster, topic, partition
         self._searches = note is not None and is_same_log
         self._already = Already()
@@ -62,12 +69,25 @@ class Succession:
         self._seen_epoch = -1
         self._begun_at = 0 if note is None else note.passed
         self._began_s = time.monotonic()
+        self._below_epoch = MAX_EPOCH + 1  # the former owner's epochs are
         self._looking = asyncio.Lock()
+        self._has_looked_last = False
 
-    async def look_up(self) -> None:
+    def begins(self, producer: ProducerId) -> None:
+        """Copies go on under this one."""
+        if self.note is None:
+            return
+        if producer.id == self.note.producer_id:
+            self._below_epoch = producer.epoch
+        else:
+            self.unsure = NOT_SHUT_OUT
+
+    async def look_up(self, *, is_last: bool = False) -> None:
         """Rule 1. Raises ClusterUnreachable, KafkaError: it cannot be known now."""
         async with self._looking:
-            await self._look_up()
+            if not self._has_looked_last:  # who waited for the lock might find our own copies
+                await self._look_up()
+                self._has_looked_last = is_last
 
     async def _look_up(self) -> None:
         note = self.note
@@ -76,13 +96,17 @@ class Succession:
         begins = self.looked_to < 0
         start_offset = note.floor if begins else self.looked_to
         found = await former_of(
-            self._cluster, self._topic, self._partition, note.producer_id, start_offset, self._tail
-        )
+            self._cluster, self._topic, self._partition, note.producer_id, start_offset, self._tail,
+            self._below_epoch,
+        )  # fmt: skip
         if not found.is_known:
-            self.lost_from = await self.end_below(start_offset)
-            self.is_sure = self.lost_from >= 0  # what is gone needs not be looked for
-            self._searches = False
-            self.prove_nothing()
+            end = await self.end_below(start_offset)
+            if end >= 0:
+                self.lost = end, start_offset
+                self.lose(end)
+            else:
+                self.unsure, self._searches = NOT_REACHED, False
+                self.prove_nothing()
             return
         self._tail = found.tail
         self._timed = self._timed and found.timed
@@ -112,22 +136,30 @@ class Succession:
             if self.tail is None:
                 self.prove_nothing()
             self.note = msgspec.structs.replace(self.note, floor=floor, passed=0)
-            self.is_sure = self._searches = True
+            self.unsure, self._searches = "", True
             self._already, self._begun_at, self.looked_to = Already(), 0, floor
             self._tail = self._tail._replace(end=floor)
 
-    async def late(self, end_offset: int, epoch: int) -> int:
+    def lose(self, end: int) -> None:
+        """The destination ends there: what it has lost of the former owner's has no copy, and goes again."""
+        if self.note is not None and end > self.note.floor and not self.is_over:
+            self.unsure = NOT_COMPARED
+        self._already, self._searches, self.looked_to = Already(), False, end
+        self.prove_nothing()
+
+    async def late(self, end_offset: int, producer: ProducerId) -> int:
         """How many records a former owner got into the log behind the last look and before `end_offset`,
-        where the first batch of `epoch` begins: their source records came twice."""
+        where the producer's first batch begins: their source records came twice."""
         if self.note is None or self.looked_to < 0 or end_offset <= self.looked_to:
             return 0
         headers = await written(
             self._cluster, self._topic, self._partition, self.note.producer_id, self.looked_to
         )
+        is_another = producer.id != self.note.producer_id
         return sum(
             header.record_count
             for header in headers
-            if header.producer_epoch < epoch and header.base_offset < end_offset
+            if (is_another or header.producer_epoch < producer.epoch) and header.base_offset < end_offset
         )
 
     @property
@@ -164,13 +196,14 @@ class Succession:
 
     @property
     def accounted(self) -> int:
-        """Records of the producer at or above the note's floor whose source records are behind."""
-        return self._begun_at + self._already.passed
+        """Records of the producer at or above the note's floor whose source records are behind; -1: the note
+        speaks of others."""
+        return self._begun_at + self._already.passed if self.goes_on else -1
 
     @property
     def goes_on(self) -> bool:
         """The former owner's copies are copies of this source, and known: they count on."""
-        return self.is_sure and self._searches
+        return not self.unsure and self._searches
 
     @property
     def producer(self) -> ProducerId | None:

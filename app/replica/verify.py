@@ -4,7 +4,8 @@
                                                      the destination's log, a little at a time -> the same?
 
 Of a slow flow everything is compared; of a fast one runs of `RUN_BYTES` of each partition in turn, as many as
-`BYTES_PER_S` allow, so that it costs a few percent of what copying costs.
+`BYTES_PER_S` allow, so that it costs a few percent of what copying costs. Of a route that asks for all
+everything is, and copying waits while `MAX_BEHIND` of its copies wait.
 
 What was sent as it came is compared by the checksum of its bytes. What was encoded anew is compared record by
 record with what was read from the source: timestamp (unless the destination gives its own), key, value,
@@ -46,6 +47,7 @@ log = structlog.get_logger(__name__)
 BYTES_PER_S = 2 * 1024 * 1024  # of a worker
 RUN_BYTES = 128 * 1024
 RECORDS_COST = 4  # comparing by records costs so many times what comparing bytes does
+MAX_BEHIND = 2_000  # copies of a route of which all are compared
 MAX_WAITING = 200_000  # of a worker: copies, and those of their records that are compared one by one
 LOOK_S, RETRY_S = 0.5, 2.0
 UNREAD_S = 60.0
@@ -54,7 +56,6 @@ CONNECTION = "verify"
 CLEANUP_POLICY, COMPACT = "cleanup.policy", "compact"
 _CODEC = 0x07
 
-checksum: Callable[..., int] = crc32c
 Tell = Callable[[str, str, str, str], None]  # kind, subject, message, remedy
 
 
@@ -118,11 +119,14 @@ class _Trouble:
 class Verifier:
     """See the module; of the replicas of one route on this worker. `budget`: what all of a worker share.
 
-    Attributes: `compared`, `differing`: records, by job.
+    Attributes:
+        compared, differing: records, by job.
+        everything: none is left out.
     """
 
     def __init__(self, target: ClusterClient, tell: Tell, budget: Budget) -> None:
         self.compared, self.differing = Counter[JobId](), Counter[JobId]()
+        self.everything = False
         self._target = target
         self._tell = tell
         self._waiting: dict[Target, deque[Copied]] = {}
@@ -137,7 +141,7 @@ class Verifier:
         left_bytes, trouble = self._left_bytes.get(target, 0), self._troubles.get(target)
         if trouble is not None and trouble.is_given_up and target in self._waiting:
             return
-        if left_bytes <= 0:
+        if left_bytes <= 0 and not self.everything:
             now_s = time.monotonic()
             if self._budget.waiting >= MAX_WAITING or self._budget.bytes.wait_s(now_s, RUN_BYTES):
                 return
@@ -152,7 +156,7 @@ class Verifier:
                 log.debug("a batch is compared by its bytes", target=target, error=repr(error))
         self._left_bytes[target] = left_bytes - size_bytes * (RECORDS_COST if prints else 1)
         with memoryview(copy.data) as view, view[HEADER_BYTES:] as records:
-            crc = checksum(records)
+            crc = crc32c(records)
         copied = Copied(
             job, base_offset, copy.record_count, size_bytes, crc, copy.data[22] & _CODEC,
             copy.source_start, copy.source_end, prints, topic_id,
@@ -165,6 +169,11 @@ class Verifier:
     def waiting(self) -> int:
         """Copies that are to be compared."""
         return self._count
+
+    @property
+    def is_behind(self) -> bool:
+        """Nothing may be left out, and too many wait."""
+        return self.everything and self._count >= MAX_BEHIND
 
     async def run(self) -> None:
         """For ever."""
@@ -343,7 +352,7 @@ def _compare(copied: Copied, batches: Sequence[Batch]) -> str:
     if batch.header.compression != copied.codec:
         return ""  # compared by records from now on
     with batch.data[HEADER_BYTES:] as records:
-        return "" if checksum(records) == copied.crc else "its records are others"
+        return "" if crc32c(records) == copied.crc else "its records are others"
 
 
 def _compare_records(prints: Sequence[Print], copied: Copied, batches: Iterable[Batch]) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -165,9 +166,7 @@ class Way:
         await self._trying(self._succession.look_up)
         if note is not None and note.base != self._ledger.base:
             self._succession.prove_nothing()
-        if note is not None and self._succession.lost_from >= 0:
-            self._ledger.lower_floor(self._succession.lost_from)
-            self._has_lost(self._succession.lost_from, note.floor)
+        self._tell_lost()
         self.is_met = True
 
     @property
@@ -191,10 +190,11 @@ class Way:
         if note is not None and end < note.floor:
             lost_from = await self._succession.end_below(note.floor)
             if lost_from >= 0 and self._ledger.note is note:
-                self._ledger.lower_floor(lost_from)
+                self._succession.lose(lost_from)
                 self._has_lost(lost_from, note.floor)
             return False
-        return self.is_ready or await self._succession.has_settled()
+        is_settled = self.is_ready or await self._succession.has_settled()
+        return not self._tell_lost() and is_settled and self.is_at_rest
 
     def rests_at(self, end: int) -> None:
         """See `ends_at`; nothing has come meanwhile."""
@@ -215,7 +215,16 @@ class Way:
             raise ValueError(MADE_ANEW)  # it begins again, and tells what is not there any more
         self._tell_loss(start, end)
 
+    def _tell_lost(self) -> bool:
+        """Whether the destination was found to have lost what a former owner wrote."""
+        lost, self._succession.lost = self._succession.lost, None
+        if lost is not None:
+            self._has_lost(*lost)
+        return lost is not None
+
     def _has_lost(self, start: int, end: int) -> None:
+        self._target_end = min(self._target_end, start)  # or `acknowledged` finds the same
+        self._ledger.lower_floor(start)
         self._count_loss()
         self._tell_loss(start, end)
 
@@ -278,6 +287,7 @@ class Way:
         self._saved = saved
         if self.lane is None:
             lane = self.lane = await self._trying(self._new_lane)
+            succession.begins(lane.producer)
             note = ledger.note
             if note is not None and note.producer_id == lane.producer.id and succession.goes_on:
                 # What the former owner wrote stays behind its floor until a copy of ours moves that.
@@ -287,11 +297,15 @@ class Way:
                 ledger.begin(begun, goes_on=False)
             if not self._is_known:
                 self._unsure("nobody knows what was copied behind the last position")
-            elif not succession.is_sure:
-                self._unsure("the destination's log does not reach back to what was last saved")
-        floor = self.lane.floor
+            elif succession.unsure:
+                self._unsure(succession.unsure)
+        floor, told = self.lane.floor, succession.unsure
         await self._save(ledger.version)
-        await self._trying(succession.look_up)
+        await self._trying(partial(succession.look_up, is_last=True))
+        if succession.unsure != told:
+            self._unsure(succession.unsure)
+        self._tell_lost()
+        await self._save(ledger.version)  # the floor may be another
         self.is_ready = True
         return floor
 
@@ -333,7 +347,7 @@ class Way:
 
     async def _late(self, base_offset: int) -> int:
         lane = self.lane
-        return 0 if lane is None else await self._succession.late(base_offset, lane.producer.epoch)
+        return 0 if lane is None else await self._succession.late(base_offset, lane.producer)
 
     def _append_trouble(self, trouble: AppendTrouble) -> None:
         self.why = f"append: {trouble.message}; {trouble.remedy}"

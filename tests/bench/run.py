@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import logging
 import math
 import os
 import platform
@@ -128,6 +129,7 @@ def main(arguments: list[str] | None = None) -> int:
     if name not in names():
         parser.error(f"there is no bench {name!r}; there are: {', '.join(names())}")
     bench = importlib.import_module(f"tests.bench.{name.replace('-', '_')}")
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # of brokers that are killed on purpose
     result = finish(name, bench.run(lambda text: print(f"{name}: {text}", file=sys.stderr, flush=True)))
     print(json.dumps(result, ensure_ascii=False), flush=True)
     return 0

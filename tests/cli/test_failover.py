@@ -87,3 +87,13 @@ def test_a_workload_shows_the_region_that_is_active_for_it(shell: Shell) -> None
     shell.fed.apply(here)
     assert "moving to east, passive here" in shell("workload", "describe", "billing/orders").stdout
     assert "active_in" not in shell("workload", "list", "-o", "json").stdout
+
+
+def test_the_status_says_that_the_region_has_just_returned_and_what_that_waits_for(shell: Shell) -> None:
+    deployed = shell("config", "deploy", "-f", shell.file(failover()), "--execute", "--yes")
+    assert deployed.returncode == 0, deployed.stderr
+    assert "returned" not in shell("failover", "status").stderr
+    shell.fed.apply(RegionPulse(at_ms=7, region="east", returned_ms=1_790_000_000_000))
+    told = shell("failover", "status").stderr
+    assert "it has just returned (since 2026-09-21" in told
+    assert "once west answered" in told

@@ -10,10 +10,14 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
+from app.cli import failover_runs
 from app.cli.main import switchyard
+from app.control.failover_plan import Planner
+from app.control.failover_told import PlannedPartition, PlannedWorkload
 from app.core.control_events import RoleReleased
 from tests.console.client import Console
 from tests.console.conftest import console as console  # noqa: PLC0414 - the fixture
@@ -152,9 +156,73 @@ def test_what_was_taken_away_is_taken_back(shell: Shell) -> None:
     assert (told["back_of"], [row["workload"] for row in told["rows"]]) == ("failover-w", [KEY])
 
 
-def test_a_drill_is_watched_to_its_end(shell: Shell) -> None:
-    drilled = shell("failover", "drill", "--to", "east")
-    assert (drilled.returncode, "0 partitions would go on as planned" in drilled.stderr) == (0, True)
+def drill(shell: Shell, *more: str) -> Any:
+    return shell("failover", "drill", "--to", "east", *more)
+
+
+def test_a_drill_that_does_not_know_all_partitions_fails_and_names_the_workloads(shell: Shell) -> None:
+    unknown = drill(shell)
+    assert (unknown.returncode, "of 2 workloads not all is known" in unknown.stderr) == (1, True)
+    assert f"{KEY}: its partitions are not known: this worker has no offset map" in unknown.stderr
+    assert "as planned" not in unknown.stderr
+
+
+def test_a_drill_of_a_failover_that_is_blocked_fails_as_the_plan_does(shell: Shell) -> None:
+    shell("failover", "execute", plan(shell, "--workload", KEY), "--yes", "--no-wait")
+    blocked = drill(shell)
+    assert (blocked.returncode, "blocked, by 1 preconditions" in blocked.stderr) == (5, True), blocked.stderr
+    assert f"blocked: {KEY}: failover failover-" in blocked.stderr
+    heard(shell.fed, ago_s=60.0)
+    away = drill(shell, "--workload", OTHER)
+    assert (away.returncode, "blocked: regions: region west was heard" in away.stderr) == (5, True)
+    forced = drill(shell, "--workload", OTHER, "--force")
+    assert (forced.returncode, "warn: regions: region west was heard" in forced.stderr) == (1, True)
+
+
+def test_a_drill_of_what_runs_here_already_says_that_there_is_nothing_to_rehearse(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = PlannedWorkload(workload=KEY, mode="active-active", region="west", epoch=65, checks=[])
+
+    async def known(_: Planner, *__: Any) -> PlannedWorkload:
+        return found
+
+    monkeypatch.setattr(Planner, "_workload", known)
+    nothing = drill(shell, "--workload", KEY)
+    assert (nothing.returncode, "nothing to rehearse" in nothing.stderr) == (0, True), nothing.stderr
+    row = PlannedPartition(partition=0, next_offset=5, log_end=9)
+    found = msgspec.structs.replace(found, mode="active-passive", partitions=[row])
+    failed = drill(shell, "--workload", KEY)
+    assert (failed.returncode, "1 of 1 partitions did not do well" in failed.stderr) == (1, True)
+
+
+def test_who_follows_a_run_hears_what_a_leader_has_not_written(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = plan(shell, "--workload", KEY)
+    monkeypatch.setattr(failover_runs, "SAY_AFTER_S", 0.3)
+    heard_of, ended = threading.Event(), threading.Event()
+    said: list[str] = []
+    waits = f"{KEY} waits for the leader of east (there is none) to write it; "
+
+    def say(text: str) -> None:
+        said.append(text)
+        if text.startswith(waits):
+            heard_of.set()
+
+    def lead() -> None:
+        heard_of.wait(30.0)
+        with leading(shell, KEY):
+            ended.wait(30.0)
+
+    monkeypatch.setattr(failover_runs, "_say", say)
+    leads = threading.Thread(target=lead)
+    leads.start()
+    done = shell("failover", "execute", name, "--yes")
+    ended.set()
+    leads.join()
+    assert done.returncode == 0, done.stderr
+    assert [text for text in said if text.startswith(waits)]
 
 
 def test_help_has_examples(shell: Shell) -> None:

@@ -40,7 +40,7 @@ from app.core.tracker import Tracker
 from app.wire import HeadDecision, HeadStatus, Heartbeat, Incident, JobStatus, WorkloadStatus
 
 ME = "worker-a"
-ENOUGH_S = 60.0
+ENOUGH_S = 150.0
 LAYOUT = Layout(
     "east",
     {

@@ -156,3 +156,17 @@ def test_a_workload_with_a_mode_may_name_any_regions_cluster(console: Console) -
     other = console.ask("PUT", f"/api/v1/workloads/{KEY}", data)
     assert (other.status, "its cluster cannot change" in other.json["detail"]) == (409, True)
     assert [type(event) for event in console.fed.control.appended] == [WorkloadPut, WorkloadPut]
+
+
+def test_a_region_that_has_just_returned_says_so_and_until_when(console: Console) -> None:
+    console.ask("PUT", PATH, failover())
+    assert console.ask("GET", "/api/v1/failover").json["returned"] is None
+    console.fed.apply(RegionPulse(at_ms=7, region="east", returned_ms=5))
+    returned = console.ask("GET", "/api/v1/failover").json["returned"]
+    assert returned["since_ms"] == 5
+    assert "has not heard yet what others decided" in returned["why"]
+    assert "once west answered" in returned["remedy"]
+    assert "after 120 s at the latest" in returned["remedy"]
+    goes_on = RegionPulse(at_ms=8, region="east", workers=[console.fed.failover.keeper._presence.name])
+    console.fed.apply(goes_on)
+    assert console.ask("GET", "/api/v1/failover").json["returned"] is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from typing import Any
 
@@ -10,9 +11,9 @@ import msgspec
 import pytest
 
 from app.clock import now_ms
-from app.core.control_events import RegionPulse, RolePut, RoleReleased
+from app.core.control_events import Claim, RegionPulse, RolePut, RoleReleased
 from tests.console.client import Answer, Console
-from tests.console.hand_fed import LAYOUT, HandFed, beat, definition, put
+from tests.console.hand_fed import LAYOUT, ME, HandFed, beat, definition, put
 from tests.console.test_failover import PATH, failover
 
 API = "/api/v1/failover"
@@ -252,3 +253,68 @@ def test_a_drill_says_what_it_could_not_try_and_leaves_an_act(console: Console) 
         one for one in console.ask("GET", "/api/v1/activity").json["items"] if one["event"] == "operator-act"
     ]
     assert [(one["action"], one["subject"]) for one in acts] == [("failover-drill", op["id"])]
+
+
+def test_what_only_the_leader_can_write_says_who_that_is_and_whether_it_is_heard(console: Console) -> None:
+    name = planned(console, workloads=[KEY])["id"]
+    assert console.ask("GET", f"{API}/{name}").json["rows"][0]["waits_for"] == "", "it is only planned"
+    execute(console, name)
+    (row,) = console.ask("GET", f"{API}/{name}").json["rows"]
+    assert row["waits_for"] == "the leader of east (there is none) to write it"
+    assert "whose rounds succeed" in row["remedy"]
+    console.fed.apply(Claim(at_ms=1, term=1, worker="worker-gone"))
+    (row,) = console.ask("GET", f"{API}/{name}").json["rows"]
+    assert row["waits_for"] == "the leader of east (worker-gone, not heard) to write it"
+    console.fed.apply(Claim(at_ms=1, term=2, worker=ME))
+    (row,) = console.ask("GET", f"{API}/{name}").json["rows"]
+    assert re.fullmatch(
+        rf"the leader of east \({ME}, last heard \d+\.\d s ago\) to write it", row["waits_for"]
+    )
+
+    console.fed.apply(role("east", 128, previous="west", plan=name))
+    told = console.ask("GET", f"{API}/{name}").json
+    assert (told["state"], told["rows"][0]["waits_for"]) == ("executing", "")
+    assert told["waits_for"].endswith("to write that it has ended")
+    assert "whose rounds succeed" in told["remedy"]
+    step(console)
+    told = console.ask("GET", f"{API}/{name}").json
+    assert (told["state"], told["waits_for"], told["remedy"]) == ("done", "", "")
+
+
+def test_in_a_region_that_has_just_returned_a_run_waits_for_what_others_say(console: Console) -> None:
+    name = planned(console, workloads=[KEY])["id"]
+    execute(console, name)
+    console.fed.apply(RegionPulse(at_ms=7, region="east", returned_ms=5))
+    (row,) = console.ask("GET", f"{API}/{name}").json["rows"]
+    assert row["waits_for"] == "region east to hear what others decided"
+    assert "failover status" in row["remedy"]
+
+
+def drilled(console: Console, **body: Any) -> Any:
+    begun = console.ask("POST", f"{API}/drill", {"to": "east", **body})
+    assert begun.status == 202, begun.text
+    until_s = time.monotonic() + 30
+    while (op := console.ask("GET", begun.headers["Location"]).json)["state"] == "running":
+        assert time.monotonic() < until_s
+        time.sleep(0.05)
+    return op["progress"]
+
+
+def test_a_drill_tells_what_is_in_the_way_of_the_failover_and_is_forced_only_if_asked(
+    console: Console,
+) -> None:
+    well = drilled(console)
+    assert (well["blocked"], well["workloads"]) == (0, 2)
+    assert [one["workload"] for one in well["unknown"]] == [KEY, OTHER]
+    execute(console, planned(console, workloads=[OTHER])["id"])
+    found = drilled(console)
+    assert found["blocked"] == 1
+    assert [one["of"] for one in found["checks"] if one["level"] == "blocked"] == [OTHER]
+    heard(console.fed, ago_s=60.0)
+    (check,) = (one for one in drilled(console, workloads=[KEY])["checks"] if one["name"] == "heard")
+    assert (check["of"], check["level"]) == ("regions", "blocked")
+    forced = drilled(console, workloads=[KEY], force=True)
+    assert (forced["blocked"], {one["name"]: one["level"] for one in forced["checks"]}["heard"]) == (
+        0,
+        "warn",
+    )

@@ -9,6 +9,7 @@ from typing import Any
 from app.clock import now_ms
 from app.console.flow import WorkloadFlow, workload_flow
 from app.control.status import job_statuses, workload_statuses
+from app.core.pace import RESTS
 from app.pump.head import free_head
 from app.push.receiver import Message
 from app.wire import MAX_EVENT_BYTES, Heartbeat, encode, heartbeat, heartbeat_events
@@ -120,6 +121,20 @@ async def test_a_pause_is_told_and_so_is_a_lease_that_is_over() -> None:
         assert (seen(stand).bound, seen(stand).workers[0].paused) == ("paused", 1)
         stand.lease.expires_at_s = time.monotonic() - 1
         assert (seen(stand).bound, seen(stand).workers[0].blocked) == ("lease", "lease")
+
+
+async def test_what_rests_by_no_operator_s_pause_says_why() -> None:
+    async with standing(lambda _: None) as stand:
+        pump = stand.pump()
+        pump.pause(True)
+        assert "paused by an operator" in seen(stand).why
+        pump.trouble = f"{RESTS}region west has it"
+        flow = seen(stand)
+        assert (flow.bound, "region west has it" in flow.why, "operator resume" in flow.why) == (
+            "paused", True, False,
+        )  # fmt: skip
+        pump.trouble = "commit: east does not answer"
+        assert "operator" not in seen(stand).why, "that is not known"
 
 
 async def test_a_stream_tells_its_credit_and_each_receiver_is_told_apart() -> None:

@@ -40,7 +40,7 @@ from tests.console.hand_fed import (
     route,
     serving,
 )
-from tests.console.test_alerts import fires
+from tests.console.test_audit_alerts import fires
 from tests.console.test_operators import HeldPump
 from tests.console.test_placement import lead
 from tests.console.test_routes import listed

@@ -27,7 +27,7 @@ from app.yard import Yard
 from tests.control.test_jobs import Log
 from tests.replica.stand import definition
 
-ENOUGH_S = 60.0
+ENOUGH_S = 150.0
 HOME, AWAY = "east-regional", "east-aggregate"
 
 

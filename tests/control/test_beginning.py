@@ -48,7 +48,7 @@ class Place:
         await admin.start()
         await admin.delete_topics([self.topic])
         await admin.close()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while self.topic in await self.cluster.client.topics():  # noqa: ASYNC110 - the broker's
                 await asyncio.sleep(0.05)
         await self.make(messages)

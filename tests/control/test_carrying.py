@@ -26,7 +26,7 @@ from tests.control.test_jobs import Log
 
 JOB = JobId(Kind.DISPATCH, KEY, "orders", 0)
 LOG = LogId("c", "t")
-ENOUGH_S = 10.0
+ENOUGH_S = 150.0
 
 
 def over(*, lags: bool) -> Any:

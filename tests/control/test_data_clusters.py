@@ -14,7 +14,7 @@ from app.kafka.clusters import ClusterSpec
 from app.kafka.fetched import ByteBudget
 from app.kafka.produce import Producer
 
-ENOUGH_S = 30.0
+ENOUGH_S = 150.0
 
 
 async def nowhere(_: Any) -> None: ...

@@ -15,7 +15,8 @@ from app.core.control_events import Assignment, Claim, Released
 from app.core.fencing import LogId
 from app.core.leader_epochs import ENDLESS
 from app.core.offset_map import Barrier, Ended, EndedItem, Line, at_end
-from app.kafka.clusters import ClusterUnreachable
+from app.kafka.clusters import LATEST, ClusterUnreachable
+from app.kafka.commit import At
 from app.kafka.epochs import FENCED, NOT_KNOWN, EpochEndRequest, EpochEndRequestV3
 
 JOB, KEY = "replicate:old:orders:0", "old/orders/0"
@@ -27,11 +28,13 @@ LINE = Line(
 
 
 class PlayedCluster:
-    """A client of a cluster, its only broker, and a log: one topic, its id, its end and who leads it."""
+    """A client of a cluster, its only broker, and a log: one topic, its id, who leads it, the leader's end,
+    and how much of that is not shown."""
 
     def __init__(self, name: str, topic: str, topic_id: str, end: int) -> None:
         self.name, self.topic, self.topic_id, self.end = name, topic, topic_id, end
         self.node: int | None = 1
+        self.hidden = 0
         self.epoch = self.told_epoch = 5
         self.client = self
 
@@ -43,6 +46,10 @@ class PlayedCluster:
 
     async def leader(self, _topic: str, _partition: int) -> int | None:
         return self.node
+
+    async def offsets(self, wanted: Iterable[At], timestamp: int) -> dict[At, int]:
+        assert timestamp == LATEST
+        return {at: self.end - self.hidden for at in wanted if self.node is not None}
 
     def leader_epoch(self, _topic: str, _partition: int) -> int:
         return self.told_epoch
@@ -165,6 +172,41 @@ async def test_while_nobody_leads_or_somebody_else_since_nothing_is_told(stand: 
     stand.west.node, stand.west.epoch = 1, 6
     assert await stand.looked(70) == [], "it was asked as the leader that it was"
     assert await stand.looked(80) == [Ended(1, TARGET, 130, 200, 200)]
+
+
+async def test_the_end_of_who_leads_no_more_is_asked_again_of_who_does(stand: Stand) -> None:
+    """Who does not know yet that another one leads may have less than was written there."""
+    await settled(stand)
+    stand.west.hidden = 20
+    assert await stand.looked(SETTLED_S) == []
+    stand.west.end, stand.west.hidden, stand.west.epoch, stand.west.told_epoch = 260, 30, 6, 6
+    assert await stand.looked(70) == []
+    stand.west.hidden = 0
+    assert await stand.looked(80) == [Ended(1, TARGET, 130, 260, 260)]
+
+
+async def test_what_is_not_shown_yet_may_be_its_own_and_may_be_lost_so_nothing_is_told_of_it(
+    stand: Stand,
+) -> None:
+    await settled(stand)
+    stand.west.hidden = 20
+    assert await stand.looked(SETTLED_S) == []
+    stand.west.end, stand.west.hidden = 230, 40
+    assert await stand.looked(70) == [], "its own may lie below 200"
+    stand.west.hidden = 25
+    assert await stand.looked(80) == [Ended(1, TARGET, 130, 200, 205)], "as somebody always writes there"
+    stand.west.hidden = 0
+    await stand.looked(90)
+    assert stand.lines[KEY].ended == Ended(1, TARGET, 130, 200, 230)
+
+
+async def test_where_another_leader_has_less_the_next_one_copies_behind_what_is_told(stand: Stand) -> None:
+    await settled(stand)
+    stand.west.hidden = 20
+    await stand.looked(SETTLED_S)
+    stand.west.end, stand.west.hidden, stand.west.epoch, stand.west.told_epoch = 180, 0, 6, 6
+    (told,) = await stand.looked(70)
+    assert told == Ended(1, TARGET, 130, 180, 180), "there he would begin"
 
 
 async def test_of_a_destination_that_does_not_go_on_nothing_is_written_again(stand: Stand) -> None:

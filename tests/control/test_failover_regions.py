@@ -21,7 +21,7 @@ class Case:
     """The west's plan: the west has defined one thing, of the east's control log another came here."""
 
     def __init__(self, path: Path, *ours: FailoverPut) -> None:
-        nothing: Any = None
+        nothing: Any = SimpleNamespace(specs={})
         self.west = Region("west", *ours, workload())
         self.tables = Tables(Atlas("west", {}, {}), nothing, path)
 

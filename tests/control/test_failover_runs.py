@@ -245,3 +245,42 @@ async def test_a_word_of_a_run_in_another_region_s_log_is_not_this_region_s() ->
     east.bridge.take("west", [record(b"failover-run/f1/executing", b"{")])
     assert east.told == []
     assert JOB.startswith("dispatch:")
+
+
+async def test_what_the_leader_writes_in_vain_is_told_once_and_so_is_an_end_that_is_not_written() -> None:
+    _, west = two()
+    west.log.apply(role("east", 0))
+    west.log.apply(run(west, forced=True))
+    for _ in range(4):
+        west.now_s += STUCK_S / 2
+        assert west.runs.steps(west.now_s), "nothing of it comes into the log"
+    (one,) = west.told
+    assert one.startswith(f"failover-stuck f1: failover f1 of {KEY} to west waits for the leader of west to")
+    assert "a leader whose rounds succeed" in one
+    west.log.apply(role("west", 1, plan="f1", previous="east"))
+    standings = west.runs.standings(run_of(west))
+    assert west.runs.end_waits_for(run_of(west), standings) == "the leader of west to write that it has ended"
+    for _ in range(4):
+        west.now_s += STUCK_S / 2
+        west.runs.steps(west.now_s)
+    (_, end) = west.told
+    assert end.startswith("failover-stuck f1: failover f1 to west waits for the leader of west to write that")
+    await west.round()
+    assert west.runs.end_waits_for(run_of(west), west.runs.standings(run_of(west))) == ""
+
+
+async def test_a_region_that_has_just_come_back_says_that_its_runs_wait_for_that() -> None:
+    _, west = two()
+    west.log.apply(role("east", 0), RegionPulse(at_ms=1, region="west", returned_ms=1))
+    west.log.apply(run(west, forced=True))
+    (one,) = west.runs.standings(run_of(west))
+    assert (one.waits_for, one.write) == ("region west to hear what others decided", None)
+    for _ in range(4):
+        west.now_s += STUCK_S / 2
+        assert west.runs.steps(west.now_s) == []
+    (told,) = west.told
+    assert f"failover f1 of {KEY} to west waits for region west to hear what others decided" in told
+    assert "after 120 s at the latest" in told
+    west.log.apply(role("west", 1, plan="f1", previous="east"))
+    standings = west.runs.standings(run_of(west))
+    assert west.runs.end_waits_for(run_of(west), standings) == "region west to hear what others decided"

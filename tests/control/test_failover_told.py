@@ -177,3 +177,26 @@ def test_a_position_that_nobody_of_switchyard_committed_is_told_with_what_would_
     assert "likewise 1 more partitions, 30 records in all" in many
     (unknown,) = told((None, 80, True))
     assert "where it is elsewhere is not known" in unknown
+
+
+def test_what_is_not_here_is_known_as_of_the_oldest_word_of_it() -> None:
+    def rows_of(*told_ms: int | None) -> PlannedWorkload:
+        routes = [
+            Unreplicated(route="r", cluster="c", region="west", records=7, reachable=False, as_of_ms=at_ms)
+            for at_ms in told_ms
+        ]
+        return PlannedWorkload(
+            workload="billing/orders", mode="active-passive", region="west", epoch=65, checks=[],
+            partitions=[PlannedPartition(partition=0, not_replicated=7, unreachable=7, routes=routes)],
+        )  # fmt: skip
+
+    assert totals([rows_of(9, None), rows_of(5)]).as_of_ms == 5
+    assert totals([rows_of(None)]).as_of_ms is None
+
+
+def test_a_plan_that_was_kept_before_it_said_as_of_when_is_read() -> None:
+    whole: Any = kept(a_plan(1, 1))
+    del whole["totals"]["as_of_ms"]
+    made = read(whole)
+    assert made is not None
+    assert made.totals.as_of_ms is None

@@ -21,7 +21,7 @@ from app.core.lease import Lease
 from tests.console.hand_fed import definition, put
 
 JOB = "dispatch:billing/orders:orders:0"
-ENOUGH_S = 60.0
+ENOUGH_S = 150.0
 
 
 class Log:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from app.control.log_ends import log_ends
+from app.control.log_ends import LogEnd, log_ends
 from app.kafka.clusters import LATEST
 from app.yard import Yard
 from tests.replica.test_too_few import in_doubt
@@ -17,4 +17,4 @@ async def test_what_the_leader_has_and_does_not_show_lies_below_the_end_of_its_l
         away, at = stand.target, (topic_name, 0)
         await away.topic_ids([topic_name])
         assert await away.offsets([at], LATEST) == {at: 50}
-        assert await log_ends(away, [at, (topic_name, 7)]) == {at: 100}
+        assert await log_ends(away, [at, (topic_name, 7)]) == {at: LogEnd(50, 100, away.leader_epoch(*at))}

@@ -235,7 +235,7 @@ async def test_with_another_number_of_partitions_all_begin_at_the_least_time(sta
     await admin.start()
     await admin.create_partitions({stage.topic: NewPartitions(3)})
     await admin.close()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while await other.partitions(stage.topic) != 3:  # noqa: ASYNC110 - a broker hears late of it
             await asyncio.sleep(0.05)
     await stage.fill(WEST, stage.topic, 2, [("2-5", T0 + 5_000), ("2-7", T0 + 7_000)])

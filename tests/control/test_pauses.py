@@ -6,13 +6,17 @@ import time
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from app.config.definitions import Workload
 from app.control.meter import Meter
 from app.control.runtime import Runtime
-from app.core.control_events import RegionPulse, RolePut
+from app.core.control_events import Paused, RegionPulse, RolePut
+from app.core.job import JobId
+from app.core.pace import RESTS
 from app.core.roles import ACTIVE
 from app.kafka.clusters import ClusterSpec
+from app.push.metadata import RegionRole
 from app.topics import ControlTopics
 from tests.console.hand_fed import LAYOUT, put
 from tests.control.regions_by_hand import failover
@@ -91,6 +95,7 @@ async def test_a_region_rests_at_the_moment_in_which_a_worker_reads_that_another
             return runs
 
         jobs._catalog.runs_here = runs_here
+        jobs._catalog.told_role = lambda _: RegionRole("east", False, 1)
         pump = jobs.pumps[JOB] = stand.pump()
         log.apply(put(definition("h:1", mode="active-passive").to_wire()), assigned())
         stand.feed(pump, numbers(3))
@@ -98,7 +103,50 @@ async def test_a_region_rests_at_the_moment_in_which_a_worker_reads_that_another
         runs = False
         log.apply()
         assert pump.paused, "nothing else has had its turn in between"
+        assert pump.status().trouble == f"{RESTS}this region does not act for it, see failover status"
+        log.apply(RolePut(at_ms=1, key=KEY, region="east", epoch=1, state=ACTIVE))
+        assert pump.status().trouble == f"{RESTS}region east has just returned, see failover status"
+        log.apply(RolePut(at_ms=1, key=KEY, region="west", epoch=65, state=ACTIVE))
+        west = f"{RESTS}region west has it (epoch 65, active), see failover status"
+        assert pump.status().trouble == west
+        pump.trouble = "commit: east does not answer"
+        log.apply()
+        assert pump.trouble == "commit: east does not answer", "no other trouble is hidden"
+        pump.trouble = ""
+        log.apply()
+        assert pump.trouble == west
         runs = None
         log.apply()
         assert not pump.paused, "that is not known: it stays as it is"
+        assert pump.trouble == ""
+        log.apply(Paused(at_ms=1, key=KEY, partition=0, paused=True, actor="me"))
+        assert (pump.paused, pump.trouble) == (True, ""), "that is an operator's"
         del jobs.pumps[JOB]
+
+
+async def test_of_what_cannot_be_found_out_a_workload_rests_and_is_told_once_and_heartbeats_go_on() -> None:
+    worker = runtime()
+    async with standing(lambda _: None) as stand:
+        worker.control.view.apply(put(stand.runtime.workload.to_wire()))
+        well, ill = stand.pump(), stand.pump()
+        ill.job = JobId(ill.job.kind, "billing/other", "other", 0)
+        worker.jobs.pumps |= {str(ill.job): ill, JOB: well}
+        known, fails = worker.catalog.workload, True
+
+        def workload(key: str) -> Workload | None:
+            if fails and key == "billing/other":
+                raise ZeroDivisionError
+            return known(key)
+
+        worker.catalog.workload = workload  # type: ignore[method-assign]
+        ill.pause(False)
+        well.pause(True)
+        with capture_logs() as logs:
+            for _ in range(3):
+                worker._compose()
+                assert (ill.paused, well.paused) == (True, False)
+        told = [line["subject"] for line in logs if line.get("incident") == "workload-trouble"]
+        assert told == ["billing/other"]
+        fails = False
+        worker._compose()
+        assert not ill.paused

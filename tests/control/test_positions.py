@@ -17,7 +17,7 @@ from tests.system.conftest import make_stage
 pytestmark = pytest.mark.system
 
 GROUP = "billing"
-ENOUGH_S = 90.0
+ENOUGH_S = 150.0
 AGGREGATE, REGIONAL = "east-aggregate", "east-regional"
 
 

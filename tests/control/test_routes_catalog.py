@@ -29,7 +29,7 @@ from app.yard import Yard
 from tests.console.hand_fed import assigned, put_route, route
 from tests.kafka.conftest import write
 
-PATIENCE_S = 60.0
+PATIENCE_S = 150.0
 
 
 class TwoClusters:

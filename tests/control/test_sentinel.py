@@ -13,7 +13,7 @@ from app.control.sentinel import Sentinel
 from app.demo.stage import free_port
 from app.wire import Heartbeat
 
-ENOUGH_S = 60.0
+ENOUGH_S = 150.0
 ANSWERS = """
 import asyncio, sys
 async def answer(reader, writer):

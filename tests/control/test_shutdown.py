@@ -48,7 +48,7 @@ async def a_runtime(spec: ClusterSpec) -> Runtime:
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 

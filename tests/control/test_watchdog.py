@@ -18,7 +18,7 @@ from app.core.lease import Lease
 from app.core.tracker import Tracker
 from app.kafka.clusters import ClusterSpec
 
-ENOUGH_S = 60.0
+ENOUGH_S = 150.0
 
 
 class Clusters:

@@ -206,6 +206,15 @@ class Failovers(RuleBasedStateMachine):
         assert all(len(of) == 1 for of in self.acted.values()), self.acted
 
     @invariant()
+    def a_run_that_goes_on_says_what_each_of_its_workloads_waits_for(self) -> None:
+        for region in REGIONS:
+            view = self.view(region)
+            for run in view.runs:
+                if run.state == EXECUTING:
+                    found = look(run, view, self.positions)
+                    assert all(one.waits_for for one in found if not one.has_ended), found
+
+    @invariant()
     def what_compaction_leaves_says_the_same(self) -> None:
         for region, log in self.logs.items():
             whole, left = folded(log), folded(compacted(log))
@@ -269,7 +278,9 @@ def after(run: FailoverRun, at: RolePut | None, **known: Any) -> Standing:
 
 
 def test_it_moves_waits_for_release_then_for_positions_and_is_active_under_the_same_epoch() -> None:
-    begun = after(RUN, role("east", 0)).write
+    due = after(RUN, role("east", 0))
+    begun = due.write
+    assert due.waits_for == "the leader of west to write it"
     assert begun == RolePut(
         at_ms=5, key=KEY, region="west", epoch=2, state="moving", previous="east", plan="f", actor="me",
         reason="failover f; why",

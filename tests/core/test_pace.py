@@ -39,7 +39,11 @@ CASES = [
     (Bound.BREAKER, IDLE, target(breaker="open", why_open="3 calls in a row found nobody", probe_in_ms=700),
      "3 calls in a row found nobody; the next probe in 0.7 s"),
     (Bound.BREAKER, IDLE, target(breaker="half-open", probe_in_ms=0), "a probe is out"),
-    (Bound.PAUSED, flow(paused=2, ready=5), target(), "all 2"),
+    (Bound.PAUSED, flow(paused=2, ready=5), target(),
+     "all 2 of its partitions here were paused by an operator"),
+    (Bound.PAUSED, flow(paused=2, resting=["region west has it"]), target(),
+     "all 2 of its partitions here rest, whatever operators resume: region west has it"),
+    (Bound.PAUSED, flow(paused=2, obscured=True), target(), "all 2 of its partitions here are paused"),
     (Bound.HEAD, flow(stuck=["orders-3 at offset 17"]), target(), "orders-3 at offset 17"),
     (Bound.RATE, flow(ready=1, rates=[SLOW]), target(), "50 messages/s is this worker's share, 5 are short"),
     (Bound.SLOW_START, flow(ready=1), target(allowed=4, in_flight=4), "4 of 100"),
@@ -70,6 +74,8 @@ def test_each_reason_is_told_with_its_numbers(
     told = pace(of, [receiver])
     assert told.bound is bound
     assert words in told.why
+    by_operator = bound is Bound.PAUSED and not (of.resting or of.obscured)
+    assert ("by an operator" in told.why) is by_operator
 
 
 def test_every_reason_there_is_can_be_told() -> None:

@@ -29,7 +29,7 @@ from app.kafka.clusters import ClusterClient, ClusterSpec
 
 GROUP = "billing"
 RATE = 100_000.0
-ENOUGH_S = 60.0
+ENOUGH_S = 150.0
 
 
 def of_topic(topic: str) -> Workload:

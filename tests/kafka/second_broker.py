@@ -33,7 +33,7 @@ from app.yard.processes import marks, send, wait_gone
 
 FIRST, SECOND = 1, 2
 OFFSETS = "__consumer_offsets"
-ENOUGH_S = 40.0  # ends what would hang
+ENOUGH_S = 90.0  # ends what would hang
 LOOK_S = 0.1
 GRACE_S = 2.0  # mostly 0.4 s are enough; now and then Kafka takes ten, with nothing left to do
 REQUEST_MS = 10_000

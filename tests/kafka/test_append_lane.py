@@ -22,6 +22,7 @@ from app.kafka.append_lane import IN_FLIGHT, Lane, Pending
 from app.kafka.append_producers import ProducerId
 
 OUT_OF_ORDER, OLD_EPOCH, TOO_LARGE, TOO_FEW, TOO_FEW_AFTER_APPEND, NOT_LEADER = 45, 47, 10, 19, 20, 6
+ENOUGH_S = 5.0
 LARGE = 100  # a batch of so many records is refused
 
 
@@ -132,7 +133,7 @@ async def _play(counts: list[int], choose: Any, first_sequence: int) -> None:
         elif act == "fail after append":
             pending, request = flying.popleft()
             code, offset = partition.append(*request)
-            lane.answered(pending, code or TOO_FEW_AFTER_APPEND, offset, "")
+            lane.answered(pending, code or choose([TOO_FEW_AFTER_APPEND, NOT_LEADER]), offset, "")
         elif act == "lose":  # the connection: of what was on it the broker works off any part, now or later
             for _ in range(choose(list(range(len(flying) + 1)))):
                 partition.append(*flying[0][1])
@@ -215,6 +216,55 @@ async def test_under_a_further_epoch_nothing_is_sent_before_its_sender_has_writt
     assert not lane.is_ready
     lane.go()
     assert lane.is_ready
+    lane.close()
+
+
+@pytest.mark.parametrize("takes", [False, True])
+async def test_what_a_deposed_leader_may_have_appended_behind_a_refused_batch_keeps_its_number(
+    takes: bool,
+) -> None:
+    """Another batch had it next, in the same epoch: a broker takes that for the one it has. What is in the
+    log was sent again, under other numbers."""
+    partition = Partition()
+    side = Side(partition)
+    lane = Lane(side, "t", 0, ProducerId(9), 0)  # type: ignore[arg-type]
+    futures = [
+        await lane.append(data, count) for data, count in ((b"a", 1), (b"b", LARGE), (b"c", 2), (b"d", 1))
+    ]
+
+    def sent() -> tuple[Pending, tuple[bytes, int, int, int]]:
+        pending = lane.take()
+        assert pending is not None
+        return pending, (bytes(pending.data), pending.record_count, pending.epoch, pending.sequence)
+
+    first, request = sent()
+    lane.answered(first, *partition.append(*request), "")
+    (refused, request), (behind, other) = sent(), sent()
+    lane.answered(refused, *partition.append(*request), "")
+    if takes:  # the new leader knows nothing of a producer whose records are old
+        partition.epoch = partition.last_sequence = -1
+        partition.remembered.clear()
+        assert partition.append(*other) == (0, 1)
+    lane.answered(behind, NOT_LEADER, -1, "")
+    async with asyncio.timeout(ENOUGH_S):
+        while not lane.is_ready:  # noqa: ASYNC110 - a callback makes it so
+            await asyncio.sleep(0)
+    again, request = sent()
+    assert again is refused
+    lane.answered(again, *partition.append(*request), "")
+    futures += lane.instead([(b"b", 2)])
+    assert lane.producer == ProducerId(9, 1)
+    async with asyncio.timeout(ENOUGH_S):
+        while not all(future.done() for future in futures):
+            await asyncio.sleep(0)
+            if lane.is_ready and (pending := lane.take()) is not None:
+                request = bytes(pending.data), pending.record_count, pending.epoch, pending.sequence
+                lane.answered(pending, *partition.append(*request), "")
+    assert partition.log == ([b"a", b"c", b"b", b"d"] if takes else [b"a", b"b", b"c", b"d"])
+    assert [trouble.message.split(": ")[1] for trouble in side.told] == (
+        ["a batch was taken before the one in front of it; none is lost"] if takes else []
+    )
+    assert isinstance(futures[1].exception(), Refused)
     lane.close()
 
 

@@ -31,7 +31,7 @@ async def _sent_meanwhile(bootstrap: str) -> list[str]:
             except KafkaConnectionError as error:
                 told.append(str(error))
             await asyncio.sleep(0)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             assert await client.client.force_metadata_update()
         return told
     finally:

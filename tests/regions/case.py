@@ -62,6 +62,6 @@ class Case:
 
 async def until(condition: Any) -> None:
     """Waits for what tells nobody."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.05)

@@ -75,7 +75,7 @@ class Regions:
         await admin.start()
         await admin.delete_topics([topic])
         await admin.close()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while await client.partitions(topic) is not None:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
 

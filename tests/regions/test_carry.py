@@ -120,6 +120,7 @@ async def test_of_a_region_that_is_gone_its_copies_say_where_to_go_on_and_what_t
         assert list(await stand.carrier.positions(stand.workload, stand.other)) == []
         found = await stand.carried()
         assert (found.next_offset, found.was_read, found.why) == (20, True, "")
+        assert found.log == await stand.stand.log_id(HERE, topic_name)
         assert found.over is not None
         assert found.over.ranges(20, 60, OTHER, 0, 0) == [(20, 45)]
         assert found.over.lags, "1,045 to 1,055 is finished, and has no barrier here yet"

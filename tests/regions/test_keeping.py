@@ -100,7 +100,7 @@ class Following:
         return self.told
 
     async def until_there(self, *offsets: int) -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             while await self.case.there() != dict(enumerate(offsets)):  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
 
@@ -137,7 +137,7 @@ async def test_the_group_of_a_passive_workload_follows_the_active_one_forth_and_
             case.topic, bootstrap_servers=case.stand.bootstraps[THERE], group_id=case.group,
             client_id="reader", enable_auto_commit=False,
         ) as consumer:  # fmt: skip
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(120):
                 await consumer.getone()
             await case.at(90, 90)
             assert "reader" in (await follows.until("live")).why

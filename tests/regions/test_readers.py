@@ -17,7 +17,7 @@ from app.regions import readers as module
 from app.regions.readers import Place, Readers
 from tests.kafka.conftest import producing
 
-ENOUGH_S = 60.0
+ENOUGH_S = 150.0
 
 
 @asynccontextmanager

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -93,6 +96,32 @@ def test_how_far_was_read_stands_with_what_was_read_and_begins_anew_with_nothing
     assert store.origin(CHECKPOINTS, "east") == ORIGIN
     assert keys(store) == {("west", "r", Place("b", "orders", 0), 9)}
     assert list(store.records(ROUTES, "east")) == [("route/r", b"1")]
+
+
+class Killed:
+    """A database whose process is killed before the write of that number."""
+
+    def __init__(self, db: Any, at: int) -> None:
+        self._db, self._left = db, at
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("write", "put", "delete"):
+            if not self._left:
+                raise KeyboardInterrupt
+            self._left -= 1
+        return getattr(self._db, name)
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_who_is_killed_while_it_begins_anew_has_all_that_it_says_it_has(store: Store, at: int) -> None:
+    whole = msgspec.structs.replace(ORIGIN, complete=True, next_offsets={0: 7})
+    store.write(CHECKPOINTS, "east", {b"r/orders/0": line()}, whole)
+    store._db = Killed(store._db, at)
+    with contextlib.suppress(KeyboardInterrupt):
+        store.begin(CHECKPOINTS, "east", ORIGIN)
+    store.close()
+    store.open()
+    assert (store.origin(CHECKPOINTS, "east"), len(keys(store))) in [(whole, 1), (ORIGIN, 0)]
 
 
 def test_a_damaged_store_says_so_and_is_made_anew(store: Store) -> None:

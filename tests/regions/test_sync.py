@@ -67,7 +67,7 @@ async def test_a_group_that_is_consumed_there_is_left_alone(case: Case) -> None:
         case.topic, bootstrap_servers=case.stand.bootstraps[THERE], group_id=case.group, client_id="reader",
         enable_auto_commit=False,
     ) as consumer:  # fmt: skip
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             await consumer.getone()
             await case.at(70, 70)
             live = await case.sync()

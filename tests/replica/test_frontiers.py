@@ -31,7 +31,7 @@ SOURCES = ("east-regional", "west-regional")
 A, D = "east-aggregate", "west-aggregate"
 PART = 300  # records that a source gets at once
 FINISHED = 1_000  # in the first aggregate
-ENOUGH_S = 90.0  # ends a test that would hang
+ENOUGH_S = 150.0  # ends a test that would hang
 CHECKPOINT = {"records": 150, "every": "1s"}
 
 

@@ -16,11 +16,12 @@ from app.kafka.fetched import Fetched
 from app.replica.ledger import Ledger, Sent
 from app.replica.marks import Marks
 from app.replica.refused import Obstacle
-from tests.core.test_verbatim import NO_LIMIT, as_logged, read, rows_of
+from tests.core.batches import CODECS
+from tests.core.test_verbatim import NO_LIMIT, as_logged, read, rows_of, the_batch
 from tests.kafka.test_decode import fetched
 
 TOO_LARGE, LIST_TOO_LARGE = 10, 18
-ENOUGH_S = 60.0
+ENOUGH_S = 150.0
 ROW: Any = (1_000, b"k", b"v", [])
 
 
@@ -29,6 +30,7 @@ class Destination:
 
     def __init__(self, most: int, code: int) -> None:
         self.most, self.code = most, code
+        self.refuses: set[int] = set()  # compressions
         self.log: list[list[Any]] = []
         self.told: list[str] = []
         self.obstacle = Obstacle(
@@ -44,6 +46,8 @@ class Destination:
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         if count > self.most:
             future.set_exception(Refused("too large", self.code))
+        elif the_batch(data).header.compression in self.refuses:
+            future.set_exception(Refused("not this compression", 76))
         else:
             self.log.append(read(data))
             future.set_result(sum(map(len, self.log)) - count)
@@ -84,6 +88,18 @@ async def test_what_is_too_large_by_a_limit_that_is_not_known_is_halved_until_it
     await there.settled(20 + sum(gaps))
     assert [row[3] for batch in there.log for row in batch] == [b"%d" % n for n in range(20)]
     assert max(map(len, there.log)) <= 3
+    assert not there.told
+
+
+@pytest.mark.parametrize("most", [10, 3])
+async def test_where_the_compression_is_refused_the_records_go_uncompressed(most: int) -> None:
+    there = Destination(most, TOO_LARGE)
+    there.refuses = {CODECS["zstd"]}
+    rows = rows_of([(1_000 + n, b"k", b"%d" % n * 500, []) for n in range(5)])
+    (copy,) = copies(fetched(as_logged(0, rows, codec=CODECS["zstd"]), 0, 5), NO_LIMIT)
+    there.append(copy)
+    await there.settled(5)
+    assert [row[1:] for batch in there.log for row in batch] == [row[1:] for row in rows]
     assert not there.told
 
 

@@ -12,6 +12,7 @@ from app.core.job import JobId, Kind
 from app.core.verbatim import LOG_APPEND_TIME, Copy
 from app.kafka import append_seek
 from app.kafka.append_encode import copies
+from app.kafka.append_lane import LANE_BYTES
 from app.kafka.clusters import NOT_AUTHORISED, ClusterClient
 from app.replica import verify
 from app.replica.verify import Budget, Copied, Verifier, _compare, _compare_records
@@ -19,7 +20,7 @@ from tests.core.test_verbatim import NO_LIMIT, as_logged, rows_of, the_batch
 from tests.kafka.conftest import create
 from tests.kafka.conftest import write as write_to
 from tests.kafka.test_decode import fetched
-from tests.replica.source import copying, same, write
+from tests.replica.source import both, copying, same, write
 from tests.replica.stand import Stand
 
 JOB = JobId(Kind.REPLICATE, "r", "t", 0)
@@ -229,3 +230,25 @@ async def test_a_successor_that_may_not_read_what_was_copied_says_what_is_missin
     await stand.copied([pump])
     assert await same(stand, topic_name) == 200
     assert pump.status().trouble == ""
+
+
+@pytest.mark.parametrize(("asked", "everything"), [("sampled", False), ("all", True)])
+async def test_a_route_compares_a_sample_or_everything(
+    stand: Stand, topic_name: str, asked: str, everything: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verify, "MAX_BEHIND", 3)
+    stand._verify_budget = Budget(verify.RUN_BYTES)  # one run a second
+    await both(stand, topic_name)
+    await write(stand, topic_name, 400, name="v" * 10_000, max_batch_size=200_000)  # 8 MB, nothing to join
+    pump = await stand.begin(topic_name, verify=asked)
+    most = 0
+
+    def is_done() -> bool:
+        nonlocal most
+        most = max(most, pump.runtime.verifier.waiting)
+        return pump.base == 400 and not pump.runtime.verifier.waiting
+
+    await stand.until(is_done)
+    assert await same(stand, topic_name) == 400
+    assert (pump.runtime.verifier.compared[pump.job] == 400) == everything
+    assert most <= 3 + LANE_BYTES // 100_000, "what waits is bounded, but for what was on its way"

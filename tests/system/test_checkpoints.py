@@ -17,7 +17,7 @@ from app.topics import ControlTopics
 pytestmark = pytest.mark.system
 
 LINES = 20
-ENOUGH_S = 60.0
+ENOUGH_S = 150.0
 
 
 def items(*barriers: tuple[int, int], epoch: int = 1) -> list[BarrierItem]:

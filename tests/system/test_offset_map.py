@@ -21,7 +21,7 @@ pytestmark = pytest.mark.system
 
 PARTITIONS, HALF, APART = 2, 10_000, 1_000
 SOURCE, COPIES = "east-regional", "east-aggregate"
-ENOUGH_S = 90.0
+ENOUGH_S = 150.0
 Values = dict[int, list[bytes]]
 
 

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.system
 SOURCE, TARGET = "east-regional", "east-aggregate"
 PARTITIONS, COUNT = 2, 4_000  # records, of which each half comes on one side of a kill
 READ, APART = 1_500, 200
-ENOUGH_S = 90.0
+ENOUGH_S = 150.0
 
 
 async def write(bootstrap: str, topic: str, numbers: range) -> None:

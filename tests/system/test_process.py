@@ -25,7 +25,7 @@ from tests.system.fleet import committed
 
 pytestmark = pytest.mark.system
 ROOT = Path(__file__).resolve().parents[2]
-ENOUGH_S = 90.0
+ENOUGH_S = 150.0
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.system
 
 HOME, AWAY = "east-regional", "east-aggregate"
 PARTITIONS = 4
-ENOUGH_S = 90.0
+ENOUGH_S = 150.0
 SEED = 6
 
 

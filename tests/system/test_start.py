@@ -16,7 +16,7 @@ from app.demo.stage import Process, Stage, free_port, wait_until
 pytestmark = pytest.mark.system
 
 CONTROL = "east-regional"
-ENOUGH_S = 60.0
+ENOUGH_S = 150.0
 
 
 @contextlib.contextmanager

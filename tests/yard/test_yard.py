@@ -129,7 +129,7 @@ async def test_four_clusters_share_neither_ports_nor_topics_nor_folders(yard2: Y
     ]
     assert len({info.bootstrap for info in infos}) == len({info.data_dir for info in infos}) == 4
     await create_topic(infos[0].bootstrap, topic_name)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while topic_name not in await topics(infos[0].bootstrap):  # noqa: ASYNC110 - a broker hears late of it
             await asyncio.sleep(0.05)
     assert [topic_name in await topics(info.bootstrap) for info in infos] == [True, False, False, False]

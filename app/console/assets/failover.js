@@ -45,6 +45,7 @@ export function failoverPage(told, workloadPath) {
   });
   return [
     el("h1", {}, `Regions, as ${told.region} knows them`), regionsTable(told.regions),
+    told.returned ? el("div", { class: "note" }, `Region ${told.region} has just returned: ${told.returned.why}. ${told.returned.remedy}.`) : "",
     el("h2", {}, "Workloads of several regions"), table("Roles", columns, rows, "No workload has a mode. See spec.mode of a workload, and kind: Failover."),
     el("p", { class: "quiet" }, "switchyard failover plan --to REGION says what moving them would do."),
   ];

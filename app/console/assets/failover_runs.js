@@ -31,7 +31,7 @@ function checks(plan) {
 }
 
 function partitions(plan) {
-  const columns = [["Workload"], ["Partition", "n"], ["Active in"], ["Goes on at", "n"], ["Read again, at most", "n"], ["Of these passed over", "n"], ["Not here yet", "n"], ["Unreachable", "n"], ["To deliver", "n"], ["Why", "wrap"]];
+  const columns = [["Workload"], ["Partition", "n"], ["Active in"], ["Goes on at", "n"], ["Read again, at most", "n"], ["Of these passed over", "n"], ["Not here yet, at least", "n"], ["Unreachable, at least", "n"], ["To deliver", "n"], ["Why", "wrap"]];
   const rows = plan.workloads.flatMap((w) => w.partitions.map((p) => [
     w.workload, String(p.partition), w.region, number(p.next_offset), number(p.again), number(p.passed_over), number(p.not_replicated), number(p.unreachable), number(p.lag), p.why,
   ]));
@@ -48,10 +48,12 @@ export function runSections(r, tiles) {
   const total = r.plan?.totals;
   return [
     el("h2", {}, [r.id, " ", pill(r.state, KINDS[r.state] ?? ""), r.forced ? [" ", pill("forced", "warn")] : ""]), el("p", { class: "quiet" }, facts.filter(Boolean).join(" · ")),
+    r.waits_for ? el("div", { class: "note" }, `Its end waits for ${r.waits_for}: ${r.remedy}`) : "",
     acts.length ? el("p", { class: "acts" }, acts, el("span", { class: "quiet" }, ` or: switchyard failover execute|abort ${r.id}`)) : "",
     table("Workloads", columns, rows, "It has no workload."),
     r.plan ? el("h2", {}, "The plan, as it was read") : "",
-    total ? tiles([["partitions", number(total.partitions)], ["read again, at most", number(total.again)], ["of these passed over", number(total.passed_over)], ["not here yet", number(total.not_replicated)], ["unreachable", number(total.unreachable)], ["to deliver", number(total.lag)]]) : "",
+    total ? tiles([["partitions", number(total.partitions)], ["read again, at most", number(total.again)], ["of these passed over", number(total.passed_over)], ["not here yet, at least", number(total.not_replicated)], ["unreachable, at least", number(total.unreachable)], ["to deliver", number(total.lag)]]) : "",
+    total?.as_of_ms ? el("p", { class: "quiet" }, `What is not here is known as of ${clock(total.as_of_ms)}: what was written in its cluster since is not counted.`) : "",
     r.plan ? [el("h2", {}, "Preconditions"), checks(r.plan), el("h2", {}, "Partitions"), partitions(r.plan)] : el("p", { class: "quiet" }, "The plan is not kept any more."),
   ].flat(Infinity);
 }

@@ -5,7 +5,7 @@ import { clock, duration, el, number, pill, state, table } from "./dom.js";
 // What holds a workload back, in one word each; the sentence with the numbers comes from the worker.
 const WORDS = {
   worker: ["bad", "no worker runs it"], lease: ["bad", "the worker may not act"], health: ["bad", "the receiver says it does not serve"],
-  breaker: ["bad", "the receiver is away or overloaded"], paused: ["warn", "an operator paused it"], "head-of-line": ["bad", "one message blocks its partition"],
+  breaker: ["bad", "the receiver is away or overloaded"], paused: ["warn", "an operator paused it, or another region may have it"], "head-of-line": ["bad", "one message blocks its partition"],
   rate: ["warn", "the definition's rate"], "slow-start": ["warn", "the receiver has just come back"], limit: ["warn", "the receiver has as much as it can take"],
   credit: ["warn", "the receiver asks for no more"], tracker: ["warn", "tracker.capacity"], order: ["warn", "the order of keys"],
   memory: ["warn", "the worker's memory"], "catch-up": ["warn", "a backlog beside the latest"], fetch: ["", "reading from Kafka"],

@@ -45,7 +45,7 @@ function settings(spec, begins) {
   const facts = [
     ["topics", (spec.topics ?? []).join(", ")], ["except", (spec.exclude ?? []).join(", ") || "none"],
     ["named", [`${rename.from ?? "{topic}"} as ${rename.to ?? "{topic}"}`, ...names].join(", ")], ["limits", limits.join(", ") || "none"],
-    ["topics there", there(spec.sync ?? {})], ["begins at", spec.start === "latest" ? `the source's ends${begins ? ` of ${clock(begins)}` : ", not recorded yet"}` : "earliest"], ["when records are gone", spec.onGap ?? "continue"],
+    ["topics there", there(spec.sync ?? {})], ["begins at", spec.start === "latest" ? `the source's ends${begins ? ` of ${clock(begins)}` : ", not recorded yet"}` : "earliest"], ["when records are gone", spec.onGap ?? "continue"], ["read back and compared", spec.verify === "all" ? "every copy" : "a sample of what is fast"],
   ];
   return table("Settings", [["What"], ["Setting", "wrap"]], facts, "");
 }

@@ -9,17 +9,22 @@ Rules
    each record once up to there; whoever keeps nothing begins as another incarnation (`tiers.INCARNATION`),
    and what the last one had not reported is told as missing audit, not as loss.
 3. A report's watermark says nothing of what an earlier one holds that has not arrived.
+4. A tally has at most `MOST_WINDOWS` windows, and those of one call: records of further ones are counted as
+   without a timestamp. Only times that mean nothing are spread so wide.
 """
 
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 
-from app.core.audit.count import Rows, Tally, window_of
+from app.core.audit.count import UNTIMED, Rows, Tally, window_of
+from app.core.audit.headers import Numbers
 from app.core.audit.reports import Report, Scope, client_report
 from app.core.audit.totals import NEVER_MS, NO_TOTALS, Totals
 
 MOST_PENDING = 1_000  # reports; beyond them what is counted waits unreported, in one tally
+MOST_WINDOWS = 256
 
 
 class ClientState(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -70,17 +75,21 @@ class ClientAudit:
             self._max_timestamp_ms, self._arrived_ms,
         )  # fmt: skip
 
-    def add(self, rows: Rows, at_ms: int) -> None:
-        """Counts records that this tier has at `at_ms`."""
+    def add(self, rows: Rows, at_ms: int | Numbers) -> None:
+        """Counts records that this tier has at `at_ms`, all or each."""
         if not rows.timestamps_ms.size:
             return
+        if len(self._tally.windows) >= MOST_WINDOWS:
+            rows = rows._replace(timestamps_ms=self._of_known_windows(rows.timestamps_ms))
+        counted_ms = at_ms if isinstance(at_ms, int) else int(at_ms.max())
         timed = rows.timestamps_ms[rows.timestamps_ms >= 0]
         if timed.size:
             end_ms = window_of(int(timed.min()), self._scope.width_ms) + self._scope.width_ms
-            self._late_ms = max(self._late_ms, self._max_timestamp_ms - end_ms)
+            upto_ms = min(self._max_timestamp_ms, counted_ms)  # a time in the future makes nothing late
+            self._late_ms = max(self._late_ms, upto_ms - end_ms)
         self._tally.add(rows, at_ms)
         self._max_timestamp_ms = max(self._max_timestamp_ms, self._tally.max_timestamp_ms)
-        self._counted_ms = at_ms
+        self._counted_ms = max(self._counted_ms, counted_ms)
 
     def reports(self, at_ms: int, *, leaves: bool = False) -> list[Report]:
         """All that is not acknowledged, and what was counted since; an empty one says that it is heard."""
@@ -108,6 +117,10 @@ class ClientAudit:
         self._pending = [one for one in self._pending if one.id != report.id]
         if not self._pending:
             self._arrived_ms = max(self._arrived_ms, report.watermark_ms)
+
+    def _of_known_windows(self, timestamps_ms: Numbers) -> Numbers:
+        starts = timestamps_ms - timestamps_ms % self._scope.width_ms
+        return np.where(np.isin(starts, list(self._tally.windows)), timestamps_ms, UNTIMED)
 
     def _windows(self) -> dict[int, Totals]:
         found = dict(self._before)

@@ -112,12 +112,12 @@ class Tally:
     def totals(self) -> dict[int, Totals]:
         return {start: sums.totals() for start, sums in sorted(self.windows.items())}
 
-    def add(self, rows: Rows, seen_at_ms: int | None = None, source: Source | None = None) -> None:
+    def add(self, rows: Rows, seen_at_ms: int | Numbers | None = None, source: Source | None = None) -> None:
         """Counts records.
 
         Args:
-            seen_at_ms: when this tier had them; None: nobody knows, or it is the audit that is behind, and
-                its own lag must not look like the tier's.
+            seen_at_ms: when this tier had them, all or each; None: nobody knows, or it is the audit that is
+                behind, and its own lag must not look like the tier's.
             source: of their offsets, if those are to be in the fingerprint.
         """
         timestamps = rows.timestamps_ms
@@ -138,7 +138,8 @@ class Tally:
                 sums.ids = sums.ids.plus(fingerprint.of_ids(rows.ids[mask]))
                 sums.identified += here.size
             if seen_at_ms is not None and start != UNTIMED:
-                sums.latencies.add(seen_at_ms - here)
+                seen = seen_at_ms if isinstance(seen_at_ms, int) else seen_at_ms[mask]
+                sums.latencies.add(seen - here)
         self.max_timestamp_ms = max(self.max_timestamp_ms, int(timestamps.max()))
 
 

@@ -145,11 +145,11 @@ class Table:
         size = 8 * _COLUMNS * cells
         inflate = zlib.decompressobj()
         try:
-            raw = inflate.decompress(packed, size)
+            raw = inflate.decompress(packed, size + 1)  # one more: what holds more cells than it says is seen
         except zlib.error as error:
             raise CorruptTable(f"a table of {cells} cells: {error}") from error
-        if len(raw) != size:
-            raise CorruptTable(f"a table of {cells} cells has {len(raw)} bytes, not {size}")
+        if len(raw) != size or not inflate.eof or inflate.unused_data:
+            raise CorruptTable(f"a table of {cells} cells has not the {size} bytes of so many")
         table = cls(cells)
         table._cells = np.frombuffer(raw, dtype=">i8").astype(np.int64).reshape(_COLUMNS, cells)
         return table

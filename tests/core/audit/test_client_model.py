@@ -7,6 +7,7 @@ from collections import Counter
 
 import msgspec
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
@@ -117,6 +118,32 @@ def test_a_watermark_does_not_pass_a_report_that_has_not_arrived() -> None:
     client.acknowledged(first)
     (third,) = client.reports(2_500)
     assert (third.watermark_ms, third.windows, third.part) == (2_200, (), 2)
+
+
+def test_a_record_with_a_time_in_the_future_makes_nothing_late() -> None:
+    client = ClientAudit(SCOPE, "web@1", IDLE_MS)
+    for time_ms in (1_000_000_000, 950):
+        client.add(Rows(np.array([time_ms]), np.array([10])), 1_000)
+    (report,) = client.reports(1_000)
+    assert (report.late_ms, report.watermark_ms) == (0, 1_000)
+
+
+def test_times_that_mean_nothing_make_no_windows_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "MOST_WINDOWS", 3)
+    client = ClientAudit(SCOPE, "web@1", IDLE_MS)
+    for number in range(10):
+        client.add(Rows(np.array([100 * number, 5]), np.array([10, 10])), 1_000)
+    (report,) = client.reports(1_000)
+    counts = {increment.start_ms: increment.totals.count for increment in report.windows}
+    assert counts == {-1: 7, 0: 11, 100: 1, 200: 1}
+
+
+def test_each_record_has_its_own_latency() -> None:
+    client = ClientAudit(SCOPE, "web@1", IDLE_MS)
+    client.add(Rows(np.array([150, 20, 160]), np.full(3, 10)), np.array([170, 190, 1_160]))
+    (report,) = client.reports(1_160)
+    found = [increment.totals.percentiles_ms(0.5, 1.0) for increment in report.windows]
+    assert found == [pytest.approx([170, 170], rel=0.02), pytest.approx([20, 1_000], rel=0.02)]
 
 
 def test_who_ends_says_so() -> None:

@@ -5,7 +5,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
@@ -102,6 +102,7 @@ def test_a_table_survives_its_bytes(many: list[tuple[int, int]]) -> None:
 
 
 @given(st.binary(max_size=80), st.integers(0, 200), st.integers(1, 255))
+@example(b"", 4, 1)  # it says that it has fewer cells than it holds
 def test_bytes_that_are_no_table_are_refused(data: bytes, at: int, flip: int) -> None:
     with pytest.raises(CorruptTable):
         Table.from_bytes(data)

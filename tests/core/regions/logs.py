@@ -9,7 +9,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
+from typing import NamedTuple
 
 from app.core.fencing import LogId
 from app.core.leader_epochs import ENDLESS, Epochs, read_in
@@ -94,17 +95,62 @@ def _batch_end(batch: Batch) -> int:
     return batch.end
 
 
+class Hidden(NamedTuple):
+    """So many records that a leader has and does not show; `comes` puts them behind what is shown. Of a
+    lane's former owner, or of nobody."""
+
+    count: int
+    comes: Callable[[], None]
+    lane: Lane | None = None
+
+
 @dataclass
 class CopyLog:
-    """A partition of an aggregate topic; offsets that no batch has are of nobody."""
+    """A partition of an aggregate topic; offsets that no batch has are of nobody.
+
+    `end`: the high watermark. `tail`: what its leader has above that, in order. `elections`: clean ones, that
+    lose it.
+    """
 
     start: int = 0
     end: int = 0
+    tail: list[Hidden] = field(default_factory=list)
+    elections: int = 0
     batches: list[Batch] = field(default_factory=list)
     deleted: set[int] = field(default_factory=set)  # by retention
     compacted: set[int] = field(default_factory=set)
 
+    @property
+    def shown(self) -> int:
+        """What a leader tells of its high watermark."""
+        return self.end
+
+    @property
+    def leader_end(self) -> int:
+        """Where its log ends."""
+        return self.end + sum(hidden.count for hidden in self.tail)
+
+    def hide(self, count: int) -> None:
+        """Nobody's records come to the leader alone."""
+        self.tail.append(Hidden(count, partial(self.grow, count)))
+
+    def grow(self, count: int) -> None:
+        """By what is nobody's."""
+        self.end += count
+
+    def show(self) -> None:
+        """Replicas have the tail, too."""
+        tail, self.tail = self.tail, []
+        for hidden in tail:
+            hidden.comes()
+
+    def elect(self) -> None:
+        """Another one leads."""
+        self.tail = []
+        self.elections += 1
+
     def append(self, records: list[int], stamp: Stamp) -> Batch:
+        self.show()
         batch = Batch(self.end, list(records), stamp)
         self.batches.append(batch)
         self.end = batch.end
@@ -136,6 +182,7 @@ class CopyLog:
 
     def make_anew(self) -> None:
         self.start = self.end = 0
+        self.tail = []
         self.batches, self.deleted, self.compacted = [], set(), set()
 
 
@@ -211,6 +258,7 @@ class Lane:
         self._told_in = 0  # the `read_epoch` when the last barrier was told
         self._is_first, self._has_landed, self._drops = True, False, False
         self.left = self._saved_left = Left(self.base, self.log.end)
+        self._behind: tuple[tuple[int, LogId, int], int] | None = None  # where the log first ended, and when
         self._marks = self._new_marks()
 
     @property
@@ -356,7 +404,9 @@ class Lane:
         """A batch of a former owner comes late."""
         if not self.ghosts:
             return
-        ghost = self.ghosts.pop(0)
+        self._comes(self.ghosts.pop(0))
+
+    def _comes(self, ghost: Flight) -> None:
         self.log.append(ghost.records, ghost.stamp)
         if self.stamp is None and ghost.lineage == self.lineage and self._looks_for(ghost):
             # It is looked for before the first goes.
@@ -385,7 +435,8 @@ class Lane:
     def idle(self, now: int) -> None:
         self.notice(now)
         rests = not self.flying and self.base == self.sent == self.source.end
-        if rests and not self.ghosts and self._marks.wants_idle(now):
+        is_sure = not self.ghosts and all(hidden.lane is not self for hidden in self.log.tail)
+        if rests and is_sure and self._marks.wants_idle(now):
             self._marks.idle(self.base, self.log.end, now)
             stamp = None if self.left.passed else self.left.stamp
             self.left = Left(self.base, self.log.end, stamp)
@@ -473,15 +524,20 @@ class Lane:
         self.close()
 
     def look(self, *, asks_source: bool) -> None:
-        """The leader does, at what its route has left behind, once nothing of it is on its way."""
+        """The leader does, at what its route has left behind, once nothing of it is on its way: as
+        `app.control.ended`."""
+        log, line, source_end = self.log, self.line, ENDLESS
+        log.tail += [Hidden(len(one.records), partial(self._comes, one), self) for one in self.ghosts]
         self.ghosts.clear()
-        line, source_end = self.line, ENDLESS
-        if line is None:
+        seen = self.epoch, self.target.log_id, log.elections
+        if self._behind is None or self._behind[0] != seen:
+            self._behind = seen, log.leader_end
+        since = self._behind[1]
+        if line is None or log.shown < since:
             return
         if asks_source and line.source.topic_id == self.source.topic_id:
             source_end = max(self.source.end, line.barriers[-1].source_end)
-        end = self.log.end
-        ended = Ended(self.epoch, self.target.log_id, source_end, end, end)
+        ended = Ended(self.epoch, self.target.log_id, source_end, since, log.shown)
         item = EndedItem("route", TOPIC, self.source.partition, line.lineage, line.source, ended)
         self.line = at_end(line, item) or line
 

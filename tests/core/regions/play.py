@@ -20,7 +20,9 @@ OFTEN: dict[str, float] = {
     "need": 2, "marker": 1.5, "retain": 0.7, "retain-source": 0.7, "compact": 1.5, "compact-source": 1.5,
     "source-anew": 0.3, "cut": 2, "copy-anew": 0.25,
 }  # fmt: skip
-ROUTES: dict[str, float] = {"delete-route": 4, "deploy-route": 2, "look": 8}
+ROUTES: dict[str, float] = {
+    "delete-route": 4, "deploy-route": 2, "look": 8, "hide": 3, "show": 1, "elect": 2,
+}  # fmt: skip
 
 
 RARELY = [
@@ -91,6 +93,24 @@ def _marker(world: World, who: int, count: int) -> None:
     topic = world.topics[REGIONS[who % 3]]
     if topic.region not in world.down:
         topic.logs[who % len(topic.logs)].end += count % 3
+
+
+def _hide(world: World, who: int, count: int) -> None:
+    topic = world.topics[REGIONS[who % 3]]
+    if topic.region not in world.down:
+        topic.logs[who % len(topic.logs)].hide(2 * count)
+
+
+def _show(world: World, who: int, _count: int) -> None:
+    topic = world.topics[REGIONS[who % 3]]
+    if topic.region not in world.down:
+        topic.logs[who % len(topic.logs)].show()
+
+
+def _elect(world: World, who: int, _count: int) -> None:
+    """An aggregate log gets another leader, in a clean election one that has what was shown, and no more."""
+    topic = world.topics[REGIONS[who % 3]]
+    topic.logs[who % len(topic.logs)].elect()
 
 
 def _retain(world: World, who: int, count: int) -> None:
@@ -178,6 +198,8 @@ def _delete_route(world: World, who: int, count: int) -> None:
         and all(lane.producer is None or True in told for lane in lanes)
     ):
         for lane in lanes:
+            if count % 2:
+                lane.copy(count, world.now)  # that is on its way, then
             lane.delete(sure=count > 2)
 
 
@@ -331,6 +353,7 @@ _ACTS: dict[str, Callable[[World, int, int], None]] = {
     "retain-source": _retain_source, "compact": _compact, "compact-source": _compact_source,
     "source-anew": _source_anew, "cut": _cut, "copy-anew": _copy_anew,
     "delete-route": _delete_route, "deploy-route": _deploy_route, "look": _look,
+    "hide": _hide, "show": _show, "elect": _elect,
     "read": _read, "finish": _finish, "save": _save, "kill": _kill, "look-again": _look_again,
     "tell": _tell,
     "tell-lines": lambda world, who, count: _tell(world, who, count, trackers=False),

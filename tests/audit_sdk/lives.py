@@ -1,0 +1,169 @@
+"""Clients that are killed: lives of one process after the other, with one log, at random moments.
+
+    python -m tests.audit_sdk.lives <mode> <folder> <seed> <lives>
+
+Each life is forked, so that hundreds of them cost seconds, and killed (SIGKILL) after a random while; the
+last one is let end. All lives append their reports to `reports`, and what they know of to `known`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from app.audit_sdk import Audit, FileOutput, SyncAudit, thread, wal
+from app.audit_sdk.outputs import Output
+from app.core.audit.reports import Report
+
+TOPIC, CLUSTER, WIDTH_MS = "orders", "east", 1_000
+RECORDS = 60_000  # of the partition that is consumed
+BEGAN_MS = 1_700_000_000_000
+MOST_LIFE_S, MOST_CPU_S = 0.1, 0.06
+WAL, REPORTS, KNOWN, COMMITTED = "audit-wal", "reports", "known", "committed"
+
+
+def timestamp_ms(number: int) -> int:
+    """Of a record: ten windows, in turn, so that every report has several."""
+    return BEGAN_MS + number * 137 % (10 * WIDTH_MS)
+
+
+def name(number: int) -> bytes:
+    return b"record %d" % number
+
+
+class Unsure(FileOutput):
+    """Delivers, or not, or says that it did not although it did."""
+
+    def __init__(self, path: Path, chance: random.Random) -> None:
+        super().__init__(path)
+        self._chance = chance
+
+    async def send(self, reports: Sequence[Report]) -> None:
+        fate = self._chance.random()
+        if fate < 0.2:
+            raise OSError("not delivered")
+        await super().send(reports)
+        if fate < 0.4:
+            raise OSError("delivered, unknown to the client")
+
+
+def options(folder: Path, output: Output) -> dict[str, Any]:
+    return {
+        "origin": "client", "tier": "consumer", "cluster": CLUSTER, "window_ms": WIDTH_MS,
+        "wal": folder / WAL, "output": output, "log_interval_s": 0.003, "report_interval_s": 0.005,
+    }  # fmt: skip
+
+
+def write(path: Path, data: bytes) -> None:
+    """At once, as a rename is."""
+    path.with_suffix(".new").write_bytes(data)
+    path.with_suffix(".new").rename(path)
+
+
+def consume(folder: Path, chance: random.Random) -> None:
+    """Consumes the partition from where it was committed; commits behind the log."""
+    with SyncAudit(**options(folder, Unsure(folder / REPORTS, chance))) as audit:
+        committed = folder / COMMITTED
+        at = int(committed.read_bytes()) if committed.exists() else 0
+        while at < RECORDS:
+            end = min(RECORDS, at + chance.choice([1, 3, 40, 500]))
+            numbers = range(at, end)
+            if chance.random() < 0.3:
+                for number in numbers:
+                    audit.handled(TOPIC, 0, number, timestamp_ms(number), 10, name(number))
+            else:
+                times, names = (
+                    [timestamp_ms(number) for number in numbers],
+                    [name(number) for number in numbers],
+                )
+                audit.handled_many(TOPIC, 0, numbers, times, [10] * len(numbers), names)
+            at = end
+            if chance.random() < 0.3:
+                assert audit.logged(60)
+                write(committed, b"%d" % at)
+        assert audit.logged(60)
+        write(committed, b"%d" % at)
+        assert audit.close(60), audit.stats
+
+
+def produce(folder: Path, chance: random.Random) -> None:
+    """Sends batches; tells `known` which it begins, and which it was told to be logged."""
+    asyncio.run(_produce(folder, chance))
+
+
+async def _produce(folder: Path, chance: random.Random) -> None:
+    known = os.open(folder / KNOWN, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    async with Audit(**options(folder, Unsure(folder / REPORTS, chance))) as audit:
+        begun = 0
+        while begun < 300:
+            first, many = chance.randrange(1 << 40), chance.choice([1, 20, 300])
+            numbers = np.arange(first, first + many)
+            times = BEGAN_MS + numbers * 137 % (10 * WIDTH_MS)
+            os.write(known, json.dumps(["begun", audit.source, first, many]).encode() + b"\n")
+            audit.sent_many(TOPIC, times, 10, [name(number) for number in numbers.tolist()])
+            if await audit.logged(60):
+                os.write(known, json.dumps(["logged", audit.source, first, many]).encode() + b"\n")
+            begun += 1
+        assert await audit.close(60), audit.stats
+
+
+def hurry(folder: Path, chance: random.Random) -> None:
+    """Sends one by one in two threads' worth of topics, and asks for nothing."""
+    known = os.open(folder / KNOWN, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    with SyncAudit(**options(folder, Unsure(folder / REPORTS, chance))) as audit:
+        os.write(known, json.dumps(["begun", audit.source, 0, 0]).encode() + b"\n")
+        for number in range(60_000):
+            audit.sent(TOPIC, timestamp_ms(number), 10, name(number))
+            if number % 1_000 == 0:
+                time.sleep(0.001)
+        assert audit.close(60), audit.stats
+        os.write(known, json.dumps(["logged", audit.source, 0, 60_000]).encode() + b"\n")
+
+
+MODES: dict[str, Callable[[Path, random.Random], None]] = {
+    "consume": consume, "produce": produce, "hurry": hurry,
+}  # fmt: skip
+
+
+def wait(child: int, chance: random.Random, life_s: float = MOST_LIFE_S, cpu_s: float = MOST_CPU_S) -> None:
+    """For a random while, of the clock's or of the time that the child works: other machines are busy."""
+    cpu_clock = ~child << 3 | 2  # as clock_getcpuclockid(3) makes it
+    clock, most_s = chance.choice([(time.CLOCK_MONOTONIC, life_s), (cpu_clock, cpu_s)])
+    until_s = time.clock_gettime(clock) + chance.uniform(0, most_s)
+    while time.clock_gettime(clock) < until_s and not os.waitid(
+        os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT
+    ):
+        time.sleep(0.0005)
+
+
+def main(mode: str, folder: str, seed: str, lives: str) -> None:
+    chance = random.Random(int(seed))
+    thread.BACKOFF_S = 0.005
+    wal.ROTATE_BYTES = chance.choice([2_000, 50_000])
+    killed = 0
+    for life in range(int(lives)):
+        own = random.Random(chance.random())
+        child = os.fork()
+        if not child:
+            MODES[mode](Path(folder), own)
+            os._exit(0)
+        if life < int(lives) - 1:
+            wait(child, chance)
+            os.kill(child, signal.SIGKILL)
+            killed += os.waitpid(child, 0)[1] == signal.SIGKILL
+    assert os.waitpid(child, 0)[1] == 0, "the last life failed"
+    sys.stdout.write(f"{killed}\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
