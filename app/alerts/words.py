@@ -156,14 +156,23 @@ def _short(at_ms: int) -> str:
         return str(at_ms)
 
 
+def _name(text: str) -> str:
+    """A name of others in a command."""
+    return shlex.quote(plain(text)[:MAX_NAME_CHARS])
+
+
 def commands(on: Sequence[str], state: AlertState) -> Iterator[str]:
     """What to run, of an alert that fires."""
     kinds = set(on) if "lag" in on else {KIND_OF.get(window.state, "") for window in state.windows} or set(on)
-    topic = shlex.quote(plain(state.topic)[:MAX_NAME_CHARS])
+    topic = _name(state.topic)
     start = f" --from {_short(state.windows[0].start_ms)}" if state.windows else ""
     yield f"switchyard audit loss --topic {topic}{start}    # which windows, and how many"
     if kinds & {"loss", "corruption", "duplication"}:
-        yield f"switchyard audit missing --topic {topic}{start}    # exactly which records"
+        window = f"--topic {topic} --start {_short(state.windows[-1].start_ms)}" if state.windows else ""
+        tiers = f"--from-tier {_name(state.from_tier)} --to-tier {_name(state.to_tier)}"
+        yield f"switchyard audit missing {window} {tiers}    # which records of the newest window"
+        if "loss" in kinds:
+            yield f"switchyard audit copy-again {window} {tiers}    # copies them again; a dry run first"
     if kinds & {"lag", "late", "loss"}:
         yield "switchyard route list    # does what copies them stand still, or halt"
     if "absent-audit" in kinds:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 from urllib.parse import urlencode
 
@@ -94,18 +95,19 @@ class Auditor:
             NotKnown: a worker does not answer, or a book is being read.
         """
         known = await self._known(wanted)
-        meant: dict[str, bool] = {}
+        places = {(key.cluster, key.topic) for key in known.tiers}
+        meant = {topic for topic in {topic for _, topic in places} if means(topic)}
+        plans = {place: self._audits.plan_of(*place) for place in places}
 
-        def is_meant(topic: str) -> bool:
-            if topic not in meant:
-                meant[topic] = means(topic)
-            return meant[topic]
+        def told() -> list[dict[str, Any]]:
+            some = Known(
+                {key: record for key, record in known.windows.items() if key.topic in meant},
+                {key: record for key, record in known.tiers.items() if key.topic in meant},
+            )
+            plan_of = partial(_of, plans)
+            return verdict_rows(some, now_ms, plan_of, lambda plan: unseen(self._audits, plan))
 
-        some = Known(
-            {key: record for key, record in known.windows.items() if is_meant(key.topic)},
-            {key: record for key, record in known.tiers.items() if is_meant(key.topic)},
-        )
-        return verdict_rows(some, now_ms, self._audits.plan_of, lambda plan: unseen(self._audits, plan))
+        return await asyncio.to_thread(told)  # seconds, for as many windows as there may be
 
     async def _known(self, wanted: Wanted) -> Known:
         others = [(worker, beat.url) for worker, beat in self._beats().items() if worker != self._worker]
@@ -114,25 +116,36 @@ class Auditor:
             async with aiohttp.ClientSession(timeout=timeout) as session:
                 path = share_path(wanted)
                 asked = [_asked(session, worker, url + path) for worker, url in others]
-                shares = [own_share(self._books, wanted), *await asyncio.gather(*asked)]
-            held = {partition for share in shares for partition in share.next_offsets}
+                told = await asyncio.gather(*asked)
+            own = own_share(self._books, wanted)
+
+            def put_together() -> tuple[Known, set[int]]:
+                shares = [own, *map(_share.decode, told)]
+                held = {partition for share in shares for partition in share.next_offsets}
+                return joined(shares, audit_partition), held
+
+            known, held = await asyncio.to_thread(put_together)
             missing = await self._books.without(held)
         except (KafkaError, ClusterUnreachable, OSError, TimeoutError) as error:
             raise NotKnown(f"the audit topic cannot be asked: {error!r}") from error
-        except ValueError as error:
+        except ValueError as error:  # too much, or no share
             raise NotKnown(str(error)) from error
         if missing:
             raise NotKnown(f"partitions {missing} of the audit tables are being read")
-        return joined(shares, audit_partition)
+        return known
 
 
-async def _asked(session: aiohttp.ClientSession, worker: str, url: str) -> Share:
+def _of(plans: Mapping[tuple[str, str], AuditPlan | None], cluster: str, topic: str) -> AuditPlan | None:
+    return plans.get((cluster, topic))
+
+
+async def _asked(session: aiohttp.ClientSession, worker: str, url: str) -> bytes:
+    """A worker's share, encoded. Raises NotKnown."""
     try:
         async with session.get(url) as answer:
             content = await answer.read()
-            if answer.status != 200:
-                said = content[:200].decode("utf-8", "replace")
-                raise NotKnown(f"{worker} answered {answer.status}: {said}")
-            return _share.decode(content)
-    except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError) as error:
+    except (aiohttp.ClientError, TimeoutError) as error:
         raise NotKnown(f"{worker} does not answer: {error!r}") from error
+    if answer.status != 200:
+        raise NotKnown(f"{worker} answered {answer.status}: {content[:200].decode('utf-8', 'replace')}")
+    return content

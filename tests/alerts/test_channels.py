@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from email.header import decode_header, make_header
 from typing import Any
 
@@ -11,6 +12,7 @@ from app.alerts import channels
 from app.alerts.bodies import alertmanager, slack
 from app.alerts.channels import NotTaken, Sender
 from app.alerts.words import Notice, commands, told
+from app.cli.main import switchyard
 from app.clock import now_ms
 from app.config.alert_channels import Channel
 from app.core.alert_state import AlertWindow
@@ -44,7 +46,9 @@ async def test_a_webhook_gets_all_of_it_as_json_and_an_id_to_tell_it_by() -> Non
     (window,) = body["windows"]
     assert (window["missing"], window["start_ms"], window["lag_ms"]) == (2, AT_MS - 120_000, 1500)
     assert body["title"].startswith("[FIRING critical] orders, regional to aggregate: 2 of 100 records lost")
-    assert any(line.startswith("switchyard audit missing --topic orders --from ") for line in body["todo"])
+    window = "--topic orders --start 2027-01-15T07:58:00Z --from-tier regional --to-tier aggregate"
+    missing = f"switchyard audit missing {window}"
+    assert any(line.startswith(missing) for line in body["todo"])
 
 
 async def test_slack_gets_text_and_blocks_and_nobodys_name_is_markup() -> None:
@@ -181,6 +185,19 @@ def test_each_kind_is_told_in_its_own_words(state: str, kind: str, says: str) ->
     assert "lost" not in what.title
     assert kind in told(window)
     assert all(line.startswith("switchyard ") for line in commands((kind,), what.state))
+
+
+@pytest.mark.parametrize("state", ["lossy", "duplicated", "corrupted", "late", "absent-audit"])
+def test_every_command_that_is_told_is_one(state: str) -> None:
+    window = AlertWindow(0, 60_000, state, 10, 8, 2)
+    for line in commands((), notice(windows=(window,)).state):
+        program, noun, verb, *options = shlex.split(line, comments=True)
+        command = switchyard.commands[noun].commands.get(verb)  # type: ignore[attr-defined]
+        if verb in {"missing", "copy-again"} and command is None:
+            continue
+        assert program == "switchyard"
+        known = {option for param in command.params for option in param.opts}
+        assert {option for option in options if option.startswith("--")} <= known
 
 
 def test_names_cannot_break_a_header_nor_a_command() -> None:

@@ -167,7 +167,9 @@ def test_it_is_told_again_while_it_fires_and_only_so_often() -> None:
     leaders.step(1_100, lossy, Outcome(state.id, "b", 2, 1_050))
     (state,) = leaders.states.values()
     assert state.told["b"] == Told(2, 1_050)
-    assert leaders.step(1_200, lossy, Outcome(state.id, "b", 1, 1_150), Outcome(state.id, "a", 9, 1_150)) == []
+    assert (
+        leaders.step(1_200, lossy, Outcome(state.id, "b", 1, 1_150), Outcome(state.id, "a", 9, 1_150)) == []
+    )
 
 
 def test_a_deposed_leader_fires_and_resolves_nothing() -> None:
