@@ -334,5 +334,48 @@ class AlertsOfTwoTopics(RuleBasedStateMachine):
 TestAlertsOfTwoTopics = AlertsOfTwoTopics.TestCase
 
 
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["look", "look", "claim", "deposed"]),
+            st.lists(st.sampled_from(STATES[:3]), min_size=2, max_size=2),
+        ),
+        max_size=25,
+    ),
+    st.integers(0, 30),
+)
+def test_whatever_was_compacted_a_fresh_reader_knows_which_alerts_there_are(
+    history: list[tuple[str, list[str]]], cleaned: int
+) -> None:
+    leaders = Leaders(a_rule())
+    written: list[Any] = [Claim(at_ms=0, term=1, worker="w1")]
+    marks = [1]
+    for now_ms, (act, found) in enumerate(history, 1):
+        rows = [row(1, state, topic) for state, topic in zip(found, ("orders", "payments"), strict=True)]
+        if act == "claim" or (act == "deposed" and leaders.term == 1):
+            leaders.next()
+            written.append(Claim(at_ms=0, term=leaders.term, worker=f"w{leaders.term}"))
+        elif act == "look":
+            written += leaders.step(now_ms, rows)
+        else:
+            late = leaders.step(now_ms, rows, term=leaders.term - 1)
+            written += late
+            repairs = alerts.again(leaders.states, {one.id for one in late}, leaders.term)
+            assert all(map(leaders.state.apply, repairs))
+            written += repairs
+        marks.append(len(written))
+    clean = marks[min(cleaned, len(marks) - 1)]
+    last = {compaction_key(event): index for index, event in enumerate(written[:clean])}
+    fresh = ControlState()
+    for index, event in enumerate(written):
+        if index >= clean or last[compaction_key(event)] == index:
+            fresh.apply(event)
+
+    def stands(state: ControlState) -> dict[str, tuple[str, int]]:
+        return {one.id: (one.state, one.notice) for one in state.alert_states.states.values()}
+
+    assert stands(fresh) == stands(leaders.state)
+
+
 def test_a_group_has_the_same_fingerprint_for_ever() -> None:
     assert alerts.fingerprint(Group("r", "orders", "regional", "aggregate")) == "62fbb251a25dced3"
