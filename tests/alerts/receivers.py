@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import warnings
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -100,19 +101,22 @@ class Mailbox:
 
 
 @asynccontextmanager
-async def mailbox(**told: str) -> AsyncIterator[Mailbox]:
-    """A server of SMTP that asks for user and password."""
-    found = Mailbox(**told)
+async def mailbox(tls: ssl.SSLContext | None = None, *, at_once: bool = False) -> AsyncIterator[Mailbox]:
+    """A server of SMTP that asks for user and password; with `tls` after STARTTLS, or `at_once`."""
+    found = Mailbox()
     loop = asyncio.get_running_loop()
+    must = tls is not None and not at_once
 
     def serve() -> SMTP:
         with warnings.catch_warnings(action="ignore"):  # of passwords without TLS
             return SMTP(
-                found, authenticator=found.login, auth_required=True, auth_require_tls=False, loop=loop
-            )
+                found, authenticator=found.login, auth_required=True, auth_require_tls=must,
+                tls_context=tls if must else None, require_starttls=must, loop=loop,
+            )  # fmt: skip
 
-    server = await loop.create_server(serve, "127.0.0.1", 0)
-    found.place = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    server = await loop.create_server(serve, "127.0.0.1", 0, ssl=tls if at_once else None)
+    port = server.sockets[0].getsockname()[1]
+    found.place = f"localhost:{port}" if tls else f"127.0.0.1:{port}"
     try:
         yield found
     finally:

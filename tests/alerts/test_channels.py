@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import shlex
+import shutil
+import ssl
+import subprocess
 from email.header import decode_header, make_header
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -118,6 +122,34 @@ async def test_a_test_says_that_it_is_one() -> None:
 def mail_to(place: str, to: str = "a@example.org", **told: Any) -> Channel:
     auth = {"user": "yard", "password": "env:SWITCHYARD_ALERT_WORD", "tls": "none"}
     return channel("email", smtp=place, to=to, **{"from": "y@example.org"}, **{**auth, **told})
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> tuple[ssl.SSLContext, Path]:
+    """Of localhost, by itself; and what has to be trusted for it."""
+    if (openssl := shutil.which("openssl")) is None:
+        pytest.skip("makes a certificate with openssl, which is not here")
+    key, own = tmp_path / "key.pem", tmp_path / "own.pem"
+    told = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-days", "1", "-nodes"]
+    made = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-keyout", str(key), "-out", str(own), *told]
+    subprocess.run(made, check=True, capture_output=True)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(own, key)
+    return context, own
+
+
+@pytest.mark.parametrize("tls", ["starttls", "tls"])
+async def test_mail_goes_by_tls_to_whom_a_certificate_is_trusted_and_to_nobody_else(
+    tls: str, certificate: tuple[ssl.SSLContext, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context, trusted = certificate
+    async with mailbox(context, at_once=tls == "tls") as box:
+        with pytest.raises(NotTaken):
+            await send(mail_to(box.place, tls=tls), notice())
+        assert not box.mails
+        monkeypatch.setenv("SSL_CERT_FILE", str(trusted))
+        await send(mail_to(box.place, tls=tls), notice())
+        assert len(box.mails) == 1
 
 
 async def test_what_is_not_taken_is_told_and_no_secret_with_it() -> None:
