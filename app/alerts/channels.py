@@ -49,13 +49,13 @@ class Sender:
         if session is not None:
             await session.close()
 
-    async def send(self, channel: Channel, notice: Notice) -> None:
+    async def send(self, channel: Channel, notice: Notice, within_s: float = SEND_S) -> None:
         """Raises NotTaken: why, in words that hold no secret."""
         try:
-            async with asyncio.timeout(SEND_S):
+            async with asyncio.timeout(within_s):
                 await self._send(channel, notice)
         except TimeoutError as error:
-            raise NotTaken(f"did not answer within {SEND_S:g} s") from error
+            raise NotTaken(f"did not answer within {within_s:g} s") from error
         except MissingVariable as error:
             raise NotTaken(str(error)) from error
 

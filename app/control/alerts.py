@@ -45,6 +45,7 @@ UNKNOWN_TOLD_S = 120.0
 RESEND_S = 60.0  # Alertmanager forgets what it does not hear of; several times within its patience
 AT_ONCE = 500  # states that are written together
 STOP_S = 5.0
+TEST_S = 8.0  # whoever asked waits for it
 TEST_GROUP = Group("", "test-topic", "regional", "aggregate")
 
 
@@ -224,7 +225,7 @@ class Alerts(Service):
 
 async def _tried(sender: Sender, channel: Channel, notice: Notice) -> dict[str, Any]:
     try:
-        await sender.send(channel, notice)
+        await sender.send(channel, notice, TEST_S)
     except NotTaken as error:
         why = str(error)
     else:

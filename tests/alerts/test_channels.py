@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from app.alerts import channels
 from app.alerts.bodies import alertmanager, slack
 from app.alerts.channels import NotTaken, Sender
 from app.alerts.words import Notice, commands, told
@@ -184,12 +183,13 @@ async def test_what_is_not_taken_is_told_and_no_secret_with_it() -> None:
     assert len(box.mails) == 1
 
 
-async def test_a_receiver_that_stands_still_is_left_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channels, "SEND_S", 0.2)
+async def test_a_receiver_that_stands_still_is_left_in_time() -> None:
     async with hooks() as receiver:
         receiver.hangs = True
+        sender = Sender()
         with pytest.raises(NotTaken, match=r"did not answer within 0\.2 s"):
-            await send(channel("webhook", url=receiver.url), notice())
+            await sender.send(channel("webhook", url=receiver.url), notice(), 0.2)
+        await sender.close()
 
 
 async def test_a_receiver_that_asks_for_a_pause_is_heard() -> None:
