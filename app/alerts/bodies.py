@@ -44,6 +44,7 @@ def webhook(notice: Notice) -> dict[str, Any]:
         "to_tier": state.to_tier,
         "since": iso(state.since_ms),
         "fired": iso(state.fired_ms),
+        "aged": state.aged,
         "resolved": iso(state.resolved_ms) if state.resolved_ms else None,
         "title": notice.title,
         "summary": notice.summary,

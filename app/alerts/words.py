@@ -68,9 +68,9 @@ class Notice(NamedTuple):
             return f"A test of alert {state.rule} in region {self.region}: nothing has happened."
         where = f"Alert {state.rule}, region {self.region}"
         if not self.is_firing:
-            return plain(
-                f"{where}: over since {iso(state.over_ms)}, after it was told at {iso(state.fired_ms)}."
-            )
+            since = f"over since {iso(state.over_ms)}, after it was told at {iso(state.fired_ms)}"
+            aged = "; its windows are looked at no more, and nothing was mended" if state.aged else ""
+            return plain(f"{where}: {since}{aged}.")
         windows = f", in windows since {iso(state.windows[0].start_ms)}" if state.windows else ""
         return plain(f"{where}: holds since {iso(state.since_ms)}{windows}.")
 

@@ -116,6 +116,7 @@ class AlertRoutes:
             "fired_ms": state.fired_ms or None,
             "over_ms": state.over_ms or None,
             "resolved_ms": state.resolved_ms or None,
+            "aged": state.aged,
             "notice": state.notice,
             "windows": [_window(window) for window in reversed(state.windows)],
             "more_windows": state.more,

@@ -36,8 +36,9 @@ class ChannelTold(TypedDict):
 
 class Alert(TypedDict):
     """An alert: one for a rule, topic and pair of tiers. `since_ms`: the rule holds; `fired_ms`: it was told;
-    `over_ms`: it holds no more, and is resolved once that has lasted; null: not yet. `windows` are the newest
-    ones, beside `more_windows`. `todo`: commands that say more."""
+    `over_ms`: it holds no more, and is resolved once that has lasted; null: not yet. `aged`: only because its
+    windows are looked at no more. `windows` are the newest ones, beside `more_windows`. `todo`: commands that
+    say more."""
 
     id: str
     name: str
@@ -54,6 +55,7 @@ class Alert(TypedDict):
     fired_ms: int | None
     over_ms: int | None
     resolved_ms: int | None
+    aged: bool
     notice: int
     windows: list[AlertWindowTold]
     more_windows: int

@@ -61,6 +61,7 @@ class AlertState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
         id: of this episode; the first part is the same for all episodes of a group.
         since_ms: since when it holds. fired_ms, resolved_ms: when it fired, and was resolved.
         over_ms: of one that fires, since when it does not hold any more; 0: it does.
+        aged: it is over only because its windows are longer ago than its rule looks: nothing was mended.
         windows: the newest ones, and how many `more`.
         notice: the number of what is to be told, 0: nothing yet; noticed_ms: since when.
         told: by channel, what it took.
@@ -78,6 +79,7 @@ class AlertState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     fired_ms: int = 0
     over_ms: int = 0
     resolved_ms: int = 0
+    aged: bool = False
     windows: tuple[AlertWindow, ...] = ()
     more: int = 0
     notice: int = 0

@@ -236,8 +236,9 @@ def _went_on(state: AlertState, rule: Rule, found: Seen | None, now_ms: int) -> 
     over_ms = state.over_ms or now_ms
     if now_ms - over_ms < rule.for_ms:
         return msgspec.structs.replace(state, over_ms=over_ms)
+    aged = bool(state.windows) and all(one.end_ms < over_ms - rule.within_ms for one in state.windows)
     return msgspec.structs.replace(
-        state, state="resolved", over_ms=over_ms, resolved_ms=now_ms, notice=state.notice + 1,
+        state, state="resolved", aged=aged, over_ms=over_ms, resolved_ms=now_ms, notice=state.notice + 1,
         noticed_ms=now_ms,
     )  # fmt: skip
 

@@ -140,6 +140,16 @@ def test_it_holds_for_as_long_as_the_rule_says_and_is_over_for_as_long() -> None
     assert leaders.told() == []
 
 
+@pytest.mark.parametrize(("rows", "aged"), [([], True), ([row(1, "ok")], False)])
+def test_what_is_over_because_nobody_looks_any_more_says_so(rows: list[dict[str, Any]], aged: bool) -> None:
+    leaders = Leaders(a_rule(within_ms=WIDTH_MS))
+    leaders.step(2 * WIDTH_MS, [row(1, "lossy")])
+    at_ms = 3 * WIDTH_MS + 1 if aged else 2 * WIDTH_MS + 1
+    leaders.step(at_ms, rows or [row(1, "lossy")])
+    (state,) = leaders.states.values()
+    assert (state.state, state.aged) == ("resolved", aged)
+
+
 @pytest.mark.parametrize("unsure", ["provisional", "absent-audit"])
 def test_what_cannot_be_told_now_neither_resolves_nor_fires(unsure: str) -> None:
     leaders = Leaders(a_rule())
