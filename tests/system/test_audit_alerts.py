@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from app.cli.main import switchyard
-from app.demo.stage import Process, Stage, wait_until
+from app.demo.stage import Process, Stage, http, wait_until
 from app.demo.traffic import create_topic
 from tests.alerts.receivers import Hooks, Mailbox, definition, hooks, mailbox
 from tests.kafka.conftest import producing
@@ -93,6 +93,7 @@ def test_loss_is_told_once_although_the_leader_is_killed_and_so_is_its_end(
         assert (first["status"], first["topic"], window["start_ms"], window["missing"]) == (
             "firing", topic_name, at_ms - at_ms % WIDTH_MS, 3,
         )  # fmt: skip
+        wait_until(partial(_is_written, workers[0]), ENOUGH_S, workers[0].tail, 0.2)
         listed = CliRunner().invoke(switchyard, ["alert", "list", "--url", workers[1].url])
         assert "firing" in listed.output, listed.output
 
@@ -106,6 +107,12 @@ def test_loss_is_told_once_although_the_leader_is_killed_and_so_is_its_end(
         assert len(hook.bodies) == 2, "what was written down as told is not told again"
         wait_until(lambda: len(box.mails) == 2, ENOUGH_S, workers[0].tail, 0.2)
         assert ["RESOLVED" in mail["Subject"] for mail in box.mails] == [False, True]
+
+
+def _is_written(worker: Process) -> bool:
+    """Whether it stands in the control log that every channel took the notice."""
+    (alert,) = http("GET", f"{worker.url}/api/v1/alerts")[1]["items"]
+    return not any(channel["waits"] for channel in alert["channels"])
 
 
 def _is_over(hook: Hooks) -> bool:
