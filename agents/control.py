@@ -13,6 +13,7 @@ from typing import Any
 import structlog
 
 from app import app, wire
+from app.core.alert_state import AlertState
 from app.core.control import ControlState
 from app.core.control_events import (
     AnyControlEvent,
@@ -61,7 +62,8 @@ def _write(event: AnyControlEvent, offset: int, view: ControlState) -> None:
             _show(assignments, event.job, view.assignments.get(event.job))
         case _:
             pass
-    if not isinstance(event, Begun | RegionPulse):
+    is_told = event.is_news if isinstance(event, AlertState) else not isinstance(event, Begun | RegionPulse)
+    if is_told:
         key, entry = wire.activity_entry(offset, event)
         activity[key] = entry
 

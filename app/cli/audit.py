@@ -1,4 +1,4 @@
-"""audit report|loss|missing|copy-again|watch|records: what was counted at each tier, and what has not arrived."""
+"""audit report|loss|missing|copy-again|watch|records: what was counted at each tier, what did not arrive."""
 
 from __future__ import annotations
 

@@ -130,6 +130,13 @@ def audit_path(name: str) -> str:
     return f"/audit/plans/{quote(name, safe='')}"
 
 
+def alert_path(name: str) -> str:
+    """The API's path of an alert. Raises Failure."""
+    if not name or "/" in name:
+        raise Failure(f"{name!r} names no alert; write its name, as alert list tells it", EXIT_USAGE)
+    return f"/alerts/{quote(name, safe='')}"
+
+
 def actor() -> str:
     """Who asks, for the activity log."""
     user = os.environ.get("USER") or os.environ.get("LOGNAME") or "unknown"

@@ -18,6 +18,7 @@ from app.cli.client import (
     EXIT_PRECONDITION,
     Client,
     Failure,
+    alert_path,
     audit_path,
     failover_path,
     guarded,
@@ -25,8 +26,10 @@ from app.cli.client import (
     workload_path,
 )
 from app.cli.output import emit, output_option, url_option
+from app.config.alert import PREFIX as ALERT
 from app.config.audit import PREFIX as AUDIT
 from app.config.definitions import (
+    AlertDefinition,
     AnyDefinition,
     AuditPlan,
     FailoverDefinition,
@@ -110,15 +113,17 @@ class _Current(NamedTuple):
     routes: dict[str, RouteDefinition]
     failovers: dict[str, FailoverDefinition]
     audits: dict[str, AuditPlan]
+    alerts: dict[str, AlertDefinition]
 
     def get(self, key: str) -> AnyDefinition | None:
         return (
             self.workloads.get(key) or self.routes.get(key) or self.failovers.get(key) or self.audits.get(key)
-        )
+            or self.alerts.get(key)
+        )  # fmt: skip
 
 
 def _current(client: Client) -> _Current:
-    found = _Current({}, {}, {}, {})
+    found = _Current({}, {}, {}, {}, {})
     for item in client.all("/workloads"):
         body = client.ask("GET", workload_path(item["key"]))
         workload = Workload.from_wire(body["definition"])
@@ -134,6 +139,9 @@ def _current(client: Client) -> _Current:
     for item in _listed(client, "/audit/plans"):
         audit = AuditPlan.from_wire(item["definition"])
         found.audits[audit.key] = audit
+    for item in _listed(client, "/alert-rules"):
+        alert = AlertDefinition.from_wire(item["definition"])
+        found.alerts[alert.key] = alert
     return found
 
 
@@ -161,6 +169,8 @@ def _path(change: Change) -> str:
         return failover_path(change.key.removeprefix(PREFIX))
     if change.kind == "AuditPlan":
         return audit_path(change.key.removeprefix(AUDIT))
+    if change.kind == "Alert":
+        return alert_path(change.key.removeprefix(ALERT))
     return route_path(change.key) if change.kind == "Route" else workload_path(change.key)
 
 
@@ -171,7 +181,7 @@ def _plan(files: tuple[str, ...], url: str | None, prune: bool) -> tuple[Client,
     beside = _beside(client) if any(isinstance(one, RouteDefinition) for one in wanted) else ALONE
     planned = plan(
         current.workloads, wanted, prune=prune, routes=current.routes, failovers=current.failovers,
-        audits=current.audits, beside=beside, is_local=False,
+        audits=current.audits, alerts=current.alerts, beside=beside, is_local=False,
     )  # fmt: skip
     if not planned.conflicts:
         for change in planned.changes:  # the worker knows what files cannot: which clusters there are
@@ -322,6 +332,6 @@ def export(url: str | None) -> None:
     current = _current(Client(url))
     for _, definition in [
         *sorted(current.workloads.items()), *sorted(current.routes.items()),
-        *sorted(current.failovers.items()), *sorted(current.audits.items()),
+        *sorted(current.failovers.items()), *sorted(current.audits.items()), *sorted(current.alerts.items()),
     ]:  # fmt: skip
         yaml.dump(definition.to_wire(), sys.stdout)

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from app.cli.alert import alert
 from app.cli.audit import audit
 from app.cli.config import config
 from app.cli.dlq import dlq
@@ -17,7 +18,7 @@ from app.cli.route import route
 from app.cli.size import size
 from app.cli.workload import tracker, worker, workload
 
-NOUNS = (config, workload, tracker, dlq, route, audit, offsets, failover, placement, size)
+NOUNS = (config, workload, tracker, dlq, route, audit, alert, offsets, failover, placement, size)
 ONLY_HERE = (worker,)  # `faust worker` is Faust's own: it starts one
 
 

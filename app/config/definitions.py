@@ -1,5 +1,5 @@
-"""Definitions: what runs, kept in the control log and changed live: `Workload`, `Route`, `AuditPlan` and
-`Failover`.
+"""Definitions: what runs, kept in the control log and changed live: `Workload`, `Route`, `AuditPlan`, `Alert`
+and `Failover`.
 
 The whole shape is accepted and checked; what is not in force yet is said so: as a warning where ignoring it
 is harmless, as an error where a user would rely on it.
@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 
 from pydantic.json_schema import models_json_schema
 
+from app.config.alert import AlertDefinition
+from app.config.alert_checks import alert_checks
 from app.config.audit import AuditPlan
 from app.config.audit_checks import audit_checks
 from app.config.checks import checks, problem_at, value_at
@@ -27,23 +29,25 @@ from app.core.job import MAX_TOPIC_CHARS
 from app.core.route import Route
 from app.core.topology import Layout
 
-__all__ = ["AnyDefinition", "AuditPlan", "FailoverDefinition", "RouteDefinition", "Workload", "json_schema",
-           "load_definitions", "parse_any", "parse_audit", "parse_definition", "parse_failover",
-           "parse_route"]  # fmt: skip
+__all__ = ["AlertDefinition", "AnyDefinition", "AuditPlan", "FailoverDefinition", "RouteDefinition",
+           "Workload", "json_schema", "load_definitions", "parse_alert", "parse_any", "parse_audit",
+           "parse_definition", "parse_failover", "parse_route"]  # fmt: skip
 
-AnyDefinition = Workload | RouteDefinition | FailoverDefinition | AuditPlan
-T = TypeVar("T", Workload, RouteDefinition, FailoverDefinition, AuditPlan)
+AnyDefinition = Workload | RouteDefinition | FailoverDefinition | AuditPlan | AlertDefinition
+T = TypeVar("T", Workload, RouteDefinition, FailoverDefinition, AuditPlan, AlertDefinition)
 
 API_VERSION = "switchyard/v1"
-LATER_KINDS = ("Alert",)
-KINDS = ("Workload", "Route", "AuditPlan", "Failover")
-NAMED = ("Route", "AuditPlan", "Failover")  # by metadata.name
+KINDS = ("Workload", "Route", "AuditPlan", "Alert", "Failover")
+NAMED = ("Route", "AuditPlan", "Alert", "Failover")  # by metadata.name
 
 
 def json_schema() -> dict[str, Any]:
     """The JSON Schema of all kinds there are."""
     roots, schema = models_json_schema(
-        [(kind, "validation") for kind in (Workload, RouteDefinition, FailoverDefinition, AuditPlan)],
+        [
+            (kind, "validation")
+            for kind in (Workload, RouteDefinition, FailoverDefinition, AuditPlan, AlertDefinition)
+        ],
         by_alias=True,
         title="Switchyard definitions",
     )
@@ -104,6 +108,15 @@ def parse_audit(
     return _audit(_document(data, file, node), layout)
 
 
+def parse_alert(data: Any, *, file: str = "", node: Any = None) -> tuple[AlertDefinition, list[Problem]]:
+    """An alert of plain data, and the warnings about it.
+
+    Raises:
+        InvalidConfiguration: with everything that is wrong.
+    """
+    return _alert(_document(data, file, node))
+
+
 def parse_any(
     data: Any,
     *,
@@ -125,22 +138,19 @@ def parse_any(
             return _failover(document, layout)
         case ["AuditPlan"]:
             return _audit(document, layout)
+        case ["Alert"]:
+            return _alert(document)
         case _:
             return _workload(document, clusters, layout)
 
 
 def _document(data: Any, file: str, node: Any) -> Document:
-    """The document, of a kind there is or may have been meant."""
+    """The document."""
     if not isinstance(data, Mapping):
         raise InvalidConfiguration(
             [Problem("a definition must be a mapping", f"begin with apiVersion: {API_VERSION}", file=file)]
         )
-    document = Document(file, data, node)
-    if data.get("kind") in LATER_KINDS:
-        raise InvalidConfiguration(
-            [problem_at(document, ("kind",), "comes with a later release", "leave it out for now")]
-        )
-    return document
+    return Document(file, data, node)
 
 
 def _workload(
@@ -184,6 +194,13 @@ def _audit(document: Document, layout: Layout | None) -> tuple[AuditPlan, list[P
     audit: AuditPlan | None = _validated(AuditPlan, document, problems)
     problems += audit_checks(document, audit, layout)
     return _sound(audit, problems)
+
+
+def _alert(document: Document) -> tuple[AlertDefinition, list[Problem]]:
+    problems: list[Problem] = []
+    alert: AlertDefinition | None = _validated(AlertDefinition, document, problems)
+    problems += alert_checks(document, alert)
+    return _sound(alert, problems)
 
 
 def _validated(model: type[T], document: Document, problems: list[Problem]) -> T | None:
@@ -270,7 +287,7 @@ def _twice(documents: Sequence[Document]) -> Iterable[Problem]:
         kind = value_at(document.data, ("kind",))
         named = ("name",) if kind in NAMED else ("group", "topic")
         names = [value_at(document.data, ("metadata", name)) for name in named]
-        if kind in LATER_KINDS or not all(isinstance(n, str) for n in names):
+        if not all(isinstance(n, str) for n in names):
             continue
         place = [*names, kind] if kind in NAMED[1:] else names  # a route may have its name
         before = first.setdefault(tuple(place), document)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from app.config.alert import AlertDefinition
 from app.config.audit import AuditPlan
 from app.config.failover import FailoverDefinition
 from app.config.route import RouteDefinition
@@ -41,6 +42,7 @@ class Change:
     route: RouteDefinition | None = None
     failover: FailoverDefinition | None = None
     audit: AuditPlan | None = None
+    alert: AlertDefinition | None = None
 
     @property
     def name(self) -> str:
@@ -48,9 +50,11 @@ class Change:
         return f"route {self.key}" if self.kind == "Route" else self.key
 
     @property
-    def definition(self) -> Workload | RouteDefinition | FailoverDefinition | AuditPlan | None:
+    def definition(
+        self,
+    ) -> Workload | RouteDefinition | FailoverDefinition | AuditPlan | AlertDefinition | None:
         """What there is to be; None: nothing."""
-        return self.workload or self.route or self.failover or self.audit
+        return self.workload or self.route or self.failover or self.audit or self.alert
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,18 +73,19 @@ class Plan:
 
 def plan(
     current: Mapping[str, Workload],
-    wanted: Sequence[Workload | RouteDefinition | FailoverDefinition | AuditPlan],
+    wanted: Sequence[Workload | RouteDefinition | FailoverDefinition | AuditPlan | AlertDefinition],
     *,
     prune: bool = False,
     routes: Mapping[str, RouteDefinition] | None = None,
     failovers: Mapping[str, FailoverDefinition] | None = None,
     audits: Mapping[str, AuditPlan] | None = None,
+    alerts: Mapping[str, AlertDefinition] | None = None,
     beside: Beside = ALONE,
     is_local: bool = True,
 ) -> Plan:
-    """The changes from `current` workloads, `routes`, `failovers` and `audits` (by key) to `wanted`; `beside`
-    is what is known beyond this region's routes. Unless `is_local`, clusters of workloads with a mode are as
-    they were written, which may be any region's: whether one changes is not known.
+    """The changes from `current` workloads, `routes`, `failovers`, `audits` and `alerts` (by key) to
+    `wanted`; `beside` is what is known beyond this region's routes. Unless `is_local`, clusters of workloads
+    with a mode are as they were written, which may be any region's: whether one changes is not known.
 
     What is not wanted is deleted only with `prune`. Routes that a failover definition makes are not among it.
     """
@@ -118,11 +123,29 @@ def plan(
         failovers or {}, [f for f in wanted if isinstance(f, FailoverDefinition)], prune
     )
     of_audits = _plan_audits(audits or {}, [a for a in wanted if isinstance(a, AuditPlan)], prune)
+    of_alerts = _plan_alerts(alerts or {}, [a for a in wanted if isinstance(a, AlertDefinition)], prune)
+    others = (of_routes, of_failovers, of_audits, of_alerts)
     return Plan(
-        (*changes, *of_routes.changes, *of_failovers.changes, *of_audits.changes),
-        (*conflicts, *of_routes.conflicts, *of_failovers.conflicts, *of_audits.conflicts),
-        (*warnings, *of_routes.warnings, *of_failovers.warnings, *of_audits.warnings),
+        (*changes, *(change for one in others for change in one.changes)),
+        (*conflicts, *(conflict for one in others for conflict in one.conflicts)),
+        (*warnings, *(warning for one in others for warning in one.warnings)),
     )
+
+
+def _plan_alerts(
+    current: Mapping[str, AlertDefinition], wanted: Sequence[AlertDefinition], prune: bool
+) -> Plan:
+    keys = Counter(alert.key for alert in wanted)
+    gone = sorted(current.keys() - keys.keys()) if prune else []
+    changes = [Change("delete", key, kind="Alert") for key in gone]
+    for alert in sorted(wanted, key=lambda alert: alert.key):
+        before = current.get(alert.key)
+        if keys[alert.key] > 1:
+            continue
+        fields = () if before is None else tuple(_differences("", before.to_wire(), alert.to_wire()))
+        action = "create" if before is None else "update" if fields else "unchanged"
+        changes.append(Change(action, alert.key, fields, kind="Alert", alert=alert))
+    return Plan(tuple(changes), tuple(_several(keys)))
 
 
 def _plan_audits(current: Mapping[str, AuditPlan], wanted: Sequence[AuditPlan], prune: bool) -> Plan:

@@ -14,6 +14,7 @@ from aiohttp import web
 from app.clock import iso, now_ms
 from app.config.definitions import Workload, json_schema
 from app.console import dlq, overview, shapes, shapes_dlq
+from app.console.alerts import AlertRoutes
 from app.console.answers import ApiError, is_number, json_response, number, paged
 from app.console.audit import AuditRoutes
 from app.console.audit_missing import AuditMissingRoutes
@@ -99,6 +100,7 @@ class Api:
             *self._audit.routes(),
             *self._audit_missing.routes(),
             *AuditRecordRoutes(self).routes(),
+            *AlertRoutes(self).routes(),
             *FailoverRoutes(self).routes(),
             *FailoverRunRoutes(self).routes(),
             web.get(workload + "/partitions/{partition}/tracker", self.get_tracker),

@@ -6,9 +6,9 @@ Windows are in the books of the workers that write their tables: whoever is aske
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlencode
 
 import msgspec
 from aiohttp import web
@@ -37,13 +37,13 @@ from app.console.describe import ACTOR, JSON, PAGE, TEXT, Answer, Page, Param, d
 from app.console.hop import LOOK_S, ask_worker
 from app.console.offsets import told_apart
 from app.console.tabular import FORMAT, NDJSON, listed, listing
+from app.control.audit_known import SHARE, own_share, share_path, unseen
 from app.control.audit_sender import audit_partition
 from app.core.audit.compare import State
 from app.core.audit.reports import BadReport, Report, checked
 from app.core.audit.tiers import Bounds
 from app.core.control_events import AuditPut
 from app.core.job import Kind
-from app.core.topology import REGIONAL
 from app.dlq.query import BadQuery, parse_when
 
 if TYPE_CHECKING:
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
 
 PUT = put_answers("audit plan")
 DETAIL = {200: Answer({JSON: shapes_audit.AuditPlanDetail}, headers=("ETag",))}
-MOST_WINDOWS = 50_000  # of an answer: a shard each
 TIMES = (
     Param("from", TEXT, "windows that begin then or later: 2h (ago), an ISO 8601 time, or milliseconds"),
     Param("to", TEXT, "windows that begin before; the same"),
@@ -67,7 +66,6 @@ STATE = Param(
     "state", repeated({"type": "string", "enum": [state.value for state in State]}, len(State)),
     f"verdicts of this state (again: or); without it, {', '.join(state.value for state in TOLD)}",
 )  # fmt: skip
-SHARE = "/api/v1/audit/share"
 WINDOW, VERDICT = (
     list(shapes_audit.AuditWindow.__annotations__),
     list(shapes_audit.AuditVerdict.__annotations__),
@@ -133,7 +131,8 @@ class AuditRoutes:
         return json_response(paged(rows, request))
 
     def _verdicts(self, known: Known) -> list[dict[str, Any]]:
-        return verdict_rows(known, now_ms(), self._api.runtime.catalog.audits.plan_of, self.unseen)
+        audits = self._api.runtime.catalog.audits
+        return verdict_rows(known, now_ms(), audits.plan_of, partial(unseen, audits))
 
     def _bounds_of(self, cluster: str, topic: str) -> Bounds:
         return self._api.runtime.catalog.audits.bounds_of(cluster, topic)
@@ -141,39 +140,15 @@ class AuditRoutes:
     @described({"type": "object"}, query=(*PLACES, *TIMES), problems=(409, 502))
     async def get_share(self, request: web.Request) -> web.Response:
         """What this worker's books hold of windows and tiers: for the other workers."""
-        share = self._own(_wanted(request))
+        share = own_share(self._api.runtime.audit_books, _wanted(request))
         return web.Response(
             body=msgspec.json.encode(share), content_type=JSON, headers={"Cache-Control": "no-store"}
         )
 
-    def unseen(self, of: AuditPlan | None) -> list[str]:
-        layout = self._api.runtime.catalog.audits.layout
-        if layout is None or of is None:
-            return []
-        counted = of.clusters(layout)
-        return sorted(n for n, s in layout.sites.items() if s.tier == REGIONAL and n not in counted)
-
-    def _own(self, wanted: Wanted) -> Share:
-        books = self._api.runtime.audit_books.books
-        windows: dict[str, Any] = {}
-        tiers: dict[str, Any] = {}
-        for book in books.values():
-            for key, record in book.collector.windows.items():
-                if wanted.means(key):
-                    windows[str(key)] = msgspec.structs.replace(record, counted={})
-            if len(windows) > MOST_WINDOWS:
-                raise ValueError(f"more than {MOST_WINDOWS} windows: name a topic, or a later time with from")
-            tiers |= {str(key): tier for key, tier in book.collector.tiers.items() if wanted.means(key)}
-        return Share({partition: book.next_offset for partition, book in books.items()}, windows, tiers)
-
     async def known(self, request: web.Request, wanted: Wanted) -> Known:
         """What all workers know. Raises ApiError: one does not answer."""
         runtime = self._api.runtime
-        query = {
-            "topic": wanted.topic, "tier": wanted.tier, "cluster": wanted.cluster,
-            "from": str(wanted.from_ms), "to": str(wanted.before_ms),
-        }  # fmt: skip
-        path = f"{SHARE}?{urlencode({name: value for name, value in query.items() if value})}"
+        path = share_path(wanted)
         others = [worker for worker in self._api.beats() if worker != runtime.worker]
         answers = await asyncio.gather(
             *(
@@ -181,7 +156,7 @@ class AuditRoutes:
                 for worker in others
             )
         )
-        shares = [self._own(wanted)]
+        shares = [own_share(runtime.audit_books, wanted)]
         for worker, (status, content) in zip(others, answers, strict=True):
             if status != 200:
                 raise ApiError(502, "Worker unreachable", f"{worker} answered {status}; ask again")

@@ -13,6 +13,7 @@ import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlencode
 
@@ -32,6 +33,7 @@ from app.console.offsets import told_apart
 from app.console.operations import STARTED, Operation
 from app.control import audit_missing
 from app.control.audit_copy import copy_again, targets, wanted
+from app.control.audit_known import unseen
 from app.control.audit_missing import Difference, drill
 from app.control.audit_sides import NotReadable, Question, Sider
 from app.core.audit.compare import State
@@ -186,7 +188,7 @@ class AuditMissingRoutes:
         topic, before, after, start_ms = question
         known = await self._audit.known(request, Wanted(topic, from_ms=start_ms, before_ms=start_ms + 1))
         audits = self._api.runtime.catalog.audits
-        rows = verdict_rows(known, now_ms(), audits.plan_of, self._audit.unseen)
+        rows = verdict_rows(known, now_ms(), audits.plan_of, partial(unseen, audits))
         late_ms = 0
         for key, record in known.tiers.items():
             late_ms = max(late_ms, lateness([record], audits.bounds_of(key.cluster, topic)))

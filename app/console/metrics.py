@@ -15,6 +15,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from app.clock import now_ms
 from app.console.flow import slowest
+from app.console.metrics_alerts import of_alerts
 from app.console.metrics_offsets import of_offset_sync
 from app.console.metrics_roles import of_roles
 from app.console.overview import BREAKER_ORDER, Jobs, lag_messages, lag_s
@@ -135,6 +136,7 @@ class _Collector:
             yield from _of_the_region(self.runtime)
             yield from of_offset_sync(self.runtime)
             yield from of_roles(self.runtime)
+            yield from of_alerts(self.runtime)
 
     def _of_the_worker(self) -> Iterator[Metric]:
         runtime, budget = self.runtime, self.runtime.clusters.budget

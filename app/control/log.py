@@ -27,6 +27,7 @@ from mode import Service
 
 from app import wire
 from app.control.tail import STOP_S, TopicTail, bounded
+from app.core.alert_state import AlertState
 from app.core.control import ControlState
 from app.core.control_events import (
     AnyControlEvent,
@@ -57,6 +58,7 @@ class ControlLog(Service):
         self.topic = topic
         self.view = ControlState()
         self._refused: dict[str, Repairable] = {}
+        self.refused_alerts: set[str] = set()  # ids: `app.control.alerts` writes these again
         self._anew: ControlState | None = None  # the log read again, which is to become the view
         self._anew_to = -1  # once it has this offset
         self._misses = self._began_again = False  # both: while what there was is read
@@ -130,6 +132,7 @@ class ControlLog(Service):
             log.warning("compaction has overtaken the reader of the control log; it is read again", to=offset)
             self._anew, self._anew_to = ControlState(), offset
             self._refused.clear()
+            self.refused_alerts.clear()
             self._tail.read_again()
             return True
         return False
@@ -157,6 +160,8 @@ class ControlLog(Service):
             self.view = ControlState()
             self._tail.read_again()
             return False
+        if isinstance(event, AlertState) and not event.is_news:
+            return True  # bookkeeping, too
         if not self.recent or record.offset > self.recent[-1]["offset"]:
             told = msgspec.to_builtins(for_people(event))
             self.recent.append({"offset": record.offset, "counted": counted, **told})
@@ -168,6 +173,8 @@ class ControlLog(Service):
                 event.expected is not None
             ):
                 self._refused[compaction_key(event)] = event  # at most one each, whether it is taken or not
+            case AlertState():
+                self.refused_alerts.add(event.id)
             case Assignment() if event.job in self.view.assignments:
                 self._refused[compaction_key(event)] = event
 

@@ -23,7 +23,9 @@ from mode import Service
 
 from app import wire
 from app.clock import now_ms
+from app.control.alerts import Alerts
 from app.control.audit_books import AuditBooks
+from app.control.audit_known import Auditor
 from app.control.audit_margin import Margin
 from app.control.audit_sender import AuditSender
 from app.control.barriers import BarrierSender
@@ -74,7 +76,7 @@ class Runtime(Service):
 
     Attributes: `worker` (this process's id, never used twice), `control`, `members`, `jobs`, `lease`,
     `incidents` (the latest, oldest first), `regions` (None without an atlas and a directory), `failover`,
-    `audit_books`.
+    `audit_books`, `alerts`.
     """
 
     def __init__(
@@ -163,6 +165,14 @@ class Runtime(Service):
         self.sentinel = Sentinel(
             self.worker, self.members, lambda: self.control.view.leader, self.leader.look
         )
+        self.alerts = Alerts(
+            self.control,
+            Auditor(
+                self.worker, self.audit_books, self.catalog.audits,
+                lambda: self.members.live(time.monotonic()),
+            ),
+            lambda: self.leader.leads and self._may_act(), self.tell, topics.region,
+        )  # fmt: skip
         self.regions: Regions | None = None
         self.ended: EndedRoutes | None = None
         if atlas is not None and directory is not None:
@@ -201,6 +211,7 @@ class Runtime(Service):
             self.failover,
             self.leader,
             self.needed,
+            self.alerts,
             self.sentinel,
             self.watchdog,
         ):

@@ -46,8 +46,11 @@ from typing import TypeVar
 
 import msgspec
 
+from app.core.alert_state import AlertState, AlertStates
 from app.core.control_events import (
     ALL,
+    AlertDeleted,
+    AlertPut,
     AnyControlEvent,
     AnyPut,
     Assignment,
@@ -102,6 +105,7 @@ class ControlState:
         wishes: job -> the `MoveWish` that is not decided yet.
         failovers: key ("failover:name") -> `FailoverPut`.
         audits: key ("audit:name") -> `AuditPut`.
+        alerts: key ("alert:name") -> `AlertPut`; `alert_states`: what of them fires (`app.core.alert_state`).
         roles: which region is active for a workload (`app.core.roles`); they outlive its deletion.
         runs: failover runs to this region (`app.core.failover_run`).
         pulses: region -> its last `RegionPulse`; its own only, unless another's stands in the log.
@@ -111,9 +115,9 @@ class ControlState:
     """
 
     __slots__ = (
-        "_first", "_tries", "assignments", "audits", "deleted", "draining", "failovers", "floor", "leader",
-        "moves", "next_offset", "paused", "pulses", "refused", "roles", "routes", "runs", "stale", "term",
-        "wishes", "workloads",
+        "_first", "_tries", "alert_states", "alerts", "assignments", "audits", "deleted", "draining",
+        "failovers", "floor", "leader", "moves", "next_offset", "paused", "pulses", "refused", "roles",
+        "routes", "runs", "stale", "term", "wishes", "workloads",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -133,6 +137,8 @@ class ControlState:
         self.wishes: dict[str, MoveWish] = {}
         self.failovers: dict[str, FailoverPut] = {}
         self.audits: dict[str, AuditPut] = {}
+        self.alerts: dict[str, AlertPut] = {}
+        self.alert_states = AlertStates()
         self.roles = Roles()
         self.runs = Runs()
         self.pulses: dict[str, RegionPulse] = {}
@@ -155,12 +161,13 @@ class ControlState:
         """Nothing stands under this key any more: a record without a value says so."""
         self.stale.pop(key, None)
         self.runs.drop(key)
+        self.alert_states.drop(key)
 
     def _apply(self, event: AnyControlEvent) -> bool:
         match event:
-            case WorkloadPut() | RoutePut() | FailoverPut() | AuditPut():
+            case WorkloadPut() | RoutePut() | FailoverPut() | AuditPut() | AlertPut():
                 return self._put(event)
-            case WorkloadDeleted() | RouteDeleted() | FailoverDeleted() | AuditDeleted():
+            case WorkloadDeleted() | RouteDeleted() | FailoverDeleted() | AuditDeleted() | AlertDeleted():
                 if not self._is_expected(event):
                     return False
                 self.deleted.add(event.key)
@@ -223,6 +230,10 @@ class ControlState:
                 counted = self.runs.put(event)
                 self.drop_soon(self.runs.forget())
                 return counted
+            case AlertState():
+                if event.state == "gone" and event.term == self.term:
+                    self.drop_soon([compaction_key(event)])
+                return self.alert_states.put(event, self.term)
             case RegionPulse():
                 self.pulses[event.region] = event
                 return True
@@ -247,15 +258,22 @@ class ControlState:
                 self.failovers[event.key] = event
             case AuditPut():
                 self.audits[event.key] = event
+            case AlertPut():
+                self.alerts[event.key] = event
             case WorkloadPut():  # without the move's name: as a repair (rule 5) it has to count again
                 self.workloads[event.key] = msgspec.structs.replace(event, move="") if event.move else event
         return True
 
     def _defined(
         self, event: DefinitionPut | DefinitionDeleted
-    ) -> dict[str, WorkloadPut] | dict[str, RoutePut] | dict[str, FailoverPut] | dict[str, AuditPut]:
+    ) -> (
+        dict[str, WorkloadPut] | dict[str, RoutePut] | dict[str, FailoverPut] | dict[str, AuditPut]
+        | dict[str, AlertPut]
+    ):  # fmt: skip
         """Those of the event's kind."""
         match event:
+            case AlertPut() | AlertDeleted():
+                return self.alerts
             case AuditPut() | AuditDeleted():
                 return self.audits
             case FailoverPut() | FailoverDeleted():

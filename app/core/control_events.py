@@ -1,5 +1,4 @@
-"""What may stand in the control log: definitions, claims, assignments, releases, acts of operators, regions'
-roles.
+"""What may stand in the control log: definitions, claims, assignments, releases, acts, roles, alerts.
 
 `app.core.control` has the rules by which they count.
 """
@@ -9,6 +8,8 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import msgspec
+
+from app.core.alert_state import AlertState, alert_key
 
 
 class ControlEvent(msgspec.Struct, frozen=True, tag_field="event", kw_only=True):
@@ -119,6 +120,14 @@ class AuditPut(DefinitionPut, frozen=True, tag="audit-put"):
 
 class AuditDeleted(DefinitionDeleted, frozen=True, tag="audit-deleted"):
     """A plan is gone; what was counted stays until it is too old."""
+
+
+class AlertPut(DefinitionPut, frozen=True, tag="alert-put"):
+    """What of the audit is told to whom; its key begins with "alert:"."""
+
+
+class AlertDeleted(DefinitionDeleted, frozen=True, tag="alert-deleted"):
+    """It is gone, and so are its alerts: nobody is told of them any more."""
 
 
 class Claim(ControlEvent, frozen=True, tag="claim"):
@@ -254,7 +263,7 @@ class RegionPulse(ControlEvent, frozen=True, tag="region-pulse"):
 
 
 class RunWorkload(msgspec.Struct, frozen=True, array_like=True):
-    """A workload of a run: where it was active, and under which epoch, when that was planned."""
+    """A workload of a run: where it was active, and under which epoch, when planned."""
 
     key: str
     region: str
@@ -285,8 +294,8 @@ class FailoverRun(ControlEvent, frozen=True, tag="failover-run"):
     plan: dict[str, Any] | None = None
 
 
-AnyPut = WorkloadPut | RoutePut | FailoverPut | AuditPut
-AnyDeleted = WorkloadDeleted | RouteDeleted | FailoverDeleted | AuditDeleted
+AnyPut = WorkloadPut | RoutePut | FailoverPut | AuditPut | AlertPut
+AnyDeleted = WorkloadDeleted | RouteDeleted | FailoverDeleted | AuditDeleted | AlertDeleted
 AnyDefinitionEvent = AnyPut | AnyDeleted
 RoleEvent = RolePut | RoleReleased
 AnyControlEvent = (
@@ -298,6 +307,9 @@ AnyControlEvent = (
     | FailoverDeleted
     | AuditPut
     | AuditDeleted
+    | AlertPut
+    | AlertDeleted
+    | AlertState
     | RolePut
     | RoleReleased
     | RegionPulse
@@ -319,6 +331,8 @@ SHOWN = 20  # workloads of a run, for people
 def deletion_of(event: DefinitionPut | DefinitionDeleted) -> type[AnyDeleted]:
     """What deletes a definition of the event's kind."""
     match event:
+        case AlertPut() | AlertDeleted():
+            return AlertDeleted
         case AuditPut() | AuditDeleted():
             return AuditDeleted
         case FailoverPut() | FailoverDeleted():
@@ -344,6 +358,10 @@ def compaction_key(event: AnyControlEvent) -> str:
             return f"failover/{event.key}"
         case AuditPut() | AuditDeleted():
             return f"audit/{event.key}"
+        case AlertPut() | AlertDeleted():
+            return f"alert/{event.key}"
+        case AlertState():
+            return alert_key(event.id)
         case RolePut():  # one each: whatever compaction leaves, the newest is among it
             plan = f"/{event.plan}" if event.plan else ""
             return f"role/{event.key}/{event.epoch}/{event.region}/{event.state}{plan}"

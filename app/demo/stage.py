@@ -29,7 +29,7 @@ from app.yard import Yard
 from app.yard.broker import choose_ports
 
 PR_SET_PDEATHSIG = 1
-LISTED = {"Route": "routes", "Failover": "failovers", "AuditPlan": "audit/plans"}
+LISTED = {"Route": "routes", "Failover": "failovers", "AuditPlan": "audit/plans", "Alert": "alerts"}
 READY_S = 90.0
 STOP_S = 60.0
 

@@ -84,11 +84,6 @@ def test_a_mode_on_a_regional_cluster_is_told_to_read_other_messages_in_each_reg
     assert ["each region has other messages there" in warning.message for warning in warnings] == [True]
 
 
-def test_a_kind_that_comes_later_is_told_to_come_later() -> None:
-    later = {"apiVersion": "switchyard/v1", "kind": "Alert", "spec": {}}
-    assert "comes with a later release" in text_of(later)
-
-
 def test_an_unknown_kind_is_answered_with_what_was_meant() -> None:
     assert "did you mean Workload?" in text_of(changed("kind", "Worklod"))
 

@@ -275,7 +275,7 @@ def test_the_json_schema_knows_all_kinds_by_their_names_on_the_wire() -> None:
 
     assert set(parts["RouteSpec"]["properties"]) == set(FULL_ROUTE["spec"])
     kinds = {one["$ref"].rpartition("/")[2] for one in json_schema()["oneOf"]}
-    assert kinds == {"Workload", "RouteDefinition", "FailoverDefinition", "AuditPlan"}
+    assert kinds == {"Workload", "RouteDefinition", "FailoverDefinition", "AuditPlan", "AlertDefinition"}
     assert parts["RouteDefinition"]["properties"]["kind"]["const"] == "Route"
 
 

@@ -21,7 +21,9 @@ from aiohttp import web
 from app.clock import now_ms
 from app.config.definitions import RouteDefinition, Workload
 from app.console import server
+from app.control.alerts import Alerts
 from app.control.audit_books import AuditBooks
+from app.control.audit_known import Auditor
 from app.control.audits_catalog import AuditsCatalog
 from app.control.failover import FailoverSide
 from app.control.membership import Members
@@ -153,6 +155,7 @@ class Log:
         self.appended: list[AnyControlEvent] = []
         self.meanwhile: list[AnyControlEvent] = []  # what somebody else appends just before
         self.failure: Exception | None = None
+        self.refused_alerts: set[str] = set()
 
     def counted(self, offset: int) -> bool:
         return bool(self.recent[offset]["counted"])
@@ -240,6 +243,7 @@ class HandFed:
     def __init__(self) -> None:
         self.worker = ME
         self.url = ""
+        self.env: dict[str, str] = {}
         self.control = Log()
         self.catalog = Catalog(self.control)
         self.clusters = Clusters()
@@ -263,6 +267,11 @@ class HandFed:
         self.audit_books = AuditBooks(
             "", empty, nothing, nothing, self.catalog.audits.bounds_of, lambda *_: None
         )
+        self.alerts = Alerts(
+            control,
+            Auditor(ME, self.audit_books, cast("Any", self.catalog.audits), dict),
+            lambda: self.leader.leads, lambda *_: None, "east", self.env,
+        )  # fmt: skip
         pumps: dict[str, Any] = {}
         self.jobs = SimpleNamespace(
             pumps=pumps, flowing=pumps, statuses=lambda: self.beat.jobs if self.beat else [],

@@ -18,9 +18,11 @@ from hypothesis import HealthCheck, settings
 from schemathesis.config import SchemathesisConfig
 
 from app.cli.main import switchyard
+from app.config.definitions import parse_alert
 from app.console.api import Api
 from app.console.describe import described_of
 from app.console.openapi import openapi
+from app.core.control_events import AlertPut
 from app.core.outcome import Decision
 from app.kafka.clusters import ClusterUnreachable
 from tests.console.client import Console
@@ -38,6 +40,7 @@ from tests.console.hand_fed import (
     route,
     serving,
 )
+from tests.console.test_audit_alerts import fires
 from tests.console.test_operators import HeldPump
 from tests.console.test_placement import lead
 from tests.console.test_routes import listed
@@ -67,6 +70,10 @@ CONFIG = {
 DESCRIPTION = schemathesis.openapi.from_dict(DOCUMENT, config=SchemathesisConfig.from_dict(CONFIG))
 api = DESCRIPTION.exclude(path="/api/v1/events")  # it does not end
 EXISTING = {"group": "billing", "topic": "orders", "worker": "w2", "partition": 0, "name": "mirror"}
+ALERT = {
+    "apiVersion": "switchyard/v1", "kind": "Alert", "metadata": {"name": "mirror"},
+    "spec": {"on": "loss", "topics": ["orders"], "channels": [{"webhook": {"url": "http://127.0.0.1:1/x"}}]},
+}  # fmt: skip
 MAX_LINE_BYTES = 8_000  # a server takes no longer request lines, whatever they ask
 
 
@@ -91,6 +98,11 @@ def region(console: Console) -> None:
     lead(console)
     fed.apply(put_route(route("mirror", "east", "west", "orders.*")), assigned(copying(0)))
     listed(fed, "east", orders=1)
+    alert = parse_alert(ALERT)[0]
+    fed.apply(
+        AlertPut(at_ms=1, key=alert.key, definition=alert.to_wire(), etag=alert.etag(), actor="test"),
+        fires(fed, rule="mirror"),
+    )
     statuses = (flowing(job(0)), flowing(job(1)), flowing(copying(0)))
     fed.hear(beat(*statuses, url=url, **in_trouble()))
     fed.incidents.append(incident())

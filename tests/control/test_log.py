@@ -10,6 +10,7 @@ import orjson
 
 from app import wire
 from app.control.log import ControlLog
+from app.core.alert_state import AlertState, Told
 from app.core.control import ControlState
 from app.core.control_events import (
     AnyControlEvent,
@@ -83,6 +84,30 @@ def test_bookkeeping_is_not_shown_as_activity() -> None:
     log = read(put(data), Begun(at_ms=0, key="g/t", ends=[1] * 1_000))
     assert [begun.ends for begun in log.view.begun_of("g/t")] == [[1] * 1_000]
     assert [event["event"] for event in log.recent] == ["workload-put"]
+
+
+def alert(term: int, at_ms: int = 5, **told: Any) -> AlertState:
+    fields: dict[str, Any] = {"state": "firing", "notice": 1, "noticed_ms": 5, **told}
+    return AlertState(
+        at_ms=at_ms, id="f00-1", term=term, rule="r", topic="t", from_tier="a", to_tier="b", since_ms=1,
+        **fields,
+    )  # fmt: skip
+
+
+def test_alerts_are_activity_when_they_fire_and_when_they_are_resolved() -> None:
+    over = alert(1, 9, state="resolved", notice=2, noticed_ms=9)
+    log = read(claim(1), alert(1), alert(1, 7, told={"c": Told(1, 6)}), over, alert(1, 99, state="gone"))
+    assert [(told["event"], told.get("state")) for told in log.recent] == [
+        ("claim", None), ("alert-state", "firing"), ("alert-state", "resolved"),
+    ]  # fmt: skip
+    assert log.view.alert_states.states == {}
+
+
+def test_what_a_deposed_leader_says_of_an_alert_is_remembered_to_be_written_over() -> None:
+    log = read(claim(1), claim(2), alert(2), alert(1, state="gone"))
+    assert log.refused_alerts == {"f00-1"}
+    assert log.view.alert_states.states == {"f00-1": alert(2)}
+    assert log.take_refused() == []
 
 
 def changes() -> list[WorkloadPut]:

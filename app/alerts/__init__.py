@@ -1,0 +1,1 @@
+"""Alerts told to people (what is told `app.core.alerts` decides): words, bodies, channels, deliveries."""

@@ -1,0 +1,131 @@
+"""One notice to one channel, once: by HTTP or SMTP, within a time.
+
+Redirects are not followed: a POST that becomes a GET tells nobody anything. What environment variables hold
+is read when something is sent, and stands in no error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import ssl
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+import aiosmtplib
+import orjson
+
+from app.alerts.bodies import alertmanager, mail, slack, webhook
+from app.alerts.words import Notice, plain
+from app.clock import now_ms
+from app.config.alert_channels import Alertmanager, Channel, Email, MissingVariable, Slack, Webhook, revealed
+
+SEND_S = 15.0
+MAX_TOLD_CHARS = 200
+API_V2 = "/api/v2/alerts"
+MOST_WAIT_S = 3600.0
+
+
+class NotTaken(Exception):
+    """A channel did not take a notice. `after_s`: it asks not to be told before, 0: it says nothing."""
+
+    def __init__(self, why: str, after_s: float = 0.0) -> None:
+        super().__init__(why)
+        self.after_s = after_s
+
+
+class Sender:
+    """Sends; closed when nothing is to be sent any more."""
+
+    def __init__(self, env: Mapping[str, str] = os.environ) -> None:
+        self._env = env
+        self._session: aiohttp.ClientSession | None = None
+
+    async def close(self) -> None:
+        """Lets connections go."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def send(self, channel: Channel, notice: Notice, within_s: float = SEND_S) -> None:
+        """Raises NotTaken: why, in words that hold no secret."""
+        try:
+            async with asyncio.timeout(within_s):
+                await self._send(channel, notice)
+        except TimeoutError as error:
+            raise NotTaken(f"did not answer within {within_s:g} s") from error
+        except MissingVariable as error:
+            raise NotTaken(str(error)) from error
+
+    async def _send(self, channel: Channel, notice: Notice) -> None:
+        match channel.target:
+            case Webhook() as hook:
+                headers = {**self._headers(hook.headers), "Idempotency-Key": notice.dedup_id}
+                await self._post(hook.url, webhook(notice), headers)
+            case Slack() as hook:
+                await self._post(hook.url, slack(notice), {})
+            case Alertmanager() as manager:
+                url = revealed(manager.url, self._env).rstrip("/").removesuffix(API_V2) + API_V2
+                await self._post(url, alertmanager(notice, now_ms()), self._headers(manager.headers))
+            case Email() as email:
+                await self._mail(email, notice)
+
+    def _headers(self, told: Mapping[str, str]) -> dict[str, str]:
+        return {name: revealed(text, self._env) for name, text in told.items()}
+
+    async def _post(self, url: str, body: Any, headers: Mapping[str, str]) -> None:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                timeout=aiohttp.ClientTimeout(total=None), trust_env=True,  # `send` sees to the time
+                connector=aiohttp.TCPConnector(limit_per_host=4),
+            )  # fmt: skip
+        try:
+            async with self._session.post(
+                revealed(url, self._env), data=orjson.dumps(body), allow_redirects=False,
+                headers={**headers, "Content-Type": "application/json"},
+            ) as answer:  # fmt: skip
+                if not 200 <= answer.status < 300:
+                    said = (await answer.content.read(MAX_TOLD_CHARS)).decode("utf-8", "replace")
+                    told = plain(" ".join(said.split()))
+                    raise NotTaken(f"answered {answer.status}: {told}", _after_s(answer.headers))
+        except TimeoutError:
+            raise
+        except (aiohttp.ClientConnectionError, ssl.SSLError, socket.gaierror) as error:
+            raise NotTaken(f"cannot be reached: {_why(error)}") from error
+        except (aiohttp.ClientError, ValueError, OSError) as error:  # such as an address that is none
+            raise NotTaken(f"cannot be asked: {type(error).__name__}") from error
+
+    async def _mail(self, email: Email, notice: Notice) -> None:
+        host, _, port = email.smtp.rpartition(":")
+        try:
+            refused, _ = await aiosmtplib.send(
+                mail(notice, email, now_ms()), hostname=host.strip("[]"), port=int(port),
+                use_tls=email.tls == "tls", start_tls=email.tls == "starttls",
+                username=None if email.user is None else revealed(email.user, self._env),
+                password=None if email.password is None else revealed(email.password, self._env),
+                timeout=SEND_S,
+            )  # fmt: skip
+        except aiosmtplib.SMTPAuthenticationError as error:
+            raise NotTaken(f"refused user and password: {error.code}") from error
+        except (aiosmtplib.SMTPConnectError, ConnectionError) as error:
+            raise NotTaken(f"cannot be reached: {_why(error.__cause__ or error)}") from error
+        except aiosmtplib.SMTPException as error:
+            raise NotTaken(f"did not take the mail: {plain(str(error))[:MAX_TOLD_CHARS]}") from error
+        except OSError as error:
+            raise NotTaken(f"cannot be reached: {_why(error)}") from error
+        if refused:
+            names = ", ".join(sorted(refused))
+            raise NotTaken(f"took the mail, but not for {plain(names)[:MAX_TOLD_CHARS]}")
+
+
+def _why(error: BaseException) -> str:
+    """Without addresses, which may be secrets."""
+    reason = getattr(error, "os_error", None) or error
+    return getattr(reason, "strerror", None) or type(reason).__name__
+
+
+def _after_s(headers: Mapping[str, str]) -> float:
+    text = headers.get("Retry-After", "")
+    return min(float(text), MOST_WAIT_S) if text.isascii() and text.isdigit() and len(text) < 10 else 0.0

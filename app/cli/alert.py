@@ -1,0 +1,141 @@
+"""alert list|describe|test: what fires, who was told, and whether channels take anything."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import urlencode
+
+import click
+
+from app.cli.client import EXIT_FAILURE, EXIT_PARTIAL, Client, alert_path, guarded
+from app.cli.output import emit, output_option, printable, url_option
+
+COLUMNS = ["name", "state", "severity", "topic", "tiers", "what", "since", "told"]
+TESTED = ["channel", "place", "taken", "why"]
+STATES = ("firing", "pending", "resolved")
+
+
+@click.group()
+def alert() -> None:
+    """Alerts: what of the audit fires, and who was told.
+
+    \b
+    switchyard alert list
+    switchyard alert describe orders-lost
+    switchyard alert test orders-lost
+    """
+
+
+@alert.command("list")
+@click.option("--state", "states", multiple=True, type=click.Choice(STATES), help="May be given repeatedly.")
+@click.option("--topic", help="Of this topic only.")
+@url_option
+@output_option
+@guarded
+def list_command(states: tuple[str, ...], topic: str | None, url: str | None, output: str) -> None:
+    """What fires, what is pending, and what was resolved within a day.
+
+    \b
+    switchyard alert list --state firing
+    switchyard alert list -o json | jq '.[] | .windows'
+    """
+    query = urlencode([*(("state", state) for state in states), *([("topic", topic)] if topic else [])])
+    rows = Client(url).all("/alerts", query)
+    emit([_row(row) for row in rows], COLUMNS, output, whole=rows)
+
+
+@alert.command()
+@click.argument("name")
+@url_option
+@output_option
+@guarded
+def describe(name: str, url: str | None, output: str) -> None:
+    """An alert: its channels, its windows, and what to do.
+
+    \b
+    switchyard alert describe orders-lost
+    """
+    client = Client(url)
+    rule = client.ask("GET", alert_path(name))
+    rows = client.all("/alerts", urlencode({"name": name}))
+    if output != "table":
+        emit([_row(row) for row in rows], COLUMNS, output, whole={**rule, "alerts": rows})
+        return
+    spec = rule["definition"]["spec"]
+    click.echo(f"{printable(name)}: {printable(_condition(spec))}")
+    click.echo(f"{rule['firing']} fire, {rule['pending']} are pending")
+    for channel in rule["channels"]:
+        click.echo(f"channel {channel['channel']} {printable(channel['place'])}: {printable(_said(channel))}")
+    for row in rows:
+        click.echo()
+        click.echo(
+            printable(
+                f"{row['state']}: {row['topic']}, {row['from_tier']} to {row['to_tier']}: {row['what']}"
+            )
+        )
+        for label, field in (("holds since", "since_ms"), ("told at", "fired_ms"), ("over since", "over_ms")):
+            if row[field]:
+                click.echo(f"  {label} {_time(row[field])}")
+        for window in row["windows"]:
+            counts = f"{window['from_count']} before, {window['to_count']} after"
+            click.echo(printable(f"  {_time(window['start_ms'])}  {window['state']}  {counts}"))
+        if row["more_windows"]:
+            click.echo(f"  and {row['more_windows']} more")
+        for line in row["todo"]:
+            click.echo(printable(f"  > {line}"))
+
+
+@alert.command()
+@click.argument("name")
+@url_option
+@output_option
+@guarded
+def test(name: str, url: str | None, output: str) -> None:
+    """Tells every channel that this is a test. Exit code 1 when none takes it, 6 when some do not.
+
+    It is sent by the worker that is asked; each has to have the environment variables that channels name.
+
+    \b
+    switchyard alert test orders-lost
+    """
+    answer = Client(url).ask("POST", f"{alert_path(name)}/test")
+    tried = answer["channels"]
+    emit(tried, TESTED, output, whole=answer)
+    taken = sum(one["taken"] for one in tried)
+    if not tried:
+        click.echo("it has no channels: nobody is told; add some to its definition", err=True)
+    elif taken < len(tried):
+        click.echo(f"{len(tried) - taken} of {len(tried)} channels did not take it", err=True)
+        raise SystemExit(EXIT_PARTIAL if taken else EXIT_FAILURE)
+
+
+def _row(row: dict[str, Any]) -> dict[str, Any]:
+    troubles = [f"{one['channel']}: {_said(one)}" for one in row["channels"] if one["waits"]]
+    told = sum(not one["waits"] for one in row["channels"])
+    return {
+        **row,
+        "tiers": f"{row['from_tier']} to {row['to_tier']}",
+        "since": _time(row["since_ms"]),
+        "told": "; ".join(troubles) or ("" if row["state"] == "pending" else f"{told} channels"),
+    }
+
+
+def _said(channel: dict[str, Any]) -> str:
+    last = f"took notice {channel['notice']} at {_time(channel['at_ms'])}" if channel["at_ms"] else ""
+    if channel["trouble"]:
+        return "; ".join(filter(None, [channel["trouble"], last]))
+    if channel["waits"]:
+        return "is being told"
+    return last or "nothing was to be told"
+
+
+def _condition(spec: dict[str, Any]) -> str:
+    tiers = " to ".join(spec["tiers"]) if spec.get("tiers") else "any two tiers"
+    above = f" above {spec['above']}" if spec.get("above") else ""
+    on, topics = ", ".join(spec["on"]), ", ".join(spec["topics"])
+    return f"{on}{above} for {spec['for']}, topics {topics}, {tiers}, {spec['severity']}"
+
+
+def _time(at_ms: int | None) -> str:
+    return "" if at_ms is None else f"{datetime.fromtimestamp(at_ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"

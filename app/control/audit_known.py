@@ -1,0 +1,151 @@
+"""What the region knows of windows and tiers: the books of all workers, asked for and put together.
+
+Windows are in the books of the workers that write their tables: whoever wants to know asks all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+from urllib.parse import urlencode
+
+import aiohttp
+import msgspec
+from aiokafka.errors import KafkaError
+
+from app.audit.view import Known, Share, Wanted, joined, verdict_rows
+from app.config.audit import AuditPlan
+from app.control.audit_books import AuditBooks
+from app.control.audit_sender import audit_partition
+from app.control.audits_catalog import AuditsCatalog
+from app.core.topology import REGIONAL
+from app.kafka.clusters import ClusterUnreachable
+from app.wire import Heartbeat
+
+SHARE = "/api/v1/audit/share"
+MOST_WINDOWS = 50_000  # of an answer: a shard each
+LOOK_S = 5.0
+DEFAULT_WIDTH_MS = 600_000  # of what clients count
+_share = msgspec.json.Decoder(Share)
+
+
+class NotKnown(Exception):
+    """What the region knows cannot be told now: why."""
+
+
+def own_share(books: AuditBooks, wanted: Wanted) -> Share:
+    """What this worker's books hold. Raises ValueError: too much."""
+    windows: dict[str, Any] = {}
+    tiers: dict[str, Any] = {}
+    for book in books.books.values():
+        for key, record in book.collector.windows.items():
+            if wanted.means(key):
+                windows[str(key)] = msgspec.structs.replace(record, counted={})
+        if len(windows) > MOST_WINDOWS:
+            raise ValueError(f"more than {MOST_WINDOWS} windows: name a topic, or a later time with from")
+        tiers |= {str(key): tier for key, tier in book.collector.tiers.items() if wanted.means(key)}
+    return Share({partition: book.next_offset for partition, book in books.books.items()}, windows, tiers)
+
+
+def share_path(wanted: Wanted) -> str:
+    """Where a worker tells its share."""
+    query = {
+        "topic": wanted.topic, "tier": wanted.tier, "cluster": wanted.cluster,
+        "from": str(wanted.from_ms), "to": str(wanted.before_ms),
+    }  # fmt: skip
+    return f"{SHARE}?{urlencode({name: value for name, value in query.items() if value})}"
+
+
+def unseen(audits: AuditsCatalog, plan: AuditPlan | None) -> list[str]:
+    """Regional clusters that a plan does not count."""
+    if audits.layout is None or plan is None:
+        return []
+    counted = plan.clusters(audits.layout)
+    return sorted(n for n, s in audits.layout.sites.items() if s.tier == REGIONAL and n not in counted)
+
+
+class Auditor:
+    """Asks all workers, for whoever runs beside no request. `beats`: the last words of those that live."""
+
+    def __init__(
+        self,
+        worker: str,
+        books: AuditBooks,
+        audits: AuditsCatalog,
+        beats: Callable[[], Mapping[str, Heartbeat]],
+    ) -> None:
+        self._worker = worker
+        self._books = books
+        self._audits = audits
+        self._beats = beats
+
+    @property
+    def widest_ms(self) -> int:
+        """How long a window may be."""
+        return max((plan.width_ms for plan in self._audits.plans()), default=DEFAULT_WIDTH_MS)
+
+    async def verdicts(
+        self, wanted: Wanted, now_ms: int, means: Callable[[str], bool]
+    ) -> list[dict[str, Any]]:
+        """Verdicts on all windows that are wanted, of topics that are meant.
+
+        Raises:
+            NotKnown: a worker does not answer, or a book is being read.
+        """
+        known = await self._known(wanted)
+        places = {(key.cluster, key.topic) for key in known.tiers}
+        meant = {topic for topic in {topic for _, topic in places} if means(topic)}
+        plans = {place: self._audits.plan_of(*place) for place in places}
+
+        def told() -> list[dict[str, Any]]:
+            some = Known(
+                {key: record for key, record in known.windows.items() if key.topic in meant},
+                {key: record for key, record in known.tiers.items() if key.topic in meant},
+            )
+            plan_of = partial(_of, plans)
+            return verdict_rows(some, now_ms, plan_of, lambda plan: unseen(self._audits, plan))
+
+        return await asyncio.to_thread(told)  # seconds, for as many windows as there may be
+
+    async def _known(self, wanted: Wanted) -> Known:
+        others = [(worker, beat.url) for worker, beat in self._beats().items() if worker != self._worker]
+        timeout = aiohttp.ClientTimeout(total=LOOK_S)
+        try:
+            async with aiohttp.ClientSession(timeout=timeout) as session:
+                path = share_path(wanted)
+                asked = [_asked(session, worker, url + path) for worker, url in others]
+                told = await asyncio.gather(*asked)
+            own = own_share(self._books, wanted)
+
+            def put_together() -> tuple[Known, set[int]]:
+                shares = [own, *map(_share.decode, told)]
+                held = {partition for share in shares for partition in share.next_offsets}
+                return joined(shares, audit_partition), held
+
+            known, held = await asyncio.to_thread(put_together)
+            missing = await self._books.without(held)
+        except (KafkaError, ClusterUnreachable, OSError, TimeoutError) as error:
+            raise NotKnown(f"the audit topic cannot be asked: {error!r}") from error
+        except ValueError as error:  # too much, or no share
+            raise NotKnown(str(error)) from error
+        if missing:
+            raise NotKnown(f"partitions {missing} of the audit tables are being read")
+        return known
+
+
+def _of(plans: Mapping[tuple[str, str], AuditPlan | None], cluster: str, topic: str) -> AuditPlan | None:
+    return plans.get((cluster, topic))
+
+
+async def _asked(session: aiohttp.ClientSession, worker: str, url: str) -> bytes:
+    """A worker's share, encoded. Raises NotKnown."""
+    try:
+        async with session.get(url) as answer:
+            content = await answer.read()
+    except (aiohttp.ClientError, TimeoutError) as error:
+        raise NotKnown(f"{worker} does not answer: {error!r}") from error
+    if answer.status != 200:
+        raise NotKnown(f"{worker} answered {answer.status}: {content[:200].decode('utf-8', 'replace')}")
+    return content

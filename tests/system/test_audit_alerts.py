@@ -1,0 +1,119 @@
+"""Alerts by real workers: loss between two clusters is told by webhook and mail, once, although the leader is
+killed; and that it is over, once the records have come."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
+from functools import partial
+
+import pytest
+from click.testing import CliRunner
+
+from app.cli.main import switchyard
+from app.demo.stage import Process, Stage, http, wait_until
+from app.demo.traffic import create_topic
+from tests.alerts.receivers import Hooks, Mailbox, definition, hooks, mailbox
+from tests.kafka.conftest import producing
+from tests.system.fleet import known_workers, together
+from tests.system.test_audit import AWAY, ENOUGH_S, HOME, PARTITIONS, WIDTH_MS, Traffic, plan
+
+pytestmark = pytest.mark.system
+
+
+@contextmanager
+def receivers() -> Iterator[tuple[Hooks, Mailbox]]:
+    """Servers of HTTP and SMTP in a thread of their own."""
+    ready, ending = threading.Event(), asyncio.Event()
+    found: list[tuple[Hooks, Mailbox]] = []
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def serve() -> None:
+        async with AsyncExitStack() as stack:
+            loops.append(asyncio.get_running_loop())
+            found.append(
+                (await stack.enter_async_context(hooks()), await stack.enter_async_context(mailbox()))
+            )
+            ready.set()
+            await ending.wait()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    assert ready.wait(30)
+    try:
+        yield found[0]
+    finally:
+        loops[0].call_soon_threadsafe(ending.set)
+        thread.join(30)
+
+
+def leader_of(workers: list[Process]) -> Process:
+    """The one that leads, as the first knows."""
+    urls: list[str] = []
+
+    def known() -> bool:
+        urls[:] = [item["url"] for item in known_workers(workers[0]) if item["leader"]]
+        return bool(urls)
+
+    wait_until(known, ENOUGH_S, workers[0].tail)
+    return next(worker for worker in workers if worker.url == urls[0])
+
+
+def test_loss_is_told_once_although_the_leader_is_killed_and_so_is_its_end(
+    stage: Stage, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, away = stage.yard.bootstrap(HOME), stage.yard.bootstrap(AWAY)
+    for bootstrap in (home, away):
+        asyncio.run(create_topic(bootstrap, topic_name, PARTITIONS))
+    monkeypatch.setenv("SWITCHYARD_ALERT_WORD", "word")  # the workers' environment
+    workers = together(stage)
+    with receivers() as (hook, box), Traffic([home, away], topic_name) as traffic:
+        mail = {
+            "smtp": box.place, "from": "yard@example.org", "to": ["oncall@example.org"], "tls": "none",
+            "user": "yard", "password": "env:SWITCHYARD_ALERT_WORD",
+        }  # fmt: skip
+        alert = definition({"webhook": {"url": hook.url}}, {"email": mail}, topics=[topic_name])
+        stage.deploy(workers[0], plan("all", topic_name, clusters=["regional", "aggregate"]))
+        stage.deploy(workers[0], alert.to_wire())
+        wait_until(lambda: traffic.sent.total() > 500, ENOUGH_S, workers[0].tail)
+        at_ms = time.time_ns() // 1_000_000
+
+        async def write(bootstrap: str) -> None:
+            async with producing(bootstrap) as producer:
+                for _ in range(3):
+                    await producer.send_and_wait(topic_name, b"lost", partition=0, timestamp_ms=at_ms)
+
+        asyncio.run(write(home))
+        wait_until(lambda: hook.taken and box.mails, ENOUGH_S, workers[0].tail, 0.2)
+        first = hook.bodies[0]
+        (window,) = first["windows"]
+        assert (first["status"], first["topic"], window["start_ms"], window["missing"]) == (
+            "firing", topic_name, at_ms - at_ms % WIDTH_MS, 3,
+        )  # fmt: skip
+        wait_until(partial(_is_written, workers[0]), ENOUGH_S, workers[0].tail, 0.2)
+        listed = CliRunner().invoke(switchyard, ["alert", "list", "--url", workers[1].url])
+        assert "firing" in listed.output, listed.output
+
+        leader = leader_of(workers)
+        workers.remove(leader)
+        leader.kill()
+        wait_until(lambda: leader_of(workers) is workers[0], ENOUGH_S, workers[0].tail)
+        asyncio.run(write(away))  # they come, late
+        wait_until(partial(_is_over, hook), ENOUGH_S, lambda: f"{hook.bodies}\n{workers[0].tail()}", 0.2)
+        assert {body["id"] for body in hook.bodies} == {f"{first['alert']}-1", f"{first['alert']}-2"}
+        assert len(hook.bodies) == 2, "what was written down as told is not told again"
+        wait_until(lambda: len(box.mails) == 2, ENOUGH_S, workers[0].tail, 0.2)
+        assert ["RESOLVED" in mail["Subject"] for mail in box.mails] == [False, True]
+
+
+def _is_written(worker: Process) -> bool:
+    """Whether it stands in the control log that every channel took the notice."""
+    (alert,) = http("GET", f"{worker.url}/api/v1/alerts")[1]["items"]
+    return not any(channel["waits"] for channel in alert["channels"])
+
+
+def _is_over(hook: Hooks) -> bool:
+    return any(body["status"] == "resolved" for body in hook.bodies)
