@@ -248,7 +248,7 @@ class DispatchPump:
 
     def audit_by(self, audit: ConsumerAudit | None) -> None:
         """From now on this counts what is finished; None: nothing does."""
-        self._retired += 1 if self.audit is None else self.audit.version
+        self._retired += 1 + (0 if self.audit is None else self.audit.version)
         self.audit = audit
         if self.backlog is not None:
             self.backlog.pump.audit_by(audit)
