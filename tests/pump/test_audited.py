@@ -1,4 +1,4 @@
-"""What a pump finishes is counted beside it: deliveries, retries, dead letters, backlogs; nothing waits for it."""
+"""What a pump finishes is counted beside it: deliveries, dead letters, backlogs; nothing waits for it."""
 
 from __future__ import annotations
 
