@@ -34,7 +34,7 @@ from app.core.ranges import MAX_OFFSET
 from app.kafka.fetched import Fetched, Gap
 
 NOTE_S = 1.0
-MOST_NOTE_BYTES = 16 * 1024
+MOST_NOTE_BYTES = 4 * 1024  # it goes with every snapshot
 SOON = 32  # reports of what has ended that wait: they are sent at once
 HEARD_S = 30.0  # how often it says that it is there
 

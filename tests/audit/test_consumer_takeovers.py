@@ -179,7 +179,7 @@ class Region:
 
 @given(seed=st.integers(0, 1 << 32))
 @settings(max_examples=200, deadline=None)
-@pytest.mark.parametrize("most_bytes", [16 * 1024, 64])
+@pytest.mark.parametrize("most_bytes", [4 * 1024, 64])
 def test_what_is_finished_is_counted_once_whoever_is_killed_and_whenever(seed: int, most_bytes: int) -> None:
     with (
         patch.object(reader, "PART_OFFSETS", PART), patch.object(prefix, "PART_OFFSETS", PART),
