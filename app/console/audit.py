@@ -6,6 +6,7 @@ Windows are in the books of the workers that write their tables: whoever is aske
 from __future__ import annotations
 
 import asyncio
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
@@ -65,6 +66,7 @@ STATE = Param(
 )  # fmt: skip
 SHARE = "/api/v1/audit/share"
 NDJSON = "application/x-ndjson"
+MOST_REPORTS_BYTES = 1 << 20  # as much as Kafka takes: what is refused here, the client gives up
 _share = msgspec.json.Decoder(Share)
 _report = msgspec.json.Decoder(Report)
 
@@ -169,10 +171,14 @@ class AuditRoutes:
     async def post_reports(self, request: web.Request) -> web.Response:
         """Takes the reports of clients, one a line; all of them or none. What comes again counts once."""
         try:
-            lines = [line for line in (await request.read()).splitlines() if line.strip()]
+            body = await request.clone(client_max_size=MOST_REPORTS_BYTES).read()
+            lines = [line for line in body.splitlines() if line.strip()]
             reports = [checked(_report.decode(line)) for line in lines]
         except (msgspec.DecodeError, BadReport, UnicodeDecodeError) as error:
             raise ApiError(422, "Bad report", f"{error}; nothing was taken") from error
+        except web.HTTPRequestEntityTooLarge as error:
+            detail = f"the reports are too large; at most {MOST_REPORTS_BYTES} bytes are taken at once"
+            raise ApiError(413, HTTPStatus(413).phrase, detail) from error
         sender = self._api.runtime.audit_sender
         await asyncio.gather(*[await sender.send(report) for report in reports])
         return json_response({"taken": len(reports)})

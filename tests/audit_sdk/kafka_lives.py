@@ -20,7 +20,11 @@ from tests.audit_sdk import lives
 RECORDS = 60_000
 
 
-async def consume(bootstrap: str, topic: str, folder: Path, chance: random.Random) -> None:
+async def consume(
+    bootstrap: str, topic: str, folder: Path, chance: random.Random, life: int, many: int
+) -> None:
+    """The last life consumes everything; those before come as far as their share, again and again."""
+    first, upto = (RECORDS * number // many for number in (life, life + 1))
     output = KafkaOutput(bootstrap, "east", topic=f"{topic}-audit")
     audit = Audit(origin="web", tier="consumer", cluster="east", wal=folder / lives.WAL, output=output,
                   log_interval_s=0.01, report_interval_s=0.02)  # fmt: skip
@@ -37,20 +41,22 @@ async def consume(bootstrap: str, topic: str, folder: Path, chance: random.Rando
                 await consumer.getmany(timeout_ms=100, max_records=chance.choice([10, 100]))
             if chance.random() < 0.1:
                 await consumer.commit()
+            if upto < RECORDS and await consumer.position(place) >= upto:
+                consumer.seek(place, first)
         await consumer.commit()
         assert await audit.close(60), audit.stats
 
 
-def main(bootstrap: str, topic: str, folder: str, many: str) -> None:
+def main(bootstrap: str, topic: str, folder: str, times: str) -> None:
     chance = random.Random(topic)
-    killed = 0
-    for life in range(int(many)):
+    killed, many = 0, int(times)
+    for life in range(many):
         own = random.Random(chance.random())
         child = os.fork()
         if not child:
-            asyncio.run(consume(bootstrap, topic, Path(folder), own))
+            asyncio.run(consume(bootstrap, topic, Path(folder), own, life, many))
             os._exit(0)
-        if life < int(many) - 1:
+        if life < many - 1:
             lives.wait(child, chance, 0.6, 0.15)
             os.kill(child, signal.SIGKILL)
             killed += os.waitpid(child, 0)[1] == signal.SIGKILL

@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from app import wire
 from app.control.audit_books import Book
 from app.control.audit_sender import audit_partition
+from app.core.audit.client import MOST_WINDOWS, ClientAudit
+from app.core.audit.count import Rows
 from app.core.audit.reports import Scope, client_report
 from app.core.audit.totals import Totals
 from tests.audit.test_view import AWAY, HOME, WIDTH_MS, counted_at_both
@@ -91,12 +94,29 @@ def test_reports_of_clients_are_taken_all_or_none(console: Console) -> None:
 
     assert console.ask("POST", path, b"\n".join(lines) + b"\n", **kind).json == {"taken": 3}
     assert console.fed.audit_sender.sent == made
-    for bad in (b"{}", b"no json", wire.encode(msgspec.structs.replace(made[0], id="x"))):
+    changes: list[dict[str, Any]] = [{"id": "x"}, {"topic": "a/b"}, {"tier": ""}]
+    wrong = [wire.encode(msgspec.structs.replace(made[0], **change)) for change in changes]
+    for bad in (b"{}", b"no json", *wrong):
         refused = console.ask("POST", path, b"\n".join([*lines, bad]), **kind)
         assert (refused.status, refused.json["title"]) == (422, "Bad report")
     assert console.ask("POST", path, lines[0], Content_Type="text/plain").status == 415
-    assert console.ask("POST", path, b"x" * 70_000, **kind).status == 413
     assert len(console.fed.audit_sender.sent) == 3
+
+
+def test_a_report_of_many_windows_is_taken(console: Console) -> None:
+    path, kind = "/api/v1/audit/reports", {"Content_Type": "application/x-ndjson"}
+    begun_ms = 1_700_000_000_000 // WIDTH_MS * WIDTH_MS
+    client = ClientAudit(Scope("orders", "consumer", "home", WIDTH_MS), "app@1", 30_000)
+    for window in range(MOST_WINDOWS):  # who comes back after two days counts them within seconds
+        times = np.full(1_000, begun_ms + window * WIDTH_MS)
+        client.add(Rows(times, np.full(1_000, 10)), times + np.arange(1_000) ** 2)
+    (report,) = client.reports(begun_ms + MOST_WINDOWS * WIDTH_MS)
+    line = wire.encode(report)
+    assert len(line) > 65_536 * 4
+    assert console.ask("POST", path, line, **kind).json == {"taken": 1}
+    assert console.fed.audit_sender.sent == [report]
+    refused = console.ask("POST", path, b"x" * 1_100_000, **kind)
+    assert (refused.status, "at most 1048576 bytes" in refused.json["detail"]) == (413, True)
 
 
 def test_while_tables_are_read_nothing_is_told_as_if_it_were_all(console: Console) -> None:

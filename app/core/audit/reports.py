@@ -22,6 +22,7 @@ part n is the report with the sequence number n of one incarnation, [0, 1), fina
 from __future__ import annotations
 
 import enum
+import re
 import uuid
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -36,6 +37,9 @@ PART_OFFSETS = 1 << 16
 NO_PART = -1
 MOST_IDS = 10_000
 SHARD_PARTITIONS = 8  # whose windows share a table value, which is written with every report: some 10 kB
+_NAME = re.compile(
+    r"[A-Za-z0-9._-]{1,249}"
+)  # of Kafka's topics; keys of tables are made of names and slashes
 _NAMESPACE = uuid.UUID("6f1b7e2e-6a0e-5d0a-9a86-2b0f3f6c9f5e")
 
 
@@ -112,6 +116,11 @@ def _fault(report: Report) -> str:
         uuid.UUID(report.id)
     except ValueError:
         return "its id is no UUID"
+    for field, name in (("topic", report.topic), ("tier", report.tier), ("cluster", report.cluster or "-")):
+        if not _NAME.fullmatch(name):
+            return f"{field} {name[:60]!r}: use letters, digits, '.', '_' and '-', at most 249"
+    if report.shard < 0:
+        return f"shard {report.shard}"
     if report.late_ms < 0 or report.at_ms < 0:
         return "a time below 0"
     if report.width_ms <= 0:

@@ -132,6 +132,10 @@ def test_the_same_report_has_the_same_uuid_whoever_makes_it() -> None:
     ("change", "words"),
     [
         ({"id": "seven"}, "UUID"),
+        ({"topic": "a/b"}, "topic 'a/b': use letters"),
+        ({"tier": ""}, "tier ''"),
+        ({"cluster": "east\n"}, "cluster"),
+        ({"shard": -1}, "shard -1"),
         ({"width_ms": 0}, "windows of 0"),
         ({"part": -2}, "part -2"),
         ({"since": 9, "upto": 3}, "part 1"),

@@ -1,0 +1,135 @@
+"""What clients count by the audit library, beside what a plan counts: compared tier by tier."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+
+from app.audit_sdk import Audit, AuditedConsumer, AuditedProducer, HttpOutput, KafkaOutput
+from app.audit_sdk.clients import MESSAGE_ID
+from app.audit_sdk.outputs import Output
+from app.demo.stage import Process, Stage, wait_until
+from app.demo.traffic import create_topic
+from tests.system.test_audit import ENOUGH_S, HOME, PARTITIONS, SEED, WIDTH_MS, counted, listed, plan
+
+pytestmark = pytest.mark.system
+
+TIERS = ("proxy-client", "regional", "consumer")
+LOST = 3
+
+
+class Clients:
+    """A producer and a consumer of a topic, audited. `sent`: by window."""
+
+    def __init__(self, bootstrap: str, topic: str) -> None:
+        self.sent: Counter[int] = Counter()
+        self.handled = 0
+        self.flowing = asyncio.Event()
+        self.ending = asyncio.Event()
+        self._bootstrap, self._topic = bootstrap, topic
+
+    async def produce(self, audit: Audit) -> None:
+        """Records into every partition, each with an id, until the end."""
+        chance, number = random.Random(SEED), 0
+        async with AuditedProducer(AIOKafkaProducer(bootstrap_servers=self._bootstrap), audit) as producer:
+            while not self.ending.is_set():
+                now_ms = time.time_ns() // 1_000_000
+                for _ in range(chance.choice([3, 60, 300])):
+                    at_ms, name = now_ms - chance.randrange(1_000), b"message %d" % number
+                    await producer.send(
+                        self._topic, b"value", partition=number % PARTITIONS, timestamp_ms=at_ms,
+                        headers=[(MESSAGE_ID, name)],
+                    )  # fmt: skip
+                    self.sent[at_ms - at_ms % WIDTH_MS] += 1
+                    number += 1
+                await asyncio.sleep(0.1)
+
+    async def consume(self, audit: Audit) -> None:
+        """All of it, from the beginning."""
+        reader = AIOKafkaConsumer(
+            self._topic, bootstrap_servers=self._bootstrap, group_id=self._topic, enable_auto_commit=False,
+            auto_offset_reset="earliest",
+        )  # fmt: skip
+        async with AuditedConsumer(reader, audit) as consumer:
+            while not self.ending.is_set() or self.handled < self.sent.total():
+                for records in (await consumer.getmany(timeout_ms=200)).values():
+                    self.handled += len(records)
+                await consumer.commit()
+                if self.handled > 500:
+                    self.flowing.set()
+
+
+def of_pair(worker: Process, topic: str, pair: tuple[str, str], state: str) -> list[dict[str, Any]]:
+    """What is told of two tiers."""
+    rows = listed(worker, "loss", topic=topic, state=state)
+    return [row for row in rows if (row["from_tier"], row["to_tier"]) == pair]
+
+
+def test_what_clients_count_is_compared_with_what_is_in_kafka(
+    stage: Stage, topic_name: str, tmp_path: Path
+) -> None:
+    """Reports by Kafka and by HTTP; of three records the producer only believes that it has sent them."""
+    home = stage.yard.bootstrap(HOME)
+    asyncio.run(create_topic(home, topic_name, PARTITIONS))
+    worker = stage.worker()
+    deployed = plan("all", topic_name, clusters=["regional"], tiers=list(TIERS), id={"header": MESSAGE_ID})
+    stage.deploy(worker, deployed)
+    before, after = (TIERS[0], TIERS[1]), (TIERS[1], TIERS[2])
+
+    def audit(tier: str, output: Output) -> Audit:
+        return Audit(
+            origin="billing", tier=tier, cluster=HOME, output=output, wal=tmp_path / tier, window_ms=WIDTH_MS,
+            idle_ms=3_000, report_interval_s=0.5,
+        )  # fmt: skip
+
+    def told() -> bool:
+        """Of each pair some windows are over."""
+        return (
+            len(of_pair(worker, topic_name, before, "ok")) >= 2
+            and len(of_pair(worker, topic_name, after, "ok")) >= 2
+            and bool(of_pair(worker, topic_name, before, "lossy"))
+        )
+
+    async def run() -> tuple[Counter[int], int]:
+        clients = Clients(home, topic_name)
+        sends = audit(TIERS[0], KafkaOutput(home, stage.region))
+        handles = audit(TIERS[2], HttpOutput(f"{worker.url}/api/v1/audit/reports"))
+        async with sends, handles, asyncio.TaskGroup() as group:
+            group.create_task(clients.produce(sends))
+            consuming = group.create_task(clients.consume(handles))
+            await asyncio.wait_for(clients.flowing.wait(), ENOUGH_S)
+            at_ms = time.time_ns() // 1_000_000
+            for number in range(LOST):
+                sends.sent(topic_name, at_ms, 5, b"lost %d" % number)
+            try:
+                await asyncio.to_thread(
+                    wait_until, told, ENOUGH_S, lambda: f"{listed(worker, 'windows')}\n{worker.tail()}", 0.5
+                )
+            finally:
+                clients.ending.set()
+            await asyncio.wait_for(consuming, ENOUGH_S)
+            assert not sends.stats.wrong
+            assert not handles.stats.wrong
+        return clients.sent, at_ms - at_ms % WIDTH_MS
+
+    sent, window = asyncio.run(run())
+    sent_as_told = sent + Counter({window: LOST})
+    for tier, wanted in zip(TIERS, (sent_as_told, sent, sent), strict=True):
+        wait_until(
+            lambda tier=tier, wanted=wanted: counted(worker, topic_name, tier).total() >= wanted.total(),
+            ENOUGH_S, lambda tier=tier: f"{tier}: {counted(worker, topic_name, tier)}, of {sent}", 0.5,
+        )  # fmt: skip
+        assert counted(worker, topic_name, tier) == wanted
+    (lost,) = listed(worker, "loss", topic=topic_name, state="lossy")
+    assert (lost["from_tier"], lost["to_tier"], lost["start_ms"], lost["missing"]) == (*before, window, LOST)
+    for state in ("corrupted", "duplicated", "absent-audit"):
+        assert not listed(worker, "loss", topic=topic_name, state=state)
+    for row in listed(worker, "loss", topic=topic_name, state="ok"):
+        assert row["by"] == "ids"
