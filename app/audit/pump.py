@@ -156,7 +156,7 @@ class AuditPump:
 
     def ended(self, end: int, at_ms: int) -> None:
         """The log ends there now. Where that is what was counted, nothing older is on its way."""
-        if end <= self.reader.next_offset and not self._waiting and not self.draining:
+        if end <= self.reader.next_offset and not (self._waiting or self.draining or self.closed):
             self.reader.fetched(b"", self.reader.next_offset, at_ms=at_ms, at_end=True)
 
     # -- reports out -----------------------------------------------------------------------------

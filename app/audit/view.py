@@ -8,7 +8,9 @@ Rules
    the plan names. A cluster that no plan counts any more has its part in the windows that it has, only.
 3. Windows that may lack what had gone before it was counted are told as incomplete, and not compared; nor
    are those of another width than the plan has now: where it was changed, each has a part of the records.
-4. An aggregate cluster may have records of regional clusters that the plan does not count: more there than
+4. What a group has finished of a cluster's topic (`tiers.place_of`) is compared with that cluster, or, where
+   that is not counted, with the tier before; groups are never added up.
+5. An aggregate cluster may have records of regional clusters that the plan does not count: more there than
    here says nothing then (`Unseen`).
 """
 
@@ -25,7 +27,7 @@ from app.clock import iso
 from app.config.audit import TIERS, AuditPlan
 from app.core.audit.compare import Side, State, Verdict, compare, side
 from app.core.audit.count import UNTIMED
-from app.core.audit.tiers import Bounds, TierKey, TierRecord, lateness, watermark
+from app.core.audit.tiers import CONSUMER, Bounds, TierKey, TierRecord, group_of, lateness, watermark
 from app.core.audit.totals import NO_TOTALS
 from app.core.audit.windows import Phase, WindowKey, WindowRecord, phase
 from app.core.topology import AGGREGATE, REGIONAL
@@ -167,6 +169,15 @@ class _Tier:
         """Of clusters that are counted now."""
         return [record for cluster in sorted(self.live) for record in self.clusters[cluster]]
 
+    def at(self, cluster: str) -> _Tier:
+        """Of one cluster alone."""
+        one = _Tier()
+        one.clusters, one.live = {cluster: self.clusters[cluster]}, {cluster}
+        one.windows = {
+            window: {cluster: places[cluster]} for window, places in self.windows.items() if cluster in places
+        }
+        return one
+
     def side(self, name: str, start_ms: int, width_ms: int, now_ms: int, silence_ms: int) -> Side:
         """Its part of a comparison. A cluster that is not counted any more has one in windows that it has."""
         windows = self.windows.get((start_ms, width_ms), {})
@@ -176,27 +187,56 @@ class _Tier:
         return side(name, start_ms + width_ms, records, clusters, now_ms, silence_ms)
 
 
+Tiers = defaultdict[tuple[str, str], _Tier]  # by tier and, of a group, its place
+
+
 def verdict_rows(known: Known, now_ms: int, plan_of: PlanOf, unseen: Unseen) -> list[dict[str, Any]]:
     """A row a window and pair of tiers that follow on each other, the newest first."""
-    topics: defaultdict[str, defaultdict[str, _Tier]] = defaultdict(lambda: defaultdict(_Tier))
+    topics: defaultdict[str, Tiers] = defaultdict(lambda: defaultdict(_Tier))
     plans: dict[str, AuditPlan] = {}
     for (topic, tier, cluster), records in _shards(known).items():
-        at, plan = topics[topic][tier], plan_of(cluster, topic)
+        at, plan = topics[topic][_name(tier, cluster)], plan_of(cluster, topic)
         at.clusters[cluster] = records
-        if plan is not None or tier not in OF_CLUSTERS:
+        if plan is not None or (tier not in OF_CLUSTERS and not group_of(cluster)[1]):
             at.live.add(cluster)
         if plan is not None:
             plans.setdefault(topic, plan)
     for key, record in sorted(known.windows.items()):
-        window = topics[key.topic][key.tier].windows.setdefault((key.start_ms, key.width_ms), {})
+        tiers = topics[key.topic]
+        window = tiers[_name(key.tier, key.cluster)].windows.setdefault((key.start_ms, key.width_ms), {})
         window.setdefault(key.cluster, []).append(record)
     rows = []
     for topic, tiers in sorted(topics.items()):
         plan = plans.get(topic)
-        for first, second in pairwise(_in_order(plan, {name for name, tier in tiers.items() if tier.live})):
-            compared = _compared((first, tiers[first]), (second, tiers[second]), now_ms, plan, unseen)
-            rows += [{"topic": topic, **row} for row in compared]
+        groups = {name[1]: tiers.pop(name) for name in list(tiers) if name[1]}
+        order = _in_order(plan, {name for (name, _), tier in tiers.items() if tier.live})
+        if CONSUMER in order and CONSUMER not in {name for name, _ in tiers} and groups:
+            order.remove(CONSUMER)
+        pairs = [
+            ("", (first, tiers[first, ""]), (second, tiers[second, ""])) for first, second in pairwise(order)
+        ]
+        for place, finished in groups.items():
+            if finished.live and (before := _before(place, order, tiers)) is not None:
+                pairs.append((group_of(place)[1], before, (CONSUMER, finished)))
+        for group, first, second in pairs:
+            compared = _compared(first, second, now_ms, plan, unseen)
+            rows += [{"topic": topic, "group": group or None, **row} for row in compared]
     return sorted(rows, key=lambda row: (-row["start_ms"], row["topic"]))
+
+
+def _name(tier: str, cluster: str) -> tuple[str, str]:
+    """What its figures are added up under: the tier, and which group's place it is ("": a cluster)."""
+    return tier, cluster if group_of(cluster)[1] else ""
+
+
+def _before(place: str, order: list[str], tiers: Tiers) -> tuple[str, _Tier] | None:
+    """What a group's figures are compared with (rule 4); None: nothing."""
+    cluster = group_of(place)[0]
+    for name in OF_CLUSTERS:
+        if cluster in tiers[name, ""].live:
+            return name, tiers[name, ""].at(cluster)
+    before = [name for name in order if name != CONSUMER]
+    return (before[-1], tiers[before[-1], ""]) if before else None
 
 
 def _in_order(plan: AuditPlan | None, tiers: Collection[str]) -> list[str]:
@@ -220,7 +260,7 @@ def _compared(
             tier.side(name, start_ms, width_ms, now_ms, bounds.silence_ms) for name, tier in (first, second)
         )
         verdict = compare(before, after, start_ms + width_ms, now_ms, patience_ms)
-        if verdict.extra and verdict.state is State.DUPLICATED and others:  # rule 4
+        if verdict.extra and verdict.state is State.DUPLICATED and others:  # rule 5
             verdict = verdict._replace(state=State.ABSENT, absent=tuple(others))
         yield {
             **_verdict_row(

@@ -15,8 +15,8 @@ from app.cli.output import emit, output_option, url_option
 
 WINDOWS = ["topic", "tier", "cluster", "start", "state", "count", "bytes", "late", "duplicates", "p50_ms",
            "p95_ms", "p99_ms"]  # fmt: skip
-VERDICTS = ["topic", "from_tier", "to_tier", "start", "state", "from_count", "to_count", "missing", "extra",
-            "absent", "lag_ms"]  # fmt: skip
+VERDICTS = ["topic", "from_tier", "to_tier", "group", "start", "state", "from_count", "to_count", "missing",
+            "extra", "absent", "lag_ms"]  # fmt: skip
 TOPIC = click.option("--topic", help="Of this topic only.")
 FROM = click.option(
     "--from", "since", metavar="TIME", default="24h", show_default=True,
@@ -97,7 +97,7 @@ def loss(
         Client(url), "loss", topic=topic, state=STATES if with_sound else None,
         **{"from": since, "to": until},
     )  # fmt: skip
-    shown = [{**row, "absent": row["absent"] or ""} for row in rows]
+    shown = [{**row, "absent": row["absent"] or "", "group": row["group"] or ""} for row in rows]
     emit(shown, VERDICTS, output, whole=rows)
     lost = [row for row in rows if row["state"] in LOSS]
     if lost:

@@ -27,14 +27,14 @@ from app.config.fields import DAY_S, MAX_LISTED, Header, MessageName, Model, Nam
 from app.config.route import Entry
 from app.config.units import Duration, duration_within
 from app.config.wire import Definition
-from app.core.audit.tiers import Bounds
+from app.core.audit.tiers import CONSUMER, Bounds
 from app.core.route import Route
 from app.core.topology import Layout
 
 PREFIX = "audit:"  # no workload's, route's nor failover definition's key begins with it
 MAX_NAME_CHARS = 100  # with a cluster's name it is in the names of jobs
 SEPARATOR = "//"  # between the two; no workload's key has it
-TIERS = ("proxy-client", "proxy-server", "regional", "aggregate", "consumer")  # in the way of a record
+TIERS = ("proxy-client", "proxy-server", "regional", "aggregate", CONSUMER)  # in the way of a record
 MOST_LATENESS_S = 3600.0
 
 
@@ -82,7 +82,8 @@ class AuditSpec(Model):
     """What is counted, and how.
 
     `tiers` are compared each with the next, those that count the topic; one that is named here and does not
-    is told as absent. `lateness`: how long a window waits at least for what comes late. `disorder`: how much
+    is told as absent. With `consumer` among them, or none at all, what workloads finish is counted, too.
+    `lateness`: how long a window waits at least for what comes late. `disorder`: how much
     older than the first record of a batch the others of it may be. `keep`: how long windows are remembered.
     """
 
@@ -140,6 +141,11 @@ class AuditPlan(Definition):
     def by_value(self) -> bool:
         """Whether the event time is another than the record's timestamp."""
         return self.spec.timestamp.source != "record"
+
+    @property
+    def counts_consumers(self) -> bool:
+        """Whether what workloads have finished is counted, too."""
+        return not self.spec.tiers or CONSUMER in self.spec.tiers
 
     @property
     def bounds(self) -> Bounds:

@@ -1,4 +1,5 @@
-"""The audits of this worker: their pumps' beginning, changed plans, reports on their way.
+"""The audits of this worker: their pumps' beginning, changed plans, reports on their way, also of what its
+dispatch jobs finish (`app.control.audit_consumers`).
 
 Rules
 1. A changed plan is for what is fetched from then on: its pumps report, save, and begin again.
@@ -11,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import structlog
 from aiokafka.errors import KafkaError
@@ -20,6 +21,7 @@ from mode import Service
 from app.audit.pump import REPORT_S, AuditPump
 from app.clock import now_ms
 from app.config.audit import AuditPlan, of_job_name
+from app.control.audit_consumers import AuditConsumers
 from app.control.audit_sender import AuditSender
 from app.control.audits_catalog import AuditsCatalog
 from app.control.beginning import Anew, Trouble
@@ -29,6 +31,8 @@ from app.control.pumps import Passing, Pump, Started
 from app.core.fencing import TakeoverAnswer
 from app.core.job import JobId
 from app.kafka.clusters import LATEST, READ_COMMITTED, ClusterUnreachable
+from app.pump.audited import ConsumerAudit
+from app.pump.dispatch import DispatchPump
 
 log = structlog.get_logger(__name__)
 
@@ -41,17 +45,21 @@ LEAVES = 0.5  # of the memory for fetched data, to those that deliver and copy
 class Audits(Service):
     """See the module.
 
-    Attributes: `pumps` (by job), `sender` (of reports; None: there are none).
+    Attributes: `pumps` (by job), `consumers`, `sender` (of reports; None: there are none).
     """
 
-    def __init__(self, catalog: AuditsCatalog, clusters: DataClusters, on_trouble: Trouble) -> None:
+    def __init__(
+        self, catalog: AuditsCatalog, clusters: DataClusters, on_trouble: Trouble,
+        dispatched: Mapping[str, DispatchPump],
+    ) -> None:  # fmt: skip
         super().__init__()
+        self.consumers = AuditConsumers(catalog, dispatched, on_trouble)
         self.pumps: dict[str, AuditPump] = {}
         self.sender: AuditSender | None = None
         self._catalog = catalog
         self._clusters = clusters
         self._on_trouble = on_trouble
-        self._reporting: dict[AuditPump, asyncio.Task[None]] = {}
+        self._reporting: dict[AuditPump | ConsumerAudit, asyncio.Task[None]] = {}
 
     # -- beginning -------------------------------------------------------------------------------
 
@@ -97,6 +105,7 @@ class Audits(Service):
 
     def look(self, begin_again: Callable[[str, Pump], None]) -> None:
         """Rule 1."""
+        self.consumers.look()
         for job, pump in list(self.pumps.items()):
             plan = self._catalog.plan(pump.plan.name)
             if plan is not None and plan is not pump.plan and not pump.draining:
@@ -108,12 +117,14 @@ class Audits(Service):
     async def _report_for_ever(self) -> None:
         while not self.should_stop:
             await self.sleep(LOOK_S)
-            now_s, interval_s = time.monotonic(), max(REPORT_S, len(self.pumps) / REPORTS_PER_S)
-            for pump in list(self.pumps.values()):
-                if not pump.draining and pump not in self._reporting and pump.is_due(now_s, interval_s):
-                    self._begin(pump)
+            pumps = [pump for pump in self.pumps.values() if not pump.draining]
+            audits: list[AuditPump | ConsumerAudit] = [*pumps, *self.consumers.audits()]
+            now_s, interval_s = time.monotonic(), max(REPORT_S, len(audits) / REPORTS_PER_S)
+            for audit in audits:
+                if audit not in self._reporting and audit.is_due(now_s, interval_s):
+                    self._begin(audit)
 
-    def _begin(self, pump: AuditPump) -> asyncio.Task[None]:
+    def _begin(self, pump: AuditPump | ConsumerAudit) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(self._report(pump))
         self._reporting[pump] = task
         task.add_done_callback(lambda _: self._reporting.pop(pump, None))
@@ -126,7 +137,7 @@ class Audits(Service):
             await asyncio.wait([before])
         await asyncio.wait([self._reporting.get(pump) or self._begin(pump)])
 
-    async def _report(self, pump: AuditPump) -> None:
+    async def _report(self, pump: AuditPump | ConsumerAudit) -> None:
         if self.sender is None:
             return
         try:
@@ -156,12 +167,13 @@ class Audits(Service):
     async def _ends_for_ever(self) -> None:
         while not self.should_stop:
             await self.sleep(ENDS_S)
-            by_cluster: defaultdict[str, list[AuditPump]] = defaultdict(list)
-            for pump in self.pumps.values():
+            by_cluster: defaultdict[str, list[AuditPump | ConsumerAudit]] = defaultdict(list)
+            audits: list[AuditPump | ConsumerAudit] = [*self.pumps.values(), *self.consumers.audits()]
+            for pump in audits:
                 by_cluster[pump.cluster].append(pump)
             await asyncio.gather(*(self._ends(name, pumps) for name, pumps in by_cluster.items()))
 
-    async def _ends(self, name: str, pumps: list[AuditPump]) -> None:
+    async def _ends(self, name: str, pumps: list[AuditPump | ConsumerAudit]) -> None:
         try:
             client, at_ms = (await self._clusters.get(name)).client, now_ms()
             at = {(pump.job.topic, pump.job.partition) for pump in pumps}
@@ -171,5 +183,5 @@ class Audits(Service):
             return
         for pump in pumps:
             end = ends.get((pump.job.topic, pump.job.partition))
-            if end is not None and not pump.closed:
+            if end is not None:
                 pump.ended(end, at_ms)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import structlog
@@ -23,12 +23,13 @@ from aiokafka.errors import KafkaError
 
 from app.config.audit import PREFIX as KEYS
 from app.config.audit import AuditPlan, job_name, of_job_name
+from app.config.definitions import Workload
 from app.control.beginning import Trouble
 from app.control.cluster_topics import ClusterTopics
 from app.control.data_clusters import DataClusters
 from app.control.definitions import Parsed
 from app.control.log import ControlLog
-from app.core.audit.tiers import Bounds
+from app.core.audit.tiers import Bounds, group_of
 from app.core.job import Kind
 from app.core.topology import Layout
 from app.kafka.clusters import ClusterUnreachable
@@ -42,12 +43,17 @@ PREFIX = f"{Kind.AUDIT.value}:"
 
 
 class AuditsCatalog:
-    """See the module. Only what is said of plans is of use where the rounds are not made."""
+    """See the module. Only what is said of plans is of use where the rounds are not made.
+
+    Attributes:
+        workload: of a key, as it is defined; set by whoever knows them.
+    """
 
     def __init__(
         self, control: ControlLog, clusters: DataClusters, on_trouble: Trouble, layout: Layout | None
     ) -> None:
         self.layout = layout
+        self.workload: Callable[[str], Workload | None] = lambda _: None
         self._control = control
         self._clusters = clusters
         self._on_trouble = on_trouble
@@ -75,7 +81,12 @@ class AuditsCatalog:
         return list(self._plans.values())
 
     def plan_of(self, cluster: str, topic: str) -> AuditPlan | None:
-        """The plan by which a topic is counted (rule 2)."""
+        """The plan by which a topic is counted (rule 2), also as a group's there (`tiers.place_of`)."""
+        cluster, group = group_of(cluster)
+        if group:
+            plan, workload = self.plan_of(cluster, topic), self.workload(f"{group}/{topic}")
+            is_meant = workload is not None and workload.metadata.cluster == cluster
+            return plan if plan is not None and plan.counts_consumers and is_meant else None
         self._look_at_plans()
         at = cluster, topic
         if at not in self._known:

@@ -75,6 +75,7 @@ class Catalog:
         self.sleepers = Sleepers()
         self.routes = RoutesCatalog(control, clusters, on_trouble)
         self.audits = AuditsCatalog(control, clusters, on_trouble, layout)
+        self.audits.workload = self.workload
         self._told_left: set[tuple[str, str]] = set()
         # Of workloads of several regions (`app.control.role_keeper`): whether they have jobs here, None while
         # that is not known; and what receivers are told.

@@ -72,7 +72,7 @@ class Jobs(Service):
         self.worker = worker
         self.pumps: dict[str, DispatchPump] = {}
         self.replicas = Replicas(control, catalog, clusters, lease, on_trouble, barriers)
-        self.audits = Audits(catalog.audits, clusters, on_trouble)
+        self.audits = Audits(catalog.audits, clusters, on_trouble, self.pumps)
         self.flowing: Mapping[str, Pump] = together(self.pumps, self.replicas.pumps, self.audits.pumps)
         self.runtimes: dict[str, WorkloadRuntime] = {}
         self.draining = False

@@ -160,6 +160,8 @@ class Starter:
             identity, workload, cluster, answer, begun=begun, anew=anew, tell=self._on_trouble,
             carried=carried,
         )  # fmt: skip
+        consumers = self._audits.consumers
+        counts = await consumers.counts_from(identity, workload, cluster, answer, beginning)
         chain = await make_chain(workload, self._interceptors)
         if not is_mine():
             return None
@@ -173,6 +175,7 @@ class Starter:
         try:
             pump = self._pump(identity, epoch, made, workload, beginning)
             self._carrying.begin(pump, workload, answer, beginning, anew, carried)
+            consumers.begin(pump, beginning, counts)
         except BaseException:
             if runtime is None:
                 await made.close()
@@ -180,7 +183,7 @@ class Starter:
         if runtime is None:  # known only once it has a pump, with the last of which it goes
             made.copier.make_delayed = partial(create_delayed, cluster.client, workload)
             self._runtimes[identity.name] = made
-        return Started(pump, beginning, cluster)
+        return Started(pump, beginning, cluster, next_offset=counts and counts.next_offset)
 
     @staticmethod
     def _pump(

@@ -65,13 +65,15 @@ class Progress(msgspec.Struct, frozen=True, array_like=True):
     """What is finished of one partition: below `base`, and of producers' records; all lies below `reach`.
 
     `carried`: the epoch of the region's role (`app.core.roles`) under which all that was finished in other
-    regions is known here, or was left out on purpose; -1: of none.
+    regions is known here, or was left out on purpose; -1: of none. `audit`: the successor's who counts what
+    is finished, and nobody else's (`app.pump.audited`).
     """
 
     base: _Offset
     reach: _Offset = 0
     producers: list[Produced] = []
     carried: int = -1
+    audit: bytes = b""
 
     def to_bytes(self) -> bytes:
         """For the tracker table."""
@@ -91,6 +93,20 @@ class Progress(msgspec.Struct, frozen=True, array_like=True):
 
 
 _decoder = msgspec.msgpack.Decoder(Progress)
+
+
+def with_audit(note: bytes, base: int, audit: bytes) -> bytes:
+    """A note of progress, or none of who has finished all below `base`, with what the audit leaves."""
+    progress = Progress.from_bytes(note) if note else Progress(base)
+    return msgspec.structs.replace(progress, audit=audit).to_bytes()
+
+
+def audit_of(note: bytes) -> bytes:
+    """The inverse; b"": there is none."""
+    try:
+        return Progress.from_bytes(note).audit if note else b""
+    except CorruptProgress:
+        return b""
 
 
 class Segment(NamedTuple):

@@ -1,4 +1,5 @@
-"""A message is ended as somebody decided, wherever it is: on its way, waiting, or within a run."""
+"""A message is ended as somebody decided, wherever it is: on its way, waiting, or within a run; and a batch
+that cannot be decoded, all at once."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from app.core.outcome import Decision
+    from app.kafka.decode import UndecodableBatch
     from app.pump.dispatch import DispatchPump
 
 
@@ -30,6 +32,18 @@ def conclude(pump: DispatchPump, offset: int, decision: Decision) -> bool:
     pump.tracker.cancel(offset)
     pump.runtime.outcomes.carry_out(delivery, decision, "", "CANCELED")
     return True
+
+
+def stash_batch(pump: DispatchPump, error: UndecodableBatch, shown: list[tuple[int, int]]) -> None:
+    """Moves the batch to the DLQ; then its offsets that are `shown` are finished."""
+
+    def finished() -> None:
+        for start, end in shown:
+            pump.tracker.nack_range(start, end)
+        pump.dead_lettered += 1
+        pump.refill()
+
+    pump.runtime.stash_batch(pump, error, finished)
 
 
 def _in_batch(pump: DispatchPump, offset: int, decision: Decision) -> bool:

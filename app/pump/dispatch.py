@@ -13,6 +13,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from app.core.head_of_line import HeadOfLine
@@ -20,14 +21,15 @@ from app.core.job import JobId
 from app.core.outcome import Decision
 from app.core.record import Record
 from app.core.tracker import Snapshot, Tracker
-from app.kafka.decode import UndecodableBatch
+from app.core.trail import with_audit
 from app.pump.catch_up import Allowance, Backlog
-from app.pump.conclude import conclude
+from app.pump.conclude import conclude, stash_batch
 from app.pump.delivery import BatchDelivery, Delivery, recall
 from app.pump.head import look_soon
 from app.pump.held import taken
 from app.pump.intake import Intake
 from app.pump.line import Line
+from app.pump.status import status_of
 from app.push.metadata import MetadataTemplate
 from app.wire import JobStatus
 
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from app.core.frontier import PassOver
     from app.core.head_of_line import Verdict
     from app.kafka.fetched import Fetched, Gap
+    from app.pump.audited import ConsumerAudit
     from app.pump.elsewhere import Elsewhere
     from app.pump.workload import WorkloadRuntime
 
@@ -74,10 +77,11 @@ class DispatchPump:
         self.batched = 0  # messages of `batches` on their way
         self.snapshot_version = self.tracker.version
         self.head = HeadOfLine(runtime.head_after_s, runtime.head_tokens)
-        self._intake = Intake(self.tracker, self._stash_batch)
+        self._intake = Intake(self.tracker, partial(stash_batch, self))
         self._line = Line(self, self._intake, runtime.new_lanes() if self.is_main else None, self._stirred)
         self.backlog: Backlog | None = None
-        self._retired = 0  # the version of backlogs that are done
+        self.audit: ConsumerAudit | None = None  # counts what is finished
+        self._retired = 0  # the version of backlogs that are done, and of audits that have ended
         self._reading = False
         self._group = group
         self._template = MetadataTemplate(job.topic, group, job.partition)
@@ -93,6 +97,8 @@ class DispatchPump:
             return
         self.read_bytes += fetched.nbytes
         self._line.ahead.retention = fetched.retention
+        if self.audit is not None:
+            self.audit.fetched(fetched)
         self._intake.accept(fetched)
         self.refill()
         self.runtime.send()
@@ -101,6 +107,8 @@ class DispatchPump:
         """The log lost [start, end): nothing there can ever be delivered."""
         if not self.closed:
             self._intake.skip(gap.end)
+            if self.audit is not None:
+                self.audit.skip(gap)
 
     def refill(self) -> None:
         """Decodes what there is room for, and takes a turn when there is something to send."""
@@ -203,6 +211,9 @@ class DispatchPump:
         main.backlog = Backlog(self, at)
         main.paused = self.paused
         main.snapshot_version = -1
+        if self.audit is not None:  # both bring what it counts
+            main.audit = self.audit
+            main.audit.follow(main)
         return main
 
     @property
@@ -220,7 +231,8 @@ class DispatchPump:
     def version(self) -> int:
         """Grows whenever something becomes finished."""
         former = 0 if self.backlog is None else self.backlog.pump.version
-        return self._retired + self.tracker.version + former
+        audited = 0 if self.audit is None else self.audit.version
+        return self._retired + self.tracker.version + former + audited
 
     def snapshot(self) -> Snapshot:
         """All that is finished."""
@@ -232,7 +244,20 @@ class DispatchPump:
         """What is finished, for a reader of another copy of the topic; b"" unless it is to `remember`."""
         elsewhere, backlog = self._intake.elsewhere, self.backlog
         reads = self if backlog is None or backlog.is_done else backlog.pump
-        return elsewhere.note(self.snapshot, reads.tracker.end, reads._intake.elsewhere)
+        note = elsewhere.note(self.snapshot, reads.tracker.end, reads._intake.elsewhere)
+        return note if self.audit is None else with_audit(note, self.base, self.audit.note())
+
+    def audit_by(self, audit: ConsumerAudit | None) -> None:
+        """From now on this counts what is finished; None: nothing does."""
+        self._retired += 1 + (0 if self.audit is None else self.audit.version)
+        self.audit = audit
+        if self.backlog is not None:
+            self.backlog.pump.audit_by(audit)
+
+    @property
+    def fetched_to(self) -> int:
+        """Everything below has been given to it."""
+        return self._intake.expected
 
     def remember(self, note: bytes | None, role_epoch: int = -1) -> None:
         """From now on its snapshots have a note; `note`: the former owner's, b"", or None: as before."""
@@ -308,15 +333,6 @@ class DispatchPump:
         """Takes the message out of whatever it waits in."""
         return taken(self.runtime.held(), self, offset) or self._line.take(offset)
 
-    def _stash_batch(self, error: UndecodableBatch, shown: list[tuple[int, int]]) -> None:
-        def finished() -> None:
-            for start, end in shown:
-                self.tracker.nack_range(start, end)
-            self.dead_lettered += 1
-            self.refill()
-
-        self.runtime.stash_batch(self, error, finished)
-
     # -- state -----------------------------------------------------------------------------------
 
     @property
@@ -333,15 +349,7 @@ class DispatchPump:
 
     def status(self) -> JobStatus:
         """What the heartbeat says of this job."""
-        tracker = self.tracker
-        status = JobStatus(
-            job=str(self.job), epoch=self.epoch, state=self.state, committed=tracker.base,
-            fetched=tracker.end, high_watermark=self.high_watermark, in_flight=self.in_flight,
-            unfinished=tracker.unfinished, oldest_ms=self._intake.oldest_ms(), delivered=self.delivered,
-            retried=self.retried, dead_lettered=self.dead_lettered,
-            passed_over=self._intake.elsewhere.passed_over, trouble=self.trouble or self._line.risk(),
-            **self._line.waits(),
-        )  # fmt: skip
+        status = status_of(self, self._intake, self._line)
         return status if self.backlog is None else self.backlog.added_to(status)
 
     # -- the end ---------------------------------------------------------------------------------

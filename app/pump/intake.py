@@ -44,13 +44,14 @@ class Intake:
     """See the module. `on_undecodable` is given what rule 4 speaks of, and its unfinished offsets.
 
     Attributes:
+        expected: the offset that the next response has to begin at, at most.
         held_bytes: of decoded messages that wait for their time or their turn (`hold`).
         elsewhere: what ties it to other copies.
     """
 
     __slots__ = (
-        "_ages", "_budget", "_end", "_expected", "_large", "_on_undecodable", "_readers", "_tracker",
-        "arrivals", "elsewhere", "held_bytes", "ready",
+        "_ages", "_budget", "_end", "_large", "_on_undecodable", "_readers", "_tracker",
+        "arrivals", "elsewhere", "expected", "held_bytes", "ready",
     )  # fmt: skip
 
     def __init__(
@@ -64,7 +65,7 @@ class Intake:
         self._tracker = tracker
         self._on_undecodable = on_undecodable
         self._readers: deque[RecordReader] = deque()
-        self._expected = tracker.end
+        self.expected = tracker.end
         self._end: int | None = None
         self._large: deque[tuple[int, int]] = deque()  # (offset behind, bytes) of chunks of large records
         self._ages: deque[tuple[int, int]] = deque()
@@ -102,23 +103,26 @@ class Intake:
         Raises:
             LookupError: something between it and the last is missing (rule 3).
         """
-        if fetched.start_offset > self._expected:
+        if fetched.start_offset > self.expected:
             fetched.release()
-            raise LookupError(f"expected offset {self._expected}, and {fetched.start_offset} was fetched")
+            raise LookupError(f"expected offset {self.expected}, and {fetched.start_offset} was fetched")
         self._budget = self._budget or fetched.budget
-        self._expected = max(self._expected, fetched.next_offset)
+        self.expected = max(self.expected, fetched.next_offset)
         self.arrivals.note(max(fetched.next_offset, fetched.high_watermark), now_ms())
         if fetched.next_offset <= self._tracker.end or self.has_ended:
             fetched.release()
         else:
-            self._readers.append(RecordReader(fetched, self._wants if self.elsewhere.is_asked else None))
+            reader = RecordReader(fetched, self._wants if self.elsewhere.is_asked else None)
+            # What is fetched again, for others who count it, is not decoded again.
+            reader.next_offset = max(reader.next_offset, self._tracker.end)
+            self._readers.append(reader)
 
     def _wants(self, header: BatchHeader) -> bool | None:
         return self.elsewhere.wants(header, self._tracker, self._end)
 
     def skip(self, end: int) -> None:
         """The log lost what lies below `end`: nothing there can ever be delivered."""
-        self._expected = max(self._expected, end)
+        self.expected = max(self.expected, end)
         # What waits undecoded comes first; the next `fetched` behind the gap counts it.
         if not self._readers and end > self._tracker.end:
             self._tracker.skip(self._tracker.end, end)

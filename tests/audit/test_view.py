@@ -195,3 +195,38 @@ def test_what_is_wanted_is_chosen_by_place_and_time() -> None:
     assert Wanted(from_ms=WIDTH_MS, before_ms=WIDTH_MS + 1).means(home)
     assert not Wanted(before_ms=WIDTH_MS).means(home)
     assert Wanted(from_ms=NOW_MS).means(next(iter(region.collector.tiers)))
+
+
+BILLING, MAIL = ("consumer", "east-regional:billing"), ("consumer", "east:mail")
+
+
+def test_groups_are_compared_with_the_cluster_that_they_read_each_on_its_own() -> None:
+    region = counted_at_both()
+    times_ms = [WIDTH_MS + number for number in range(20)]
+    region.report(BILLING, *times_ms)
+    region.report(MAIL, *times_ms[3:])
+    for tier in (HOME, AWAY, BILLING, MAIL):
+        region.close(tier)
+
+    def told(plan_of: Any) -> list[tuple[str, Any, str, int]]:
+        rows = verdict_rows(region.known, NOW_MS, plan_of, lambda _: [])
+        return [(row["from_tier"], row["group"], row["state"], row["missing"]) for row in rows]
+
+    both = [("regional", None, "ok", 0), ("regional", "billing", "ok", 0), ("aggregate", "mail", "lossy", 3)]
+    assert told(lambda *_: PLAN) == both
+    gone = told(lambda cluster, _: None if cluster == MAIL[1] else PLAN)
+    assert gone == both[:2], "who does not consume it any more lacks nothing"
+    only = told(lambda cluster, _: None if cluster == "east" else PLAN)
+    assert ("regional", "mail", "lossy", 3) in only, "its own cluster is not counted"
+
+
+def test_a_clients_audit_of_what_it_consumes_is_one_tier_with_its_clusters_added_up() -> None:
+    region = counted_at_both()
+    region.report(("consumer", "east"), *[WIDTH_MS + number for number in range(12)])
+    region.report(("consumer", "west"), *[WIDTH_MS + number for number in range(8)])
+    region.report(MAIL, WIDTH_MS)
+    for tier in (HOME, AWAY, ("consumer", "east"), ("consumer", "west"), MAIL):
+        region.close(tier)
+    rows = verdict_rows(region.known, NOW_MS, lambda *_: PLAN, lambda _: [])
+    told = [(row["to_tier"], row["group"], row["state"]) for row in rows]
+    assert told == [("aggregate", None, "ok"), ("consumer", None, "ok"), ("consumer", "mail", "lossy")]

@@ -25,11 +25,11 @@ import numpy as np
 import numpy.typing as npt
 
 from app.core.audit import fingerprint
-from app.core.audit.fingerprint import NOTHING, Fingerprint, Source, Words
+from app.core.audit.fingerprint import Fingerprint, Source, Words
 from app.core.audit.headers import Headers, Numbers, headers_of
 from app.core.audit.latencies import Latencies
 from app.core.audit.spans import NO_SPAN, hull
-from app.core.audit.totals import NEVER_MS, Totals
+from app.core.audit.totals import NEVER_MS, NO_TOTALS, Totals
 from app.core.ranges import Range
 from app.core.record import Record
 from app.core.record_batch import LOG_OVERHEAD_BYTES, MAGIC, Batch, Committed, iter_batches
@@ -52,21 +52,44 @@ def window_of(timestamp_ms: int, width_ms: int) -> int:
 class Sums:
     """`Totals` while they grow."""
 
-    __slots__ = ("count", "duplicates", "first_ms", "identified", "ids", "last_ms", "latencies", "nbytes",
+    __slots__ = ("_latencies", "count", "duplicates", "first_ms", "identified", "ids", "last_ms", "nbytes",
                  "offsets", "offsets_of", "sourced", "span")  # fmt: skip
 
-    def __init__(self) -> None:
-        self.count = self.nbytes = self.duplicates = self.identified = self.sourced = 0
-        self.ids: Fingerprint = NOTHING
-        self.offsets: Fingerprint = NOTHING
-        self.offsets_of: set[str] = set()
-        self.latencies = Latencies()
-        self.first_ms = self.last_ms = NEVER_MS
+    def __init__(self, totals: Totals = NO_TOTALS) -> None:
+        self.count, self.nbytes, self.duplicates = totals.count, totals.nbytes, totals.duplicates
+        self.identified, self.sourced = totals.identified, totals.sourced
+        self.ids: Fingerprint = totals.ids
+        self.offsets: Fingerprint = totals.offsets
+        self.offsets_of: set[str] = set(totals.offsets_of)
+        self._latencies = Latencies.from_bytes(totals.latencies) if totals.latencies else None
+        self.first_ms, self.last_ms = totals.first_ms, totals.last_ms
         self.span: Range = NO_SPAN  # of offsets, of what was counted from a log
 
     def at(self, start: int, end: int) -> None:
         """Widens the span of offsets to [start, end)."""
         self.span = hull(self.span, (start, end))
+
+    @property
+    def latencies(self) -> Latencies:
+        """Made when first asked for: 11 kB."""
+        if self._latencies is None:
+            self._latencies = Latencies()
+        return self._latencies
+
+    def add(self, other: Sums) -> None:
+        """Takes in what another one has, of other records."""
+        self.count += other.count
+        self.nbytes += other.nbytes
+        self.duplicates += other.duplicates
+        self.identified += other.identified
+        self.sourced += other.sourced
+        self.ids = self.ids.plus(other.ids)
+        self.offsets = self.offsets.plus(other.offsets)
+        self.offsets_of |= other.offsets_of
+        if other._latencies is not None:
+            self.latencies.merge(other._latencies)
+        self.seen(other.first_ms, other.last_ms)
+        self.span = hull(self.span, other.span)
 
     def seen(self, first_ms: int, last_ms: int) -> None:
         """Widens the timestamps to these; -1: there are none."""
@@ -77,7 +100,8 @@ class Sums:
     def totals(self) -> Totals:
         return Totals(
             self.count, self.nbytes, self.duplicates, self.ids, self.identified, self.offsets, self.sourced,
-            tuple(sorted(self.offsets_of)), self.latencies.to_bytes(), self.first_ms, self.last_ms,
+            tuple(sorted(self.offsets_of)), b"" if self._latencies is None else self._latencies.to_bytes(),
+            self.first_ms, self.last_ms,
         )  # fmt: skip
 
 
@@ -90,24 +114,58 @@ class Rows(NamedTuple):
     ids: Words | None = None
 
 
+class Times(NamedTuple):
+    """Event times of a window whose latencies are not known yet: of batches, each spread evenly over
+    [last - span, last], `counts` of them; of single records without those two."""
+
+    start_ms: int
+    lasts_ms: Numbers
+    spans_ms: Numbers | None = None
+    counts: Numbers | None = None
+
+
 class Tally:
     """Sums by window.
+
+    Args:
+        timed: remembers event times, until `seen` says when this tier had the records.
 
     Attributes:
         windows: start of the window -> its sums.
         from_headers, decoded, undecodable: batches.
         max_timestamp_ms: of all that was counted, -1 of none.
+        times: what is remembered; None: nothing is.
     """
 
-    __slots__ = ("decoded", "from_headers", "max_timestamp_ms", "undecodable", "width_ms", "windows")
+    __slots__ = ("decoded", "from_headers", "max_timestamp_ms", "times", "undecodable", "width_ms", "windows")
 
-    def __init__(self, width_ms: int) -> None:
+    def __init__(self, width_ms: int, *, timed: bool = False) -> None:
         if width_ms <= 0:
             raise ValueError(f"a window of {width_ms} ms; it has to be longer than 0")
         self.width_ms = width_ms
         self.windows: dict[int, Sums] = {}
         self.from_headers = self.decoded = self.undecodable = 0
         self.max_timestamp_ms = NEVER_MS
+        self.times: list[Times] | None = [] if timed else None
+
+    def seen(self, at_ms: int) -> None:
+        """This tier has had at `at_ms` what was counted; `times` end."""
+        for start, lasts_ms, spans_ms, counts in self.times or ():
+            if spans_ms is None or counts is None:
+                self.sums(start).latencies.add(at_ms - lasts_ms)
+            else:
+                _add_latencies(self.sums(start).latencies, at_ms - lasts_ms, spans_ms, counts)
+        self.times = None
+
+    def merge(self, other: Tally) -> None:
+        """Takes in what another one has counted, of other records; times of either are forgotten."""
+        for start, sums in other.windows.items():
+            self.sums(start).add(sums)
+        self.from_headers += other.from_headers
+        self.decoded += other.decoded
+        self.undecodable += other.undecodable
+        self.max_timestamp_ms = max(self.max_timestamp_ms, other.max_timestamp_ms)
+        self.times = None
 
     def sums(self, start_ms: int) -> Sums:
         """Of a window, made when first asked for."""
@@ -262,6 +320,8 @@ def _count_headers(
             sums.sourced += count
         if seen_at_ms is not None:
             _add_latencies(sums.latencies, seen_at_ms - lasts[rows], lasts[rows] - firsts[rows], counts)
+        elif tally.times is not None:
+            tally.times.append(Times(start, lasts[rows], lasts[rows] - firsts[rows], counts))
 
 
 def _ranges(begins: Numbers, ends: Numbers) -> Iterable[tuple[int, int]]:

@@ -10,9 +10,11 @@ reader that begins in the middle of a part (where auditing begins, or the log do
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from app.core.audit.count import UNTIMED, How, Tally, count_chunk
+import msgspec
+
+from app.core.audit.count import UNTIMED, How, Sums, Tally, count_chunk
 from app.core.audit.fingerprint import Source
 from app.core.audit.reports import PART_OFFSETS, Increment, Report, Scope, report_id, shard_of
 from app.core.audit.tiers import INCARNATION
@@ -26,6 +28,16 @@ _FRAME = struct.Struct(">qi")  # base offset and length
 def begins_at(committed_offset: int) -> int:
     """Where a successor begins to read: at the start of the part that is being counted."""
     return committed_offset - committed_offset % PART_OFFSETS
+
+
+class PartState(msgspec.Struct, frozen=True, array_like=True):
+    """What is counted of [since, upto) of a part; `final`: it has ended."""
+
+    part: int
+    since: int
+    upto: int
+    final: bool
+    windows: tuple[Increment, ...]
 
 
 class PartitionReader:
@@ -89,18 +101,64 @@ class PartitionReader:
         """
         view, committed = memoryview(data), Committed(aborted)
         if self.next_offset == self._part * PART_OFFSETS:
-            view = view[_bytes_below(view, self.next_offset) :]  # which belong to the part before
-        while next_offset >= (part_end := (self._part + 1) * PART_OFFSETS):
-            cut = _bytes_below(view, part_end)
-            self._count(view[:cut], seen_at_ms, committed)
-            self._finish(part_end, at_ms)
-            view = view[cut:]
-            part = (_FRAME.unpack_from(view)[0] if len(view) >= _FRAME.size else next_offset) // PART_OFFSETS
-            self._begin(part, part * PART_OFFSETS)
-        self._count(view, seen_at_ms, committed)
+            view = view[bytes_below(view, self.next_offset) :]  # which belong to the part before
+        for part, batches in by_part(view, self._part, next_offset):
+            self._go_on(part, at_ms)
+            tally = Tally(self._scope.width_ms)
+            count_chunk(tally, batches, self.next_offset, self._how, seen_at_ms, committed)
+            self._add(tally)
         self.next_offset = max(self.next_offset, next_offset)
         if at_end:
-            self._ended_ms = max(self._ended_ms, at_ms)
+            self.ended(at_ms)
+
+    def take(self, parts: Iterable[tuple[int, Tally]], next_offset: int, at_ms: int) -> None:
+        """The same, of what was counted elsewhere, by parts (`by_part`) the last of which goes on."""
+        for part, tally in parts:
+            self._go_on(part, at_ms)
+            self._add(tally)
+        self.next_offset = max(self.next_offset, next_offset)
+
+    def ended(self, at_ms: int) -> None:
+        """Nothing is behind `next_offset` in the log."""
+        self._ended_ms = max(self._ended_ms, at_ms)
+
+    def pass_over(self, next_offset: int, at_ms: int) -> None:
+        """Counts nothing up to there; what was counted before is a stretch of its part for itself."""
+        if self.next_offset > self._since:
+            self._finished.append(self._report(self._tally.totals(), self.next_offset, at_ms, final=False))
+        self._begin(next_offset // PART_OFFSETS, next_offset)
+
+    # -- for a successor ---------------------------------------------------------------------------
+
+    def state(self) -> tuple[PartState, ...]:
+        """All that is not known to have arrived; the last is what is being counted, up to `next_offset`."""
+        finished = (
+            PartState(one.part, one.since, one.upto, one.final, one.windows) for one in self._finished
+        )
+        windows = tuple(Increment(*one) for one in self._tally.totals().items())
+        return *finished, PartState(self._part, self._since, self.next_offset, False, windows)
+
+    def go_on_from(self, state: Sequence[PartState], at_ms: int) -> None:
+        """Counts on where another one has come; of one that has counted nothing yet."""
+        for one in state[:-1]:
+            windows = {increment.start_ms: increment.totals for increment in one.windows}
+            self._begin(one.part, one.since)
+            self._finished.append(self._report(windows, one.upto, at_ms, final=one.final))
+        last = state[-1]
+        self._begin(last.part, last.since)
+        for increment in last.windows:
+            self._tally.windows[increment.start_ms] = Sums(increment.totals)
+            self.max_timestamp_ms = max(self.max_timestamp_ms, increment.totals.last_ms)
+        self._tally.max_timestamp_ms = self.max_timestamp_ms
+        self.next_offset = last.upto
+
+    # -- reports -----------------------------------------------------------------------------------
+
+    def forgo(self) -> None:
+        """Gives up the oldest report that is not acknowledged: its windows are not complete any more."""
+        lost = self._finished.pop(0)
+        after_ms = max((increment.start_ms + 1 for increment in lost.windows), default=NEVER_MS)
+        self.complete_ms = max(self.complete_ms, after_ms)
 
     def reports(self, at_ms: int) -> list[Report]:
         """What is to be appended to the topic: all that is not acknowledged, and that it is heard."""
@@ -113,8 +171,9 @@ class PartitionReader:
 
     def acknowledged(self, report: Report) -> None:
         """The topic has it."""
-        if report.final:
-            self._finished = [one for one in self._finished if one.id != report.id]
+        left = [one for one in self._finished if one.id != report.id]
+        if len(left) < len(self._finished):
+            self._finished = left
         elif (report.part, report.since) == (self._part, self._since):
             for increment in report.windows:
                 told = self._acknowledged.get(increment.start_ms, 0)
@@ -156,18 +215,20 @@ class PartitionReader:
         self._tally = Tally(self._scope.width_ms)
         self._acknowledged = {}
 
-    def _count(self, data: memoryview, seen_at_ms: int | None, committed: Committed) -> None:
+    def _go_on(self, part: int, at_ms: int) -> None:
+        """What comes belongs to `part`."""
+        if part != self._part:
+            self._finish((self._part + 1) * PART_OFFSETS, at_ms)
+            self._begin(part, part * PART_OFFSETS)
+
+    def _add(self, tally: Tally) -> None:
         width_ms, mark_ms = self._scope.width_ms, self.max_timestamp_ms
-        before = sum(sums.count for sums in self._tally.windows.values())
-        past = {
-            start: sums.count for start, sums in self._tally.windows.items() if start + width_ms < mark_ms
-        }
-        count_chunk(self._tally, data, self.next_offset, self._how, seen_at_ms, committed)
-        self.records += sum(sums.count for sums in self._tally.windows.values()) - before
-        for start, sums in self._tally.windows.items():
-            if start != UNTIMED and start + width_ms < mark_ms and sums.count != past.get(start):
+        for start, sums in tally.windows.items():
+            self.records += sums.count
+            if start != UNTIMED and start + width_ms < mark_ms:
                 self._late_ms = max(self._late_ms, mark_ms - start - width_ms)
-        self.max_timestamp_ms = max(self.max_timestamp_ms, self._tally.max_timestamp_ms)
+        self._tally.merge(tally)
+        self.max_timestamp_ms = max(mark_ms, tally.max_timestamp_ms)
 
     def _finish(self, upto: int, at_ms: int) -> None:
         self._finished.append(self._report(self._tally.totals(), upto, at_ms, final=True))
@@ -197,7 +258,18 @@ class PartitionReader:
         )
 
 
-def _bytes_below(view: memoryview, offset: int) -> int:
+def by_part(view: memoryview, part: int, next_offset: int) -> Iterator[tuple[int, memoryview]]:
+    """Whole batches that stand for the offsets up to `next_offset`, by the parts that they belong to, from
+    `part` on; all of these but the last have ended."""
+    while next_offset >= (part_end := (part + 1) * PART_OFFSETS):
+        cut = bytes_below(view, part_end)
+        yield part, view[:cut]
+        view = view[cut:]
+        part = (_FRAME.unpack_from(view)[0] if len(view) >= _FRAME.size else next_offset) // PART_OFFSETS
+    yield part, view
+
+
+def bytes_below(view: memoryview, offset: int) -> int:
     """How many bytes of whole batches have a base offset below `offset`; they come first."""
     at, size = 0, len(view)
     while size - at >= _FRAME.size:

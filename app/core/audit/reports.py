@@ -38,9 +38,9 @@ PART_OFFSETS = 1 << 16
 NO_PART = -1
 MOST_IDS = 10_000
 SHARD_PARTITIONS = 8  # whose windows share a table value, which is written with every report: some 10 kB
-_NAME = re.compile(
-    r"[A-Za-z0-9._-]{1,249}"
-)  # of Kafka's topics; keys of tables are made of names and slashes
+# As of Kafka's topics; keys of tables are made of names and slashes. A group's place: `tiers.place_of`.
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
+_PLACE = re.compile(r"[A-Za-z0-9._-]{1,249}(:[A-Za-z0-9._-]{1,249})?")
 _NAMESPACE = uuid.UUID("6f1b7e2e-6a0e-5d0a-9a86-2b0f3f6c9f5e")
 
 
@@ -119,8 +119,10 @@ def _fault(report: Report) -> str:
         uuid.UUID(report.id)
     except ValueError:
         return "its id is no UUID"
-    for field, name in (("topic", report.topic), ("tier", report.tier), ("cluster", report.cluster or "-")):
-        if not _NAME.fullmatch(name):
+    place = report.cluster or "-"
+    names = ("topic", report.topic, _NAME), ("tier", report.tier, _NAME), ("cluster", place, _PLACE)
+    for field, name, pattern in names:
+        if not pattern.fullmatch(name):
             return f"{field} {name[:60]!r}: use letters, digits, '.', '_' and '-', at most 249"
     if report.shard < 0:
         return f"shard {report.shard}"

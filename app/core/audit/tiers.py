@@ -27,6 +27,21 @@ MOST_NAMED = 16  # silent sources that a closing names
 INCARNATION = "@"  # in a source's name: behind it stands which incarnation of the client it is
 
 
+CONSUMER = "consumer"  # the tier of those who read a cluster's topic
+_GROUP = ":"  # in the name of a consumer's place, before its group; no cluster has it in its name
+
+
+def place_of(cluster: str, group: str) -> str:
+    """What stands for the cluster of what a group has finished there: groups are never added up."""
+    return f"{cluster}{_GROUP}{group}"
+
+
+def group_of(place: str) -> tuple[str, str]:
+    """The inverse: cluster and group, "" for that of a cluster itself."""
+    cluster, _, group = place.partition(_GROUP)
+    return cluster, group
+
+
 class Bounds(NamedTuple):
     """Of a plan, all in ms.
 

@@ -135,6 +135,7 @@ def test_the_same_report_has_the_same_uuid_whoever_makes_it() -> None:
         ({"topic": "a/b"}, "topic 'a/b': use letters"),
         ({"tier": ""}, "tier ''"),
         ({"cluster": "east\n"}, "cluster"),
+        ({"cluster": "east:billing:x"}, "cluster 'east:billing:x'"),
         ({"shard": -1}, "shard -1"),
         ({"width_ms": 0}, "windows of 0"),
         ({"part": -2}, "part -2"),
@@ -149,6 +150,7 @@ def test_the_same_report_has_the_same_uuid_whoever_makes_it() -> None:
 def test_a_report_that_says_what_none_can_say_is_refused(change: dict[str, object], words: str) -> None:
     good = report(1, 0, 5)
     assert checked(good) is good
+    checked(msgspec.structs.replace(good, cluster="east:billing"))
     with pytest.raises(BadReport, match=words):
         checked(msgspec.structs.replace(good, **change))
 

@@ -1,0 +1,164 @@
+"""Dispatch jobs whose messages are counted as the tier `consumer` (`app.pump.audited`): which, where each
+begins, and changed plans.
+
+Rules
+1. What is counted is the main topic of a workload, if a plan means it in its cluster, and the plan's tiers
+   have `consumer` among them, or none are named.
+2. A job goes on where the figures end that its former owner left: below its base, so it reads again what
+   lies between. Where that is far, or gone from the log, or counted by another plan, it begins at its base,
+   and what that cuts is told. A plan that comes or changes while a job flows counts what is fetched next.
+3. Nothing of it keeps a job from flowing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import structlog
+from aiokafka.errors import KafkaError
+
+from app.audit.how import how_of
+from app.config.audit import AuditPlan
+from app.config.definitions import Workload
+from app.control.audits_catalog import AuditsCatalog
+from app.control.beginning import Beginning, Trouble
+from app.control.data_clusters import DataCluster
+from app.core.audit.fingerprint import Source
+from app.core.audit.reports import PART_OFFSETS, Scope
+from app.core.audit.tiers import CONSUMER, place_of
+from app.core.fencing import LogId, TakeoverAnswer
+from app.core.job import JobId
+from app.core.trail import audit_of
+from app.kafka.clusters import EARLIEST, ClusterUnreachable
+from app.payload.descriptors import DescriptorError
+from app.payload.event_time.instant import UnusableField
+from app.pump.audited import ConsumerAudit, ConsumerNote
+from app.pump.dispatch import DispatchPump
+
+log = structlog.get_logger(__name__)
+
+MOST_AGAIN = 4 * PART_OFFSETS  # offsets that are read again for what the former owner had not told
+
+
+class CountsFrom(NamedTuple):
+    """Where a job's figures go on. `former`: what its former owner left; None: nothing of use."""
+
+    next_offset: int
+    former: ConsumerNote | None
+    is_cut: bool
+
+
+class AuditConsumers:
+    """See the module. `pumps`: this worker's of workloads, by job."""
+
+    def __init__(
+        self, catalog: AuditsCatalog, pumps: Mapping[str, DispatchPump], on_trouble: Trouble
+    ) -> None:
+        self._catalog = catalog
+        self._pumps = pumps
+        self._on_trouble = on_trouble
+        self._logs: dict[str, tuple[int, LogId]] = {}  # of jobs: epoch, and what log they read
+        self._told: set[tuple[str, str]] = set()
+        self._refused: dict[str, AuditPlan] = {}  # by job: the plan whose time cannot be read here
+
+    def audits(self) -> list[ConsumerAudit]:
+        """Of the jobs that flow here."""
+        return [pump.audit for pump in list(self._pumps.values()) if pump.audit is not None]
+
+    def _plan(self, job: JobId, workload: Workload) -> AuditPlan | None:
+        """Rule 1."""
+        if job.topic != workload.metadata.topic:
+            return None
+        return self._catalog.plan_of(place_of(workload.metadata.cluster, workload.metadata.group), job.topic)
+
+    # -- beginning -------------------------------------------------------------------------------
+
+    async def counts_from(
+        self,
+        job: JobId,
+        workload: Workload,
+        cluster: DataCluster,
+        answer: TakeoverAnswer,
+        beginning: Beginning,
+    ) -> CountsFrom | None:
+        """Rule 2; None: no plan counts it."""
+        plan, base = self._plan(job, workload), beginning.snapshot.base
+        if plan is None:
+            return None
+        goes_on = beginning.lineage == answer.lineage and not answer.log.is_another(beginning.log)
+        former = ConsumerNote.from_bytes(audit_of(answer.note)) if goes_on else None
+        if former is None or former.counting != plan.counting:
+            return CountsFrom(base, None, is_cut=base > 0)
+        at = former.next_offset
+        if at == base:
+            return CountsFrom(base, former, former.is_cut)
+        if base - MOST_AGAIN <= at < base:
+            try:
+                if at >= await cluster.fetch.offsets_at(job.topic, job.partition, EARLIEST):
+                    return CountsFrom(at, former, former.is_cut)
+            except (KafkaError, ClusterUnreachable, OSError, TimeoutError) as error:
+                log.warning("what was not counted cannot be read again", job=str(job), error=repr(error))
+        return CountsFrom(base, former if at <= base else None, is_cut=True)
+
+    def begin(self, pump: DispatchPump, beginning: Beginning, counts: CountsFrom | None) -> None:
+        """Of a pump that was fed nothing yet."""
+        self._logs[str(pump.job)] = pump.epoch, beginning.log
+        if counts is not None:
+            self._begin(pump, beginning.log, *counts)
+
+    def _begin(
+        self, pump: DispatchPump, of: LogId, next_offset: int, former: ConsumerNote | None, is_cut: bool
+    ) -> None:
+        job, workload = pump.job, pump.runtime.workload
+        plan = self._plan(job, workload)
+        if plan is None:
+            return
+        place = place_of(workload.metadata.cluster, workload.metadata.group)
+        source = Source(of.cluster_id, of.topic_id, job.partition)
+        try:
+            how = how_of(plan, source)
+        except (UnusableField, DescriptorError) as error:
+            self._refused[str(job)] = plan
+            self._tell(job, f"what {place} has finished of {job.topic} is not counted here: {error}",
+                       "see the plan's timestamp; it is read again when the plan changes")  # fmt: skip
+            return
+        scope = Scope(job.topic, CONSUMER, place, plan.width_ms)
+        pump.audit_by(
+            ConsumerAudit(
+                pump,
+                plan,
+                scope,
+                source,
+                how,
+                next_offset,
+                lineage=pump.lineage,
+                former=former,
+                is_cut=is_cut,
+            )
+        )
+
+    # -- while it flows --------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Plans that have come, changed or gone, and audits that broke."""
+        self._logs = {job: of for job, of in self._logs.items() if job in self._pumps}
+        self._refused = {job: plan for job, plan in self._refused.items() if job in self._pumps}
+        for job, pump in list(self._pumps.items()):
+            epoch, of = self._logs.get(job, (-1, LogId()))
+            if epoch != pump.epoch or pump.closed or pump.draining:
+                continue
+            audit, plan = pump.audit, self._plan(pump.job, pump.runtime.workload)
+            if audit is not None and audit.broken:
+                self._tell(pump.job, f"what is finished cannot be counted: {audit.broken}",
+                           "what is fetched next is counted; the windows before may lack some")  # fmt: skip
+                pump.audit_by(None)
+            if pump.audit is not None and (plan is None or not pump.audit.goes_on_by(plan)):
+                pump.audit_by(None)
+            if pump.audit is None and plan is not None and self._refused.get(job) is not plan:
+                self._begin(pump, of, pump.fetched_to, None, is_cut=True)
+
+    def _tell(self, job: JobId, message: str, remedy: str) -> None:
+        if (str(job), message) not in self._told:
+            self._told.add((str(job), message))
+            self._on_trouble("audit-trouble", str(job), message, remedy)

@@ -1,0 +1,175 @@
+"""The auditor of a partition's consumer: counts what is fetched, and tells what is finished.
+
+    chunks --fetched--> pieces, counted ........ finished(base) --> PartitionReader --> reports
+                        (nothing of them is told)                   of the prefix only
+
+Rules
+1. A chunk is counted once, when it is there anyway, and its bytes are forgotten. It counts for the consumer
+   once everything in it is finished: all below `base`.
+2. Pieces follow on each other without overlap, cut between batches, though two readers may bring them (a
+   backlog, and what is new beside it). What nobody brought here, and lies below the base, was finished where
+   this consumer did not see it: it is not counted, and windows that may lack it are told (`complete_ms`).
+3. A successor begins with the predecessor's `state`: what of the parts was told or not, with its figures. So
+   its reports begin where the parts did, although it reads on from where that one had come (`next_offset`):
+   of the reports of a part the widest counts, whoever makes them (`app.core.audit`). It needs the position at
+   which the *first* stretch began: reports are made only once the successor is sure to be told (`is_known`).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from operator import attrgetter
+
+from app.core.audit.count import How, Tally, count_chunk
+from app.core.audit.fingerprint import Source
+from app.core.audit.reader import PartitionReader, PartState, by_part, bytes_below
+from app.core.audit.reports import PART_OFFSETS, Report, Scope
+from app.core.record_batch import Committed
+
+MOST_PIECES = 256  # beyond, neighbours are joined
+MOST_PENDING = 256  # reports of what has ended; beyond, the oldest are given up: nothing waits for an audit
+
+
+class Piece:
+    """Offsets [start, end), cut between batches, as tallies of parts."""
+
+    __slots__ = ("end", "parts", "start")
+
+    def __init__(self, start: int, end: int, parts: list[tuple[int, Tally]]) -> None:
+        self.start = start
+        self.end = end
+        self.parts = parts
+
+    def join(self, other: Piece) -> None:
+        """Takes the next one in; when either was finished is not told then."""
+        (part, last), (next_part, first) = self.parts[-1], other.parts[0]
+        if part == next_part:
+            last.merge(first)
+        self.parts += other.parts[part == next_part :]
+        self.end = other.end
+
+
+class ConsumerReader:
+    """See the module. It asks for no clock: times are given.
+
+    Args:
+        next_offset: everything below is counted, or is not this one's to count.
+        state: a predecessor's; its last part ends at `next_offset`.
+        is_cut: something before was not counted.
+        lateness_ms: by so much other records of the first windows may be older than the first one.
+
+    Attributes:
+        reader: makes the reports.
+        is_known: rule 3.
+        version: grows when a successor has to be told.
+    """
+
+    __slots__ = ("_how", "_lateness_ms", "_pieces", "_scope", "is_cut", "is_known", "reader", "version")
+
+    def __init__(
+        self, scope: Scope, source: Source, how: How, next_offset: int, *, lineage: int = 0,
+        state: Sequence[PartState] = (), is_cut: bool, lateness_ms: int, at_ms: int,
+    ) -> None:  # fmt: skip
+        self._scope = scope
+        self._how = how
+        self._lateness_ms = lateness_ms
+        self._pieces: list[Piece] = []
+        self.reader = PartitionReader(scope, source, how, next_offset, lineage=lineage)
+        self.is_cut = is_cut
+        self.is_known = bool(state) and state[-1].upto == next_offset
+        self.version = 1
+        if state:
+            self.reader.go_on_from(state, at_ms)
+            if not self.is_known:
+                self.reader.pass_over(next_offset, at_ms)
+
+    @property
+    def next_offset(self) -> int:
+        """Everything below is counted, and finished; a successor begins here."""
+        return self.reader.next_offset
+
+    def fetched(self, data: bytes, start: int, end: int, aborted: Sequence[tuple[int, int]] = ()) -> None:
+        """A chunk of whole batches that stands for offsets [start, end); what is known already is left out.
+        Without data: the log does not have them (any more).
+
+        Raises:
+            CorruptBatch: it is not made of batches.
+        """
+        pieces = self._pieces
+        at = bisect_right(pieces, start, key=attrgetter("start"))
+        first = max(start, pieces[at - 1].end if at else self.next_offset)
+        if at < len(pieces):
+            end = min(end, pieces[at].start)
+        if first >= end:
+            return
+        view = memoryview(data)
+        if first > start or first % PART_OFFSETS == 0:
+            view = view[bytes_below(view, first) :]
+        if at < len(pieces):
+            view = view[: bytes_below(view, end)]
+        committed, parts = Committed(aborted), list[tuple[int, Tally]]()
+        for part, batches in by_part(view, first // PART_OFFSETS, end):
+            tally = Tally(self._scope.width_ms, timed=True)
+            count_chunk(tally, batches, first, self._how, committed=committed)
+            parts.append((part, tally))
+        pieces.insert(at, Piece(first, end, parts))
+        if len(pieces) > MOST_PIECES:
+            self._join()
+
+    def _join(self) -> None:
+        """Joins the first two neighbours that are no more than a part together."""
+        pieces = self._pieces
+        for at in range(len(pieces) - 1):
+            one, other = pieces[at], pieces[at + 1]
+            if one.end == other.start and other.end - one.start <= PART_OFFSETS:
+                one.join(other)
+                del pieces[at + 1]
+                return
+
+    def finished(self, base: int, at_ms: int) -> None:
+        """Everything below `base` is finished at `at_ms`."""
+        reader, passed = self.reader, 0
+        for piece in self._pieces:
+            if piece.end > base:
+                break
+            if piece.start > reader.next_offset:
+                self._cut(piece.start, at_ms)
+            for _, tally in piece.parts:
+                tally.seen(at_ms)
+            reader.take(piece.parts, piece.end, at_ms)
+            passed += 1
+        del self._pieces[:passed]
+        if self._pieces and reader.next_offset < self._pieces[0].start <= base:
+            self._cut(self._pieces[0].start, at_ms)
+        while reader.pending > MOST_PENDING:
+            reader.forgo()
+        if self.is_cut and reader.complete_ms < 0 and reader.first_ms >= 0:
+            reader.complete_ms = reader.first_ms + self._lateness_ms
+
+    def _cut(self, offset: int, at_ms: int) -> None:
+        """Rule 2: nothing brings what lies below."""
+        self.reader.pass_over(offset, at_ms)
+        self.is_cut, self.is_known = True, False
+        self.version += 1
+        if (mark_ms := self.reader.max_timestamp_ms) >= 0:
+            self.reader.complete_ms = max(self.reader.complete_ms, mark_ms + self._lateness_ms)
+
+    def ended(self, end: int, base: int, at_ms: int) -> None:
+        """The log ends there; where that is finished, nothing older is on its way."""
+        if end <= base <= self.next_offset and not self._pieces:
+            self.reader.ended(at_ms)
+            if self.is_cut and self.reader.complete_ms < 0:
+                self.reader.complete_ms = at_ms
+
+    @property
+    def is_silent(self) -> bool:
+        """Nothing may be told yet: a successor, or which windows lack some, would not be known."""
+        return not self.is_known or (self.is_cut and self.reader.complete_ms < 0)
+
+    def acknowledged(self, report: Report) -> None:
+        """The topic has it."""
+        self.reader.acknowledged(report)
+        was_cut, self.is_cut = self.is_cut, self.is_cut and report.complete_ms < 0
+        if report.windows or report.final or was_cut:
+            self.version += 1

@@ -1,0 +1,67 @@
+"""Dispatch as a tier: what a workload's group has finished is counted once, although workers are killed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from functools import partial
+from typing import Any
+
+import pytest
+
+from app.demo.stage import Process, Stage, wait_until, workload
+from app.demo.traffic import create_topic
+from tests.system.fleet import assignments, together
+from tests.system.test_audit import ENOUGH_S, PARTITIONS, Traffic, counted, listed, plan
+
+pytestmark = pytest.mark.system
+
+HOME = "east-regional"
+
+
+def _has_counted(worker: Process, topic: str, enough: int) -> bool:
+    return counted(worker, topic, "consumer").total() > enough
+
+
+def _verdicts(worker: Process, topic: str) -> list[tuple[Any, str]]:
+    rows = listed(worker, "loss", topic=topic)
+    return [(row["group"], row["state"]) for row in rows if row["state"] not in {"late", "provisional"}]
+
+
+def test_what_a_group_finishes_is_counted_once_although_workers_are_killed(
+    stage: Stage, topic_name: str
+) -> None:
+    home = stage.yard.bootstrap(HOME)
+    asyncio.run(create_topic(home, topic_name, PARTITIONS))
+    workers = together(stage)
+    receiver = stage.receiver("billing", topic_name)
+    stage.deploy(workers[0], plan("all", topic_name))
+    spec = {"start": "earliest", "retry": [{"delay": "1s", "attempts": 2}]}
+    stage.deploy(workers[0], workload("billing", topic_name, HOME, receiver.address, **spec))
+    with Traffic([home], topic_name) as traffic:
+        for kills in (True, False, True):
+            wait_until(
+                lambda: len(dict(assignments(workers[0]))) >= 2 * PARTITIONS, ENOUGH_S,
+                lambda: str(assignments(workers[0])),
+            )  # fmt: skip
+            enough = counted(workers[0], topic_name, "consumer").total() + 1_000
+            wait_until(partial(_has_counted, workers[0], topic_name, enough), ENOUGH_S, workers[0].tail)
+            owners = Counter(dict(workers[0].jobs()))
+            victim = max(workers, key=lambda worker: owners[worker.url])
+            workers.remove(victim)
+            workers.append(stage.worker())
+            if kills:
+                victim.kill()
+            else:
+                assert victim.terminate() == 0
+    sent, worker = traffic.sent, workers[0]
+    for tier in ("regional", "consumer"):
+        wait_until(
+            lambda tier=tier: counted(worker, topic_name, tier).total() >= sent.total(), ENOUGH_S,
+            lambda tier=tier: f"{counted(worker, topic_name, tier)} of {sent}\n{worker.tail()}", 0.5,
+        )  # fmt: skip
+        assert counted(worker, topic_name, tier) == sent
+    places = {row["cluster"] for row in listed(worker, "windows", topic=topic_name, tier="consumer")}
+    assert places == {f"{HOME}:billing"}
+    assert all(row["p50_ms"] for row in listed(worker, "windows", topic=topic_name, tier="consumer"))
+    assert _verdicts(worker, topic_name) == [], "nothing was lost"
