@@ -1,0 +1,37 @@
+"""What can go wrong in a job, each with the exit code of the command line.
+
+SparkJobError           1  the job could not do what was asked
+├── BadOption           2  an option cannot be used
+├── NotArchived         4  the archive has nothing of that topic
+├── NotFit              5  the archive, topic or machine is not as the job needs it
+├── Outdone             5  another job changed the same part of the archive first
+└── Unreachable         7  the cluster does not answer
+"""
+
+from __future__ import annotations
+
+
+class SparkJobError(Exception):
+    """The job could not do what was asked; the text says why, and what to do."""
+
+    exit_code = 1
+
+
+class BadOption(SparkJobError):
+    exit_code = 2
+
+
+class NotArchived(SparkJobError):
+    exit_code = 4
+
+
+class NotFit(SparkJobError):
+    exit_code = 5
+
+
+class Outdone(SparkJobError):
+    exit_code = 5
+
+
+class Unreachable(SparkJobError):
+    exit_code = 7
