@@ -20,14 +20,11 @@ import importlib
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from spark.archive.layout import QUARANTINE, RECORDS, File, Gap, Reach, Span
 from spark.archive.log import Archive, State
 from spark.errors import BadOption, NotArchived, NotFit
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 LAST_OFFSET = LAST_MS = 2**63 - 1
 MAX_RECORDS = 1_000_000  # of one query, unless it says otherwise
@@ -172,7 +169,7 @@ class Reader:
                     found[span.partition] = min(least)
         return found
 
-    def read(self, query: Query, columns: Sequence[str] = COLUMNS) -> Iterator[pa.RecordBatch]:
+    def read(self, query: Query, columns: Sequence[str] = COLUMNS) -> Iterator[Any]:
         """The records as pyarrow's batches; sets `truncated` when there were more than `max_records`."""
         self.truncated = False
         left = query.max_records
@@ -233,9 +230,9 @@ class Reader:
             columns = [batch[name].to_pylist() for name in COLUMNS]
             for *fields, headers in zip(*columns, strict=True):
                 pairs = tuple((one["key"], one["value"]) for one in headers or ())
-                yield Record(*fields, pairs)
+                yield Record._make((*fields, pairs))
 
-    def _rows(self, file: File, query: Query, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    def _rows(self, file: File, query: Query, columns: Sequence[str]) -> Iterator[Any]:
         """Rows of the file that were asked for; columns that it lacks are null."""
         pa, pc, parquet = (_arrow(name) for name in ("pyarrow", "pyarrow.compute", "pyarrow.parquet"))
         schema = record_schema(pa)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -29,6 +30,7 @@ from spark.errors import BadOption, NotFit
 
 CHUNK_RECORDS = 5_000  # of one transaction: what a kill repeats nothing of, and memory
 REQUEST_BYTES = 16 * 1024 * 1024  # above any message that brokers take by default
+BATCH_BYTES = 256 * 1024  # below what brokers take as one batch by default; a larger record goes alone
 TRANSACTION_MS = 60_000
 FOREVER = "-1"
 
@@ -104,6 +106,7 @@ async def restore_part(part: Part) -> int:
         transactional_id=f"{part.group}-{part.partition}",
         transaction_timeout_ms=TRANSACTION_MS,
         max_request_size=REQUEST_BYTES,
+        max_batch_size=BATCH_BYTES,
         compression_type="lz4",
         linger_ms=5,
     )
@@ -169,17 +172,23 @@ async def _position(options: Mapping[str, Any], group: str, at: Any) -> int | No
 
 
 async def _send(producer: Any, part: Part, chunk: list[Record]) -> None:
-    pending = [
-        await producer.send(
-            part.target,
-            value=record.value,
-            key=record.key,
-            partition=part.partition,
-            timestamp_ms=record.timestamp_ms if record.timestamp_ms >= 0 else None,
-            headers=list(record.headers),
-        )
-        for record in chunk
-    ]
+    """In batches of our own: `send` refuses what has neither key nor value, which topics may hold."""
+    waiting = deque(chunk)
+    pending = []
+    while waiting:
+        batch = producer.create_batch()
+        while waiting and batch.append(
+            key=waiting[0].key,
+            value=waiting[0].value,
+            timestamp=waiting[0].timestamp_ms,
+            headers=list(waiting[0].headers),
+        ):
+            waiting.popleft()
+        if not batch.record_count():
+            msg = f"{part.query.topic} [{part.partition}], offset {waiting[0].offset}: it fits into no batch"
+            raise NotFit(msg)
+        batch.close()
+        pending.append(await producer.send_batch(batch, part.target, partition=part.partition))
     await asyncio.gather(*pending)
 
 
