@@ -10,6 +10,8 @@ SparkJobError           1  the job could not do what was asked
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class SparkJobError(Exception):
     """The job could not do what was asked; the text says why, and what to do."""
@@ -35,3 +37,18 @@ class Outdone(SparkJobError):
 
 class Unreachable(SparkJobError):
     exit_code = 7
+
+
+def cause(failure: Any) -> str:
+    """In one line why Java failed: the innermost exception's words; of a Python task, its last line."""
+    thrown = getattr(failure, "java_exception", None)
+    if thrown is None:
+        text = str(failure)
+    else:
+        while thrown.getCause() is not None:
+            thrown = thrown.getCause()
+        text = str(thrown.getMessage() or thrown.toString())
+    lines = [line.strip() for line in text.split("\n\tat ")[0].splitlines() if line.strip()]
+    if not lines:
+        return type(failure).__name__
+    return lines[-1] if any(line.startswith("Traceback") for line in lines) else lines[0]

@@ -20,7 +20,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from spark.errors import BadOption, NotFit, Unreachable
+from spark.errors import BadOption, NotFit, Unreachable, cause
 from spark.schemas import RECORD
 
 TIMEOUT_MS = 30_000
@@ -176,7 +176,7 @@ class Cluster:
         try:
             admin = jvm.org.apache.kafka.clients.admin.Admin.create(properties)
         except Py4JJavaError as failure:
-            raise Unreachable(f"{self.options['bootstrap.servers']}: {_cause(failure)}") from failure
+            raise Unreachable(f"{self.options['bootstrap.servers']}: {cause(failure)}") from failure
         try:
             yield admin
         finally:
@@ -186,7 +186,7 @@ class Cluster:
         try:
             return future.get()
         except Py4JJavaError as failure:
-            raise Unreachable(f"{self.options['bootstrap.servers']}: {_cause(failure)}") from failure
+            raise Unreachable(f"{self.options['bootstrap.servers']}: {cause(failure)}") from failure
 
 
 def records(frame: DataFrame) -> DataFrame:
@@ -225,10 +225,3 @@ def read_options(path: Path | None) -> dict[str, str]:
             raise BadOption(f"{path}, line {number}: {text!r} is not `key=value`")
         found[key.strip()] = value.strip()
     return found
-
-
-def _cause(failure: Py4JJavaError) -> str:
-    thrown: Any = failure.java_exception
-    while thrown.getCause() is not None:
-        thrown = thrown.getCause()
-    return str(thrown.getMessage() or thrown.toString())

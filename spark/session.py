@@ -23,6 +23,7 @@ from spark.java import prepare_java
 
 LOGGING = Path(__file__).with_name("log4j2.properties")
 HEAP = "2g"
+LOOPBACK = "127.0.0.1"
 SETTING = re.compile(r"\s*([^\s=#][^\s=]*)(?:\s*=\s*|\s+)(.*)")
 SHUFFLES_PER_CORE = 4  # small enough to pipeline on one machine; adaptive execution joins what is tiny
 
@@ -39,6 +40,9 @@ def make_session(name: str, given: Mapping[str, str] | None = None) -> SparkSess
     chosen = settings(home, outside_settings() | dict(given or {}))
     if "PYSPARK_GATEWAY_PORT" not in os.environ:  # otherwise spark-submit has started Java
         prepare_java(home)
+    if _is_local(chosen):
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # and not whatever python3 the PATH has
+        os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
     builder = SparkSession.builder.appName(f"switchyard-{name}")
     for key, value in chosen.items():
         builder = builder.config(key, value)
@@ -61,14 +65,17 @@ def settings(home: Path, decided: Mapping[str, str]) -> dict[str, str]:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
     }
-    if decided.get("spark.master", "local").startswith("local"):
+    if _is_local(decided):
         defaults |= {
-            "spark.driver.bindAddress": "127.0.0.1",
-            "spark.driver.host": "127.0.0.1",
-            "spark.pyspark.python": sys.executable,  # and not whatever python3 the PATH has
+            "spark.driver.bindAddress": LOOPBACK,
+            "spark.driver.host": LOOPBACK,
             "spark.sql.shuffle.partitions": str(SHUFFLES_PER_CORE * cores),
         }
     return {key: value for key, value in defaults.items() if value} | dict(decided)
+
+
+def _is_local(decided: Mapping[str, str]) -> bool:
+    return decided.get("spark.master", "local").startswith("local")
 
 
 def outside_settings() -> dict[str, str]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -33,6 +34,19 @@ REQUEST_BYTES = 16 * 1024 * 1024  # above any message that brokers take by defau
 BATCH_BYTES = 256 * 1024  # below what brokers take as one batch by default; a larger record goes alone
 TRANSACTION_MS = 60_000
 FOREVER = "-1"
+
+CLIENT_WORDS = {
+    "bootstrap.servers": "bootstrap_servers",
+    "security.protocol": "security_protocol",
+    "sasl.mechanism": "sasl_mechanism",
+}
+PEM_FILES = {
+    "ssl.truststore.location": "cafile",
+    "ssl.keystore.location": "certfile",
+    "ssl.key.password": "password",
+}
+PEM_TYPES = ("ssl.truststore.type", "ssl.keystore.type")
+JAAS = re.compile(r'username="(?P<name>[^"]*)"\s+password="(?P<word>[^"]*)"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,21 +146,29 @@ async def restore_part(part: Part) -> int:
 
 
 def client_options(options: Mapping[str, str]) -> dict[str, Any]:
-    """A Kafka client's properties as aiokafka takes them.
+    """A Kafka client's properties as aiokafka takes them: PLAIN or SCRAM, and PEM files for TLS.
 
     Raises:
         BadOption: one that it has no word for.
     """
-    names = {
-        "bootstrap.servers": "bootstrap_servers",
-        "security.protocol": "security_protocol",
-        "sasl.mechanism": "sasl_mechanism",
-    }
     found: dict[str, Any] = {}
+    files: dict[str, str] = {}
     for key, value in options.items():
-        if key not in names:
-            raise BadOption(f"--command-config: restore cannot use {key!r}; it knows {', '.join(names)}")
-        found[names[key]] = value
+        if key in CLIENT_WORDS:
+            found[CLIENT_WORDS[key]] = value
+        elif key in PEM_FILES:
+            files[PEM_FILES[key]] = value
+        elif key == "sasl.jaas.config" and (login := JAAS.search(value)):
+            found |= {"sasl_plain_username": login["name"], "sasl_plain_password": login["word"]}
+        elif key in PEM_TYPES and value != "PEM":
+            raise BadOption(f"--command-config: {key}={value}: restore reads PEM files only")
+        elif key not in PEM_TYPES:
+            known = ", ".join((*CLIENT_WORDS, *PEM_FILES, *PEM_TYPES, "sasl.jaas.config"))
+            raise BadOption(f"--command-config: restore cannot use {key!r} as it is; it knows {known}")
+    if "SSL" in found.get("security_protocol", ""):
+        from aiokafka.helpers import create_ssl_context
+
+        found["ssl_context"] = create_ssl_context(**files)
     return found
 
 

@@ -6,12 +6,9 @@ import time
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
-
 from spark.archive.ingest import Told, run_round
 from spark.archive.log import Archive
-from spark.errors import Outdone, SparkJobError
+from spark.errors import BadOption, NotFit, SparkJobError
 from spark.jobs import common
 from spark.kafka import Cluster
 from spark.progress import say, watching
@@ -85,17 +82,14 @@ def run(options: Namespace) -> int:
 def _round(archive: Archive, source: Cluster, options: Namespace) -> Told:
     for number in range(1, TRIES + 1):
         try:
-            return run_round(archive, source, options.topics, options.round, time.time_ns() // 1_000_000)
-        except (PySparkException, Py4JJavaError) as failure:
-            if number == TRIES:
-                raise SparkJobError(
-                    f"a round failed {TRIES} times, nothing of it counts: {failure}"
-                ) from failure
-            say(f"A round failed, nothing of it counts; again: {str(failure).splitlines()[0]}")
-        except Outdone as failure:
+            with common.spark_failures("A round failed, nothing of it counts"):
+                return run_round(archive, source, options.topics, options.round, time.time_ns() // 1_000_000)
+        except (BadOption, NotFit):
+            raise
+        except SparkJobError as failure:
             if number == TRIES:
                 raise
-            say(f"{failure}; again")
+            say(f"{failure}; once more")
     raise AssertionError("the last try raises")
 
 

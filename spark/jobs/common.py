@@ -6,15 +6,17 @@ import argparse
 import json
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from app.yard.progress import say
-from spark.errors import SparkJobError
+from spark.errors import SparkJobError, cause
 from spark.kafka import Cluster, read_options
 from spark.session import make_session
 
@@ -98,10 +100,17 @@ def result(content: Mapping[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def failed(error: SparkJobError) -> int:
-    """Says it and gives its exit code."""
-    say(str(error))
-    return error.exit_code
+@contextmanager
+def spark_failures(what: str) -> Iterator[None]:
+    """A failure of Spark's in the block is told in one line.
+
+    Raises:
+        SparkJobError: `what` failed, and why.
+    """
+    try:
+        yield
+    except (PySparkException, Py4JJavaError) as failure:
+        raise SparkJobError(f"{what}: {cause(failure)}") from failure
 
 
 def _setting(text: str) -> tuple[str, str]:

@@ -57,7 +57,10 @@ def run(options: Namespace) -> int:
     archive = Archive.open(options.archive)
     spark = common.session("compact", options)
     records = before = after = 0
-    with watching(spark, "Compacting"):
+    with (
+        watching(spark, "Compacting"),
+        common.spark_failures("Compacting, of which nothing unfinished counts"),
+    ):
         for joined in compact(spark, archive, time.time_ns() // 1_000_000, options.target * MB):
             say(f"{joined.records:,} records: {joined.before} files are {joined.after} now")
             records, before, after = records + joined.records, before + joined.before, after + joined.after

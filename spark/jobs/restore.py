@@ -94,7 +94,7 @@ def run(options: Namespace) -> int:
         return 0
     if not there:
         target.create(options.into, needed, {"retention.ms": FOREVER, "message.timestamp.type": "CreateTime"})
-    with watching(spark, "Restoring"):
+    with watching(spark, "Restoring"), common.spark_failures("Restoring ended, and can be started again"):
         done = dict(spark.sparkContext.parallelize(parts, len(parts)).mapPartitions(restore_parts).collect())
     say(f"{sum(done.values()):,} records restored.")
     common.result(planned | {"executed": True, "records": sum(done.values())})

@@ -65,7 +65,7 @@ def run(options: Namespace) -> int:
     spark = common.session("verify", options)
     found = _topics(spark, options) if options.against == "topic" else _archive(spark, options)
     folder = options.findings or switchyard_home() / "spark" / "findings" / uuid4().hex[:12]
-    with watching(spark, "Comparing"):
+    with watching(spark, "Comparing"), common.spark_failures("Comparing"):
         found.write.parquet(str(folder))
         findings = spark.read.schema(FINDING).parquet(str(folder))
         kinds = {row["kind"]: row["records"] for row in _kinds(findings)}

@@ -78,28 +78,28 @@ def match(source: DataFrame, copy: DataFrame, *, lanes: str = "partition") -> Da
 
     `partition` is the source's where there is one.
     """
-    lane = f.col("partition").cast("long") if lanes == "partition" else f.xxhash64("key")
-    ordered = f.lit(True) if lanes == "partition" else f.col("key").isNotNull()
-    sides = _sided(source, copy, f.when(ordered, lane).alias("lane"))
-    spot = f.struct("offset", "partition")
+    lane = f.col("partition").cast("long")
     if lanes == "key":
-        spot = f.struct("partition", "offset")
-    grouped = sides.groupBy("lane", "one", "two").agg(
-        f.sort_array(f.collect_list(f.when(f.col("ours"), spot))).alias("sources"),
-        f.sort_array(f.collect_list(f.when(~f.col("ours"), spot))).alias("copies"),
+        lane = f.when(f.col("key").isNotNull(), f.xxhash64("key"))
+    sides = _sided(source, copy, lane.alias("lane"))
+    same = ("lane", "one", "two")
+    so_far = Window.partitionBy(*same).orderBy(f.desc("ours"), "partition", "offset")
+    ours = f.col("ours")
+    numbered = sides.select(
+        "*",
+        f.row_number().over(so_far).alias("row"),
+        f.count_if(ours).over(so_far).alias("sources"),  # all of them, where a copy's row is reached
+    ).withColumn("occurrence", f.when(ours, f.col("row")).otherwise(f.col("row") - f.col("sources")))
+    met = numbered.groupBy(*same, "occurrence").agg(
+        f.max(f.col("sources") > 0).alias("known"),
+        *(
+            f.max(f.when(side, f.col(name))).alias(f"{word}_{name}")
+            for word, side in (("source", ours), ("copy", ~ours))
+            for name in ("partition", "offset")
+        ),
     )
-    pairs = grouped.select(
-        "lane",
-        (f.size("sources") > 0).alias("known"),
-        f.explode(f.arrays_zip("sources", "copies")).alias("pair"),
-    )
-    return pairs.select(
-        "lane",
-        "known",
-        f.coalesce("pair.sources.partition", "pair.copies.partition").alias("partition"),
-        f.col("pair.sources.offset").alias("source_offset"),
-        f.col("pair.copies.offset").alias("copy_offset"),
-    )
+    partition = f.coalesce("source_partition", "copy_partition").alias("partition")
+    return met.select("lane", "known", partition, "source_offset", "copy_offset")
 
 
 def reordered(pairs: DataFrame) -> DataFrame:
