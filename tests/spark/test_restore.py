@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from dataclasses import replace
 
 import pytest
@@ -61,13 +62,27 @@ def test_each_partition_with_records_of_the_query_is_a_part(archive: Archive) ->
         (0, 10, frozenset({0})),
         (2, 2, frozenset({2})),
     ]
-    assert [part.partition for part in split(reader, Query("orders", from_ms=250), "into", "n", options)] == [
-        2
-    ]
+    (later,) = split(reader, Query("orders", from_ms=250), "into", "name", options)
+    assert later.partition == 2
     assert split(reader, Query("orders", from_ms=401), "into", "n", options) == []
 
 
+def test_a_kafka_clients_properties_are_translated() -> None:
+    login = 'org.apache.kafka.common.security.scram.ScramLoginModule required username="me" password="p w";'
+    given = {"bootstrap.servers": "b", "security.protocol": "SASL_SSL", "sasl.mechanism": "SCRAM-SHA-512"}
+    found = client_options(given | {"sasl.jaas.config": login})
+    assert isinstance(found.pop("ssl_context"), ssl.SSLContext)
+    assert found == {
+        "bootstrap_servers": "b",
+        "security_protocol": "SASL_SSL",
+        "sasl_mechanism": "SCRAM-SHA-512",
+        "sasl_plain_username": "me",
+        "sasl_plain_password": "p w",
+    }
+
+
 def test_an_option_that_a_restore_cannot_use_is_named() -> None:
-    assert client_options({"bootstrap.servers": "b"}) == {"bootstrap_servers": "b"}
     with pytest.raises(BadOption, match=r"cannot use 'ssl\.cipher\.suites'"):
         client_options({"bootstrap.servers": "b", "ssl.cipher.suites": "x"})
+    with pytest.raises(BadOption, match="JKS: restore reads PEM files only"):
+        client_options({"bootstrap.servers": "b", "ssl.truststore.type": "JKS"})
