@@ -5,6 +5,7 @@ from __future__ import annotations
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
+    BooleanType,
     IntegerType,
     LongType,
     StringType,
@@ -32,6 +33,17 @@ RECORD = StructType(
 # append columns that may be null.
 FILE = StructType(
     [*(field for field in RECORD.fields if field.name != "topic"), StructField("reason", StringType())]
+)
+
+# A record and its copy: `known` says whether the source has that content at all.
+PAIR = StructType(
+    [
+        StructField("lane", LongType()),
+        StructField("known", BooleanType()),
+        StructField("partition", IntegerType()),
+        StructField("source_offset", LongType()),
+        StructField("copy_offset", LongType()),
+    ]
 )
 
 # What a comparison found. `missing` is in the source only; `foreign` in the copy only; `doubled` once too

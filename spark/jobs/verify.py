@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from uuid import uuid4
@@ -17,8 +18,8 @@ from spark.errors import NotFit
 from spark.jobs import common
 from spark.kafka import Range, Topic
 from spark.progress import say, watching
-from spark.schemas import FINDING
-from spark.verify.compare import between, by_content, by_offset, counted, without_headers
+from spark.schemas import FINDING, PAIR
+from spark.verify.compare import between, by_offset, counted, judged, match, without_headers
 
 DESCRIPTION = """\
 Compares record by record: a topic with its copy (`topic`: missing, doubled, foreign, reordered), or with its
@@ -63,11 +64,15 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """Compares, writes findings, prints what they come to."""
     spark = common.session("verify", options)
-    found = _topics(spark, options) if options.against == "topic" else _archive(spark, options)
     folder = options.findings or switchyard_home() / "spark" / "findings" / uuid4().hex[:12]
     with watching(spark, "Comparing"), common.spark_failures("Comparing"):
-        found.write.parquet(str(folder))
-        findings = spark.read.schema(FINDING).parquet(str(folder))
+        if options.against == "topic":
+            found = judged(_pairs(spark, options, folder))
+        else:
+            found = _archive(spark, options)
+        found.write.parquet(str(folder / "findings"))
+        shutil.rmtree(folder / "pairs", ignore_errors=True)
+        findings = spark.read.schema(FINDING).parquet(str(folder / "findings"))
         kinds = {row["kind"]: row["records"] for row in _kinds(findings)}
         rows = (
             findings.orderBy("kind", "partition", "source_offset", "copy_offset")
@@ -94,7 +99,8 @@ def _kinds(findings: DataFrame) -> list[dict[str, int]]:
     return [row.asDict() for row in sums.collect()]
 
 
-def _topics(spark: SparkSession, options: Namespace) -> DataFrame:
+def _pairs(spark: SparkSession, options: Namespace, folder: Path) -> DataFrame:
+    """All records with their copies, as files: both topics are read once."""
     ours = common.cluster(spark, options.bootstrap, options.command_config)
     theirs = common.cluster(spark, options.copy_bootstrap, options.copy_command_config)
     source, copy = ours.topic(options.topic), theirs.topic(options.copy)
@@ -103,7 +109,8 @@ def _topics(spark: SparkSession, options: Namespace) -> DataFrame:
         without_headers(between(side, options.from_ms, options.to_ms), options.ignore_header)
         for side in (ours.read(_whole(source)), theirs.read(_whole(copy)))
     )
-    return by_content(*sides, lanes=lanes)
+    match(*sides, lanes=lanes).write.parquet(str(folder / "pairs"))
+    return spark.read.schema(PAIR).parquet(str(folder / "pairs"))
 
 
 def _archive(spark: SparkSession, options: Namespace) -> DataFrame:

@@ -58,17 +58,19 @@ def by_content(source: DataFrame, copy: DataFrame, *, lanes: str = "partition") 
     `lanes` is `partition`, or `key` where the copy has other partitions: then records without a key have no
     order, and where equal content lies is not compared.
     """
-    matched = match(source, copy, lanes=lanes)
+    return judged(match(source, copy, lanes=lanes))
+
+
+def judged(pairs: DataFrame) -> DataFrame:
+    """`FINDING`s of what `match` paired.
+
+    It looks at the pairs three times: where there are many of them, write them to files first.
+    """
     known, there = f.col("source_offset").isNotNull(), f.col("copy_offset").isNotNull()
-    kind = (
-        f.when(~there, "missing")
-        .when(~known & f.col("known"), "doubled")
-        .when(~known, "foreign")
-        .alias("kind")
-    )
+    kind = f.when(known, "missing").when(f.col("known"), "doubled").otherwise("foreign").alias("kind")
     columns = ["partition", "source_offset", "copy_offset"]
-    unmatched = matched.where(~(known & there)).select(kind, *columns)
-    late = reordered(matched.where(known & there)).select(f.lit("reordered").alias("kind"), *columns)
+    unmatched = pairs.where(~(known & there)).select(kind, *columns)
+    late = reordered(pairs.where(known & there)).select(f.lit("reordered").alias("kind"), *columns)
     return unmatched.unionByName(late).to(FINDING)
 
 
