@@ -57,8 +57,8 @@ class AuditVerdict(TypedDict):
     """Two tiers in a window. `by` says what was compared; where counts are the same and contents are not,
     `missing` and `extra` are null. The audit of those `absent` is missing. `lag_ms`: by how much the median
     record is later at the second tier, null: not known; `behind_ms`: by how much its audit is behind.
-    `closed`: both have closed the window. `group`: who consumes them, where the second tier is what a workload
-    has finished."""
+    `closed`: both have closed the window. `group`: who consumes them, where the second tier is what a
+    workload has finished."""
 
     topic: str
     group: str | None

@@ -1,0 +1,72 @@
+"""`python -m spark JOB`: one of the jobs of `spark.jobs`; `--help` tells which, and each tells its own.
+
+Exit codes: 0 done, 1 failure, 2 usage, 4 nothing of that is archived, 5 something is not as it must be, or
+another job was first, 7 a cluster or Maven Central cannot be reached, 8 records are missing (`verify`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from app.yard.progress import say
+from spark.errors import SparkJobError
+
+EXIT_INTERRUPTED = 130
+JOBS = {
+    "archive": "topics to Parquet files by topic, date and hour, exactly once",
+    "compact": "join an archive's small files, delete what counts no more",
+    "restore": "a range of an archive back to a topic",
+    "verify": "a topic against its copy or its archive, record by record",
+    "jars": "print the connector's jars, for spark-submit --jars",
+}
+EXAMPLES = """\
+examples:
+  python -m spark archive --bootstrap 127.0.0.1:9092 --topics 'orders.*' --to ~/archive --once
+  python -m spark verify archive --bootstrap 127.0.0.1:9092 --topic orders --archive ~/archive
+  python -m spark JOB --help
+
+Jobs run on all cores of this machine. On a cluster: --conf spark.master=spark://host:7077, or spark-submit
+(README).
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one job; returns its exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    listed = "\n".join(f"  {name:10}{what}" for name, what in JOBS.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m spark",
+        description=f"Spark jobs of Switchyard.\n\njobs:\n{listed}",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("job", choices=JOBS, metavar="JOB", help="one of the jobs above")
+    name = parser.parse_args(given[:1]).job
+    job = importlib.import_module(f"spark.jobs.{name}")
+    parser = argparse.ArgumentParser(
+        prog=f"python -m spark {name}",
+        description=job.DESCRIPTION,
+        epilog=job.EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    job.add_arguments(parser)
+    options = parser.parse_args(given[1:])
+    try:
+        return int(job.run(options))
+    except SparkJobError as error:
+        say(str(error))
+        return error.exit_code
+    except BrokenPipeError:  # whoever read has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        say("Interrupted; what was not finished counts for nothing.")
+        return EXIT_INTERRUPTED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

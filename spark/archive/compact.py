@@ -1,0 +1,126 @@
+"""Joining small files, and deleting what nobody counts any more.
+
+Rules
+1. Files are joined within a lineage, table, date and hour; the records in them stay the same, down to their
+   digests, which are compared before the change is made.
+2. The replaced files stay on the disk for those who read them; `stale` names those that were replaced, or
+   never came to count, longer ago than a reader takes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from spark.archive.frames import PLACE, ordered, read_files, replaced
+from spark.archive.landing import STAGING, land
+from spark.archive.layout import QUARANTINE, RECORDS, Change, File
+from spark.archive.log import Archive, State
+from spark.errors import Outdone
+
+TARGET_BYTES = 128 * 1024 * 1024
+SMALL_SHARE = 0.5  # of the target: two files below it fit into one
+ROUND_BYTES = 1024 * 1024 * 1024  # of one change: what is lost by a kill
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Small files of one folder and lineage, and how many are to be made of them."""
+
+    files: tuple[File, ...]
+    into: int
+
+    @property
+    def size_bytes(self) -> int:
+        """All of them together."""
+        return sum(file.size_bytes for file in self.files)
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """What a change replaced: records, files before and after."""
+
+    records: int
+    before: int
+    after: int
+
+
+def groups(state: State, target_bytes: int = TARGET_BYTES) -> list[Group]:
+    """Folders where joining leaves fewer files, most small files first."""
+    folders: dict[tuple[str, ...], list[File]] = defaultdict(list)
+    for file in state.files.values():
+        if file.size_bytes < target_bytes * SMALL_SHARE:
+            folders[file.topic, file.topic_id, file.table, file.date, file.hour].append(file)
+    found = [
+        Group(tuple(files), ceil(sum(file.size_bytes for file in files) / target_bytes))
+        for files in folders.values()
+    ]
+    return sorted((group for group in found if len(group.files) > group.into), key=lambda g: -len(g.files))
+
+
+def rounds(found: list[Group], limit_bytes: int = ROUND_BYTES) -> Iterator[list[Group]]:
+    """Groups that go together: all that become one file each, up to `limit_bytes` and of one lineage a topic;
+    larger ones alone."""
+    together: list[Group] = []
+    ids: dict[str, str] = {}
+    for group in found:
+        if group.into > 1:
+            yield [group]
+            continue
+        first = group.files[0]
+        full = sum(one.size_bytes for one in together) + group.size_bytes > limit_bytes
+        if together and (full or ids.get(first.topic, first.topic_id) != first.topic_id):
+            yield together
+            together, ids = [], {}
+        together.append(group)
+        ids[first.topic] = first.topic_id
+    if together:
+        yield together
+
+
+def join(spark: SparkSession, archive: Archive, together: list[Group], now_ms: int) -> Joined:
+    """Makes one change of these groups.
+
+    Raises:
+        Outdone: another compaction was there first; nothing changed. SparkJobError: what was written differs.
+    """
+    files = [file for group in together for file in group.files]
+    frame = replaced(read_files(spark, [str(archive.root / file.path) for file in files]))
+    if len(together) == 1:
+        frame = frame.repartitionByRange(together[0].into, "partition", "offset")
+    else:
+        frame = frame.repartition(len(together), *PLACE)  # a folder's records meet in one task
+    landed = land(ordered(frame), archive.root, {file.topic: file.topic_id for file in files}, compare=True)
+    archive.commit(Change("compact", now_ms, added=landed.files, removed=tuple(file.path for file in files)))
+    return Joined(landed.rows, len(files), len(landed.files))
+
+
+def compact(
+    spark: SparkSession, archive: Archive, now_ms: int, target_bytes: int = TARGET_BYTES
+) -> Iterator[Joined]:
+    """Joins what is small, change by change; what another one joined meanwhile is left to it."""
+    for together in rounds(groups(archive.state(), target_bytes)):
+        try:
+            yield join(spark, archive, together, now_ms)
+        except Outdone:
+            continue
+
+
+def stale(archive: Archive, now_ms: int, older_than_ms: int) -> list[Path]:
+    """Files, and staging folders, that have counted for nothing for longer than that."""
+    state = archive.state()
+    found = []
+    for table in (RECORDS, QUARANTINE):
+        for path in (archive.root / table).rglob("*.parquet"):
+            name = path.relative_to(archive.root).as_posix()
+            if name not in state.files:
+                since_ms = state.removed_ms.get(name, int(path.stat().st_mtime * 1000))
+                if since_ms <= now_ms - older_than_ms:
+                    found.append(path)
+    staged = (archive.root / STAGING).glob("*")
+    return found + [path for path in staged if path.stat().st_mtime * 1000 <= now_ms - older_than_ms]

@@ -1,0 +1,109 @@
+"""The archive's frames: pure functions from frame to frame.
+
+`RECORD` frames come from Kafka or from files; a file's path says topic, date and hour.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from spark.archive.layout import QUARANTINE, RECORDS
+from spark.quarantine import REASON, judge
+from spark.schemas import FILE, HEADERS, RECORD
+
+NO_TIMESTAMP = "no timestamp"
+FAR_FUTURE = "timestamp far in the future"
+FUTURE_MS = 86_400_000  # a day: no clock is wrong by more without being broken
+UNDATED = "none"
+
+PLACE = ("table", "topic", "date", "hour")
+DIGEST_SALT = 0x5DEECE66D
+
+
+def placed(records: DataFrame, now_ms: int) -> DataFrame:
+    """`RECORD` with the folder each belongs to: `table`, `date` and `hour` of its timestamp (UTC), and for
+    quarantined ones the `reason`, with `none` as their date and hour."""
+    judged = judge(
+        records,
+        {
+            NO_TIMESTAMP: f.col("timestamp_ms") < 0,
+            FAR_FUTURE: f.col("timestamp_ms") > f.lit(now_ms + FUTURE_MS),
+        },
+    )
+    good = f.col(REASON).isNull()
+    when = f.timestamp_millis("timestamp_ms")
+    return judged.select(
+        f.when(good, RECORDS).otherwise(QUARANTINE).alias("table"),
+        *RECORD.names,
+        f.when(good, f.date_format(when, "yyyy-MM-dd")).otherwise(UNDATED).alias("date"),
+        f.when(good, f.date_format(when, "HH")).otherwise(UNDATED).alias("hour"),
+        REASON,
+    )
+
+
+def ordered(placed_records: DataFrame) -> DataFrame:
+    """Each task's rows folder by folder, within one by partition and offset: files are written in one go, and
+    Parquet's statistics tell row groups apart."""
+    return placed_records.sortWithinPartitions(*PLACE, "partition", "offset")
+
+
+def spans(files: DataFrame) -> DataFrame:
+    """By file and partition what it holds: `path`, `partition`, `start`, `end`, `rows`, `first_ms`,
+    `last_ms`.
+
+    Takes `FILE` columns with `path`.
+    """
+    return files.groupBy("path", "partition").agg(
+        f.min("offset").alias("start"),
+        (f.max("offset") + 1).alias("end"),
+        f.count("*").alias("rows"),
+        f.min("timestamp_ms").alias("first_ms"),
+        f.max("timestamp_ms").alias("last_ms"),
+    )
+
+
+FOLDERS = ".*/(records|quarantine)/topic=([^/]+)/date=([^/]+)/hour=([^/]+)/[^/]+$"
+
+
+def replaced(files: DataFrame) -> DataFrame:
+    """What `placed` gave, from files with their `path`."""
+    return files.select(
+        *(f.regexp_extract("path", FOLDERS, at).alias(name) for at, name in enumerate(PLACE, 1)), *FILE.names
+    )
+
+
+def read_files(spark: SparkSession, paths: list[str]) -> DataFrame:
+    """`FILE` columns with `path`, of files or of folders of any depth; columns that a file lacks are null."""
+    frame = spark.read.schema(FILE).option("recursiveFileLookup", "true").parquet(*paths)
+    return frame.select(f.col("_metadata.file_path").alias("path"), *FILE.names)
+
+
+def content() -> tuple[Column, Column]:
+    """A record's content as two hashes of 64 bits: key, value, headers and timestamp, not where it lies.
+
+    Both see the same fields in another order behind another first word, so that what collides in one does not
+    in the other. Null and empty are told apart.
+    """
+    headers = f.coalesce("headers", f.array().cast(HEADERS))
+    parts = [
+        f.coalesce(f.length("key"), f.lit(-1)),
+        f.col("key"),
+        f.coalesce(f.length("value"), f.lit(-1)),
+        f.col("value"),
+        f.size(headers),
+        f.transform(
+            headers,
+            lambda one: f.struct(one["key"], one["value"], f.coalesce(f.length(one["value"]), f.lit(-1))),
+        ),
+        f.col("timestamp_ms"),
+    ]
+    return f.xxhash64(*parts), f.xxhash64(f.lit(DIGEST_SALT), *reversed(parts))
+
+
+def totals() -> list[Column]:
+    """Aggregates that two frames of the same records share, in whatever order: `rows`, and two sums over
+    content and place."""
+    place = f.xxhash64("partition", "offset")
+    sums = [f.sum(f.xxhash64(digest, place).cast("decimal(20,0)")) for digest in content()]
+    return [f.count("*").alias("rows"), sums[0].alias("one"), sums[1].alias("two")]

@@ -1,0 +1,54 @@
+"""What can go wrong in a job, each with the exit code of the command line.
+
+SparkJobError           1  the job could not do what was asked
+├── BadOption           2  an option cannot be used
+├── NotArchived         4  the archive has nothing of that topic
+├── NotFit              5  the archive, topic or machine is not as the job needs it
+├── Outdone             5  another job changed the same part of the archive first
+└── Unreachable         7  the cluster does not answer
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class SparkJobError(Exception):
+    """The job could not do what was asked; the text says why, and what to do."""
+
+    exit_code = 1
+
+
+class BadOption(SparkJobError):
+    exit_code = 2
+
+
+class NotArchived(SparkJobError):
+    exit_code = 4
+
+
+class NotFit(SparkJobError):
+    exit_code = 5
+
+
+class Outdone(SparkJobError):
+    exit_code = 5
+
+
+class Unreachable(SparkJobError):
+    exit_code = 7
+
+
+def cause(failure: Any) -> str:
+    """In one line why Java failed: the innermost exception's words; of a Python task, its last line."""
+    thrown = getattr(failure, "java_exception", None)
+    if thrown is None:
+        text = str(failure)
+    else:
+        while thrown.getCause() is not None:
+            thrown = thrown.getCause()
+        text = str(thrown.getMessage() or thrown.toString())
+    lines = [line.strip() for line in text.split("\n\tat ")[0].splitlines() if line.strip()]
+    if not lines:
+        return type(failure).__name__
+    return lines[-1] if any(line.startswith("Traceback") for line in lines) else lines[0]

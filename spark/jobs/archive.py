@@ -1,0 +1,108 @@
+"""`python -m spark archive`: rounds of `spark.archive.ingest`."""
+
+from __future__ import annotations
+
+import time
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from spark.archive.ingest import Told, run_round
+from spark.archive.log import Archive
+from spark.errors import BadOption, NotFit, SparkJobError
+from spark.jobs import common
+from spark.kafka import Cluster
+from spark.progress import say, watching
+
+DESCRIPTION = """\
+Archives topics as Parquet files, partitioned by topic, date and hour of the records' timestamps (UTC),
+exactly once: a job that is killed and started again goes on where the last complete round ended. A late
+record goes to its old hour. Records of open or aborted transactions are left out. Records without a usable
+timestamp (none, or more than a day ahead) are kept in the archive's quarantine, and counted.
+"""
+EXAMPLES = """\
+examples:
+  python -m spark archive --bootstrap 127.0.0.1:9092 --topics orders --to /var/lib/archive --once
+  python -m spark archive --bootstrap 127.0.0.1:9092 --topics 'orders|payments\\..*' --to /var/lib/archive
+  --every 1m
+"""
+ROUND_RECORDS = 5_000_000  # what a kill costs, and how long others wait for what is new
+TRIES = 3  # of one round: a topic may delete records while they are read
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """The job's options."""
+    common.add_cluster(parser)
+    parser.add_argument("--topics", required=True, metavar="REGEX", help="topics whose whole name matches")
+    parser.add_argument(
+        "--to", required=True, type=Path, metavar="DIR", help="the archive, one for each cluster"
+    )
+    parser.add_argument("--once", action="store_true", help="archive what is there now, and end")
+    parser.add_argument(
+        "--every",
+        type=common.seconds,
+        default=60.0,
+        metavar="30s",
+        help="how often to look for more (default: 60s)",
+    )
+    parser.add_argument(
+        "--round",
+        type=common.positive,
+        default=ROUND_RECORDS,
+        metavar="RECORDS",
+        help=f"at most so many offsets in one round (default: {ROUND_RECORDS:,})",
+    )
+    common.add_session(parser)
+
+
+def run(options: Namespace) -> int:
+    """Archives until there is no more, or for ever."""
+    spark = common.session("archive", options)
+    source = common.cluster(spark, options.bootstrap, options.command_config)
+    archive = Archive.create(options.to, source.cluster_id())
+    records = quarantined = files = gone = 0
+    while True:
+        began_s = time.monotonic()
+        with watching(spark, "Archiving"):
+            told = _round(archive, source, options)
+        records, files = records + told.records, files + told.files
+        quarantined += told.quarantined
+        gone += sum(gap.end - gap.start for gap in told.gaps)
+        _say(told, time.monotonic() - began_s)
+        if told.left:
+            continue
+        if options.once:
+            break
+        time.sleep(max(0.0, options.every - (time.monotonic() - began_s)))
+    common.result(
+        {"records": records, "quarantined": quarantined, "files": files, "offsets_gone_before": gone}
+    )
+    return 0
+
+
+def _round(archive: Archive, source: Cluster, options: Namespace) -> Told:
+    for number in range(1, TRIES + 1):
+        try:
+            with common.spark_failures("A round failed, nothing of it counts"):
+                return run_round(archive, source, options.topics, options.round, time.time_ns() // 1_000_000)
+        except (BadOption, NotFit):
+            raise
+        except SparkJobError as failure:
+            if number == TRIES:
+                raise
+            say(f"{failure}; once more")
+    raise AssertionError("the last try raises")
+
+
+def _say(told: Told, took_s: float) -> None:
+    if told.records:
+        say(
+            f"{told.records:,} records in {told.files} files, {took_s:.1f} s"
+            + (f"; {told.quarantined:,} of them in quarantine" if told.quarantined else "")
+            + (f"; {told.left:,} offsets wait" if told.left else "")
+        )
+    for gap in told.gaps:
+        at = gap.partition
+        say(
+            f"{at.topic} [{at.number}]: offsets {gap.start:,} to {gap.end - 1:,} were deleted"
+            " before they were archived"
+        )

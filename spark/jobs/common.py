@@ -1,0 +1,121 @@
+"""What the entry points share: options, times, results."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from spark.errors import SparkJobError, cause
+from spark.kafka import Cluster, read_options
+from spark.session import make_session
+
+
+def add_session(parser: ArgumentParser) -> None:
+    """`--conf`, for every job that needs Spark."""
+    parser.add_argument(
+        "--conf",
+        action="append",
+        default=[],
+        type=_setting,
+        metavar="KEY=VALUE",
+        help="Spark's configuration, e.g. spark.master=spark://host:7077 (default: local[*], 2 GB of heap)",
+    )
+
+
+def add_cluster(parser: ArgumentParser, which: str = "", *, needed: bool = True) -> None:
+    """`--bootstrap` and `--command-config`, or `--<which>-bootstrap` and so on."""
+    start = f"--{which}-" if which else "--"
+    parser.add_argument(
+        f"{start}bootstrap",
+        required=needed,
+        metavar="HOST:PORT,...",
+        help=f"brokers of the {which} cluster".replace("  ", " "),
+    )
+    parser.add_argument(
+        f"{start}command-config",
+        type=Path,
+        metavar="FILE",
+        help="properties of a Kafka client: security.protocol=...",
+    )
+
+
+def session(name: str, options: Namespace) -> SparkSession:
+    """The job's session."""
+    return make_session(name, dict(options.conf))
+
+
+def cluster(spark: SparkSession, bootstrap: str, config: Path | None) -> Cluster:
+    """The cluster that the options name."""
+    return Cluster(spark, bootstrap, read_options(config))
+
+
+def time_ms(text: str) -> int:
+    """Milliseconds since 1970 of "2026-11-22T09:30" (UTC unless it says otherwise), or of a number."""
+    if text.lstrip("-").isdigit():
+        return int(text)
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        msg = f"{text!r} is no time: give 2026-11-22T09:30 (UTC), 2026-11-22T09:30+01:00, or milliseconds"
+        raise argparse.ArgumentTypeError(msg) from None
+    return round((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def positive(text: str) -> int:
+    """A whole number above 0; underscores may part its digits."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number <= 0:
+        msg = f"{text!r} is no whole number above 0"
+        raise argparse.ArgumentTypeError(msg)
+    return number
+
+
+def seconds(text: str) -> float:
+    """ "90", "30s", "15m", "6h", "7d" in seconds."""
+    units = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+    number, unit = (text[:-1], text[-1]) if text[-1:] in units else (text, "s")
+    if not number.replace(".", "", 1).isdigit():
+        msg = f"{text!r} is no duration: give 30s, 15m, 6h or 7d"
+        raise argparse.ArgumentTypeError(msg)
+    return float(number) * units[unit]
+
+
+def result(content: Mapping[str, Any]) -> None:
+    """The job's result, the last line on standard output."""
+    sys.stdout.write(json.dumps(content) + "\n")
+    sys.stdout.flush()
+
+
+@contextmanager
+def spark_failures(what: str) -> Iterator[None]:
+    """A failure of Spark's in the block is told in one line.
+
+    Raises:
+        SparkJobError: `what` failed, and why.
+    """
+    try:
+        yield
+    except (PySparkException, Py4JJavaError) as failure:
+        raise SparkJobError(f"{what}: {cause(failure)}") from failure
+
+
+def _setting(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        msg = f"{text!r} is not KEY=VALUE"
+        raise argparse.ArgumentTypeError(msg)
+    return key, value

@@ -1,0 +1,110 @@
+"""`python -m spark restore`: `spark.archive.restore`."""
+
+from __future__ import annotations
+
+import re
+import time
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from spark.archive.log import Archive
+from spark.archive.reader import LAST_MS, LAST_OFFSET, Query, Reader
+from spark.archive.restore import FOREVER, check_target, client_options, restore_name, restore_parts, split
+from spark.jobs import common
+from spark.progress import say, watching
+
+DESCRIPTION = """\
+Brings a range of an archive back to a topic: each record to the partition it came from, with its key, value,
+headers and timestamp; tombstones stay tombstones. A topic that is not there is made, and keeps its records
+until it is deleted. Says what it would do; --execute does it. Killed and started again it goes on, and writes
+no record twice.
+"""
+EXAMPLES = """\
+examples:
+  python -m spark restore --archive /var/lib/archive --topic orders --from 2026-11-22T09:00 --to
+  2026-11-22T10:00 \\
+      --bootstrap 127.0.0.1:9092 --into orders-restored --execute
+  python -m spark restore --archive /var/lib/archive --topic orders --partitions 0,3 --offsets 1000-2000 \\
+      --bootstrap 127.0.0.1:9092 --into orders-restored
+"""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """The job's options."""
+    parser.add_argument("--archive", required=True, type=Path, metavar="DIR")
+    parser.add_argument("--topic", required=True, help="what was archived")
+    parser.add_argument("--topic-id", help="which one, of a topic that was made anew (default: the newest)")
+    parser.add_argument("--from", dest="from_ms", type=common.time_ms, default=-LAST_MS, metavar="TIME")
+    parser.add_argument(
+        "--to", dest="to_ms", type=common.time_ms, default=LAST_MS, metavar="TIME", help="not included"
+    )
+    parser.add_argument("--partitions", type=_numbers, metavar="0,3")
+    parser.add_argument(
+        "--offsets", type=_range, default=(0, LAST_OFFSET), metavar="START-END", help="END not included"
+    )
+    parser.add_argument("--quarantined", action="store_true", help="also records without a usable timestamp")
+    common.add_cluster(parser)
+    parser.add_argument("--into", required=True, metavar="TOPIC", help="where to")
+    parser.add_argument(
+        "--again", default="", metavar="WORD", help="restore the same once more, under this name"
+    )
+    parser.add_argument("--execute", action="store_true", help="do it")
+    common.add_session(parser)
+
+
+def run(options: Namespace) -> int:
+    """Checks, plans, and with `--execute` restores."""
+    archive = Archive.open(options.archive)
+    reader = Reader(archive)
+    query = Query(
+        options.topic,
+        from_ms=options.from_ms,
+        to_ms=options.to_ms,
+        partitions=options.partitions,
+        start=options.offsets[0],
+        end=options.offsets[1],
+        topic_id=reader.lineage(options.topic, options.topic_id),
+        quarantined=options.quarantined,
+    )
+    spark = common.session("restore", options)
+    target = common.cluster(spark, options.bootstrap, options.command_config)
+    client_options(target.options)
+    name = restore_name(archive, query, options.into, options.again)
+    parts = split(reader, query, options.into, name, target.options)
+    planned = {"topic": options.topic, "into": options.into, "restore": name}
+    planned |= {"records_at_most": sum(part.rows for part in parts), "partitions": len(parts)}
+    if not parts:
+        say("The archive has no record of that range.")
+        common.result(planned | {"executed": False, "records": 0})
+        return 0
+    needed = max(part.partition for part in parts) + 1
+    there = target.topics(re.escape(options.into)).get(options.into)
+    if there:
+        oldest_ms = min(file.first_ms for file in reader.files(query))
+        now_ms = time.time_ns() // 1_000_000
+        config = target.topic_config(options.into)
+        check_target(options.into, len(there.partitions), needed, config, oldest_ms, now_ms)
+    say(
+        f"At most {planned['records_at_most']:,} records of {len(parts)} partitions to {options.into}"
+        f"{'' if there else f', a new topic of {needed} partitions'}."
+    )
+    if not options.execute:
+        say("Nothing was done; --execute does it.")
+        common.result(planned | {"executed": False, "records": 0})
+        return 0
+    if not there:
+        target.create(options.into, needed, {"retention.ms": FOREVER, "message.timestamp.type": "CreateTime"})
+    with watching(spark, "Restoring"), common.spark_failures("Restoring ended, and can be started again"):
+        done = dict(spark.sparkContext.parallelize(parts, len(parts)).mapPartitions(restore_parts).collect())
+    say(f"{sum(done.values()):,} records restored.")
+    common.result(planned | {"executed": True, "records": sum(done.values())})
+    return 0
+
+
+def _numbers(text: str) -> frozenset[int]:
+    return frozenset(int(one) for one in text.split(","))
+
+
+def _range(text: str) -> tuple[int, int]:
+    start, _, end = text.partition("-")
+    return int(start), int(end)

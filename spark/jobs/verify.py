@@ -1,0 +1,145 @@
+"""`python -m spark verify topic|archive`: `spark.verify.compare`."""
+
+from __future__ import annotations
+
+import shutil
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from uuid import uuid4
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from app.yard.jars import switchyard_home
+from spark.archive.frames import read_files
+from spark.archive.log import Archive
+from spark.archive.reader import Query, Reader
+from spark.errors import NotFit
+from spark.jobs import common
+from spark.kafka import Range, Topic
+from spark.progress import say, watching
+from spark.schemas import FINDING, PAIR
+from spark.verify.compare import between, by_offset, counted, judged, match, without_headers
+
+DESCRIPTION = """\
+Compares record by record: a topic with its copy (`topic`: missing, doubled, foreign, reordered), or with its
+archive (`archive`: missing, doubled, foreign, altered). What both have at the start is compared. Findings are
+written as Parquet files; counts and examples are printed. Exit code 0: the same; 8: records are missing or
+altered; 1: other differences.
+"""
+EXAMPLES = """\
+examples:
+  python -m spark verify topic --bootstrap 127.0.0.1:9092 --topic orders --copy-bootstrap 127.0.0.1:9094
+  --copy orders python -m spark verify archive --bootstrap 127.0.0.1:9092 --topic orders --archive
+  /var/lib/archive
+"""
+EXIT_DIFFERS, EXIT_MISSING = 1, 8
+EXAMPLES_SHOWN = 20
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """The job's options, by what the topic is compared with."""
+    kinds = parser.add_subparsers(dest="against", required=True, metavar="topic|archive")
+    topic = kinds.add_parser("topic", help="with a copy that has offsets of its own")
+    archive = kinds.add_parser("archive", help="with its archive")
+    for one in (topic, archive):
+        common.add_cluster(one)
+        one.add_argument("--topic", required=True)
+        one.add_argument(
+            "--findings", type=Path, metavar="DIR", help="where findings go (default: the user's cache)"
+        )
+        common.add_session(one)
+    common.add_cluster(topic, "copy")
+    topic.add_argument("--copy", required=True, metavar="TOPIC")
+    topic.add_argument(
+        "--from", dest="from_ms", type=common.time_ms, metavar="TIME", help="records' timestamps"
+    )
+    topic.add_argument("--to", dest="to_ms", type=common.time_ms, metavar="TIME", help="not included")
+    topic.add_argument(
+        "--ignore-header", action="append", default=[], metavar="NAME", help="which a route adds"
+    )
+    archive.add_argument("--archive", required=True, type=Path, metavar="DIR")
+
+
+def run(options: Namespace) -> int:
+    """Compares, writes findings, prints what they come to."""
+    spark = common.session("verify", options)
+    folder = options.findings or switchyard_home() / "spark" / "findings" / uuid4().hex[:12]
+    with watching(spark, "Comparing"), common.spark_failures("Comparing"):
+        if options.against == "topic":
+            found = judged(_pairs(spark, options, folder))
+        else:
+            found = _archive(spark, options)
+        found.write.parquet(str(folder / "findings"))
+        shutil.rmtree(folder / "pairs", ignore_errors=True)
+        findings = spark.read.schema(FINDING).parquet(str(folder / "findings"))
+        kinds = {row["kind"]: row["records"] for row in _kinds(findings)}
+        rows = (
+            findings.orderBy("kind", "partition", "source_offset", "copy_offset")
+            .limit(EXAMPLES_SHOWN)
+            .collect()
+        )
+    told = ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items())) or "no difference"
+    say(f"{options.topic}: {told}. Findings: {folder}")
+    common.result(
+        {
+            "topic": options.topic,
+            "findings": kinds,
+            "examples": [row.asDict() for row in rows],
+            "folder": str(folder),
+        }
+    )
+    if kinds.keys() & {"missing", "altered"}:
+        return EXIT_MISSING
+    return EXIT_DIFFERS if kinds else 0
+
+
+def _kinds(findings: DataFrame) -> list[dict[str, int]]:
+    sums = counted(findings).groupBy("kind").agg(f.sum("records").alias("records"))
+    return [row.asDict() for row in sums.collect()]
+
+
+def _pairs(spark: SparkSession, options: Namespace, folder: Path) -> DataFrame:
+    """All records with their copies, as files: both topics are read once."""
+    ours = common.cluster(spark, options.bootstrap, options.command_config)
+    theirs = common.cluster(spark, options.copy_bootstrap, options.copy_command_config)
+    source, copy = ours.topic(options.topic), theirs.topic(options.copy)
+    lanes = "partition" if len(source.partitions) == len(copy.partitions) else "key"
+    sides = (
+        without_headers(between(side, options.from_ms, options.to_ms), options.ignore_header)
+        for side in (ours.read(_whole(source)), theirs.read(_whole(copy)))
+    )
+    match(*sides, lanes=lanes).write.parquet(str(folder / "pairs"))
+    return spark.read.schema(PAIR).parquet(str(folder / "pairs"))
+
+
+def _archive(spark: SparkSession, options: Namespace) -> DataFrame:
+    cluster = common.cluster(spark, options.bootstrap, options.command_config)
+    topic = cluster.topic(options.topic)
+    reader = Reader(Archive.open(options.archive))
+    if reader.archive.cluster_id != cluster.cluster_id():
+        raise NotFit(f"{options.archive} is the archive of another cluster: {reader.archive.cluster_id}")
+    common_ranges = []
+    for covered in reader.coverage(topic.name, topic.topic_id):
+        bounds = topic.partitions[covered.partition]
+        start, end = max(bounds.start, covered.reach.start), min(bounds.end, covered.reach.end)
+        if start < end:
+            common_ranges.append(Range(topic.name, covered.partition, start, end))
+    files = reader.files(Query(topic.name, topic_id=topic.topic_id, quarantined=True))
+    paths = [str(reader.archive.root / file.path) for file in files]
+    if not common_ranges or not paths:
+        raise NotFit(
+            f"{options.archive} and topic {topic.name} have no offsets in common: nothing to compare"
+        )
+    inside = f.lit(False)
+    for one in common_ranges:
+        inside |= (f.col("partition") == one.partition) & f.col("offset").between(one.start, one.end - 1)
+    return by_offset(cluster.read(common_ranges), read_files(spark, paths).where(inside))
+
+
+def _whole(topic: Topic) -> list[Range]:
+    return [
+        Range(topic.name, number, bounds.start, bounds.end)
+        for number, bounds in topic.partitions.items()
+        if bounds.start < bounds.end
+    ]

@@ -1,0 +1,227 @@
+"""Kafka as jobs see it: topics with their ids and bounds, and ranges of offsets as frames.
+
+Only records of committed transactions are read; a partition ends at its last stable offset. Lookups go
+through the Kafka client that Spark's connector brings, so that one set of options (`security.protocol`,
+`sasl.jaas.config`, …) serves both.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from spark.errors import BadOption, NotFit, Unreachable, cause
+from spark.schemas import RECORD
+
+TIMEOUT_MS = 30_000
+COMMITTED = "read_committed"
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Offsets [start, end) that a partition has: from its log's start to its last stable offset."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic as it is now."""
+
+    name: str
+    topic_id: str
+    partitions: Mapping[int, Bounds]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Range:
+    """Offsets [start, end) of a partition."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+
+
+class Cluster:
+    """A Kafka cluster: `options` are a Kafka client's, `bootstrap.servers` among them."""
+
+    __slots__ = ("_spark", "options")
+
+    def __init__(self, spark: SparkSession, bootstrap: str, options: Mapping[str, str] | None = None) -> None:
+        self._spark = spark
+        self.options = {**(options or {}), "bootstrap.servers": bootstrap}
+
+    def cluster_id(self) -> str:
+        """Kafka's own id of it."""
+        with self._admin() as admin:
+            return str(self._get(admin.describeCluster().clusterId()))
+
+    def topics(self, pattern: str) -> dict[str, Topic]:
+        """The topics whose whole name matches, with their bounds; Kafka's internal ones are left out.
+
+        Raises:
+            BadOption: the pattern is none. Unreachable: the cluster does not answer.
+        """
+        try:
+            expression = re.compile(pattern)
+        except re.error as failure:
+            raise BadOption(f"--topics {pattern!r} is no regular expression: {failure}") from failure
+        with self._admin() as admin:
+            names = [str(name) for name in self._get(admin.listTopics().names())]
+            return self._described(admin, [name for name in names if expression.fullmatch(name)])
+
+    def topic(self, name: str) -> Topic:
+        """The topic of this name.
+
+        Raises:
+            NotFit: there is none. Unreachable: the cluster does not answer.
+        """
+        found = self.topics(re.escape(name)).get(name)
+        if found is None:
+            raise NotFit(f"{self.options['bootstrap.servers']} has no topic {name!r}")
+        return found
+
+    def read(self, ranges: Sequence[Range]) -> DataFrame:
+        """The records of these ranges as `schemas.RECORD`; fails when some of them are gone."""
+        starts: dict[str, dict[str, int]] = defaultdict(dict)
+        ends: dict[str, dict[str, int]] = defaultdict(dict)
+        for one in ranges:
+            starts[one.topic][str(one.partition)] = one.start
+            ends[one.topic][str(one.partition)] = one.end
+        assigned = {topic: [int(number) for number in numbers] for topic, numbers in starts.items()}
+        reader = (
+            self._spark.read.format("kafka")
+            .options(**{f"kafka.{key}": value for key, value in self.options.items()})
+            .option("kafka.isolation.level", COMMITTED)
+            .option("assign", json.dumps(assigned))
+            .option("startingOffsets", json.dumps(starts))
+            .option("endingOffsets", json.dumps(ends))
+            .option("includeHeaders", "true")
+            .option("failOnDataLoss", "true")
+        )
+        if len(ranges) < self._spark.sparkContext.defaultParallelism:  # few partitions are read by all cores
+            reader = reader.option("minPartitions", self._spark.sparkContext.defaultParallelism)
+        return records(reader.load())
+
+    def topic_config(self, topic: str) -> dict[str, str]:
+        """The topic's configuration in force."""
+        jvm: Any = self._spark._jvm
+        resource = jvm.org.apache.kafka.common.config.ConfigResource
+        asked = resource(resource.Type.TOPIC, topic)
+        with self._admin() as admin:
+            config = self._get(admin.describeConfigs(self._list([asked])).all()).get(asked)
+            return {str(entry.name()): str(entry.value()) for entry in config.entries()}
+
+    def create(self, topic: str, partitions: int, config: Mapping[str, str]) -> None:
+        """A new topic with the cluster's default replication factor."""
+        jvm: Any = self._spark._jvm
+        optional = jvm.java.util.Optional
+        settings = jvm.java.util.HashMap()
+        for key, value in config.items():
+            settings.put(key, value)
+        new = jvm.org.apache.kafka.clients.admin.NewTopic(topic, optional.of(partitions), optional.empty())
+        with self._admin() as admin:
+            self._get(admin.createTopics(self._list([new.configs(settings)])).all())
+
+    def _described(self, admin: Any, names: list[str]) -> dict[str, Topic]:
+        jvm: Any = self._spark._jvm
+        described = self._get(admin.describeTopics(self._list(names)).allTopicNames())
+        spec = jvm.org.apache.kafka.clients.admin.OffsetSpec
+        partition = jvm.org.apache.kafka.common.TopicPartition
+        earliest, latest, asked = jvm.java.util.HashMap(), jvm.java.util.HashMap(), {}
+        ids = {}
+        for name in names:
+            found = described.get(name)
+            ids[name] = str(found.topicId().toString())
+            for one in found.partitions():
+                at = partition(name, one.partition())
+                asked[name, int(one.partition())] = at
+                earliest.put(at, spec.earliest())
+                latest.put(at, spec.latest())
+        level = jvm.org.apache.kafka.common.IsolationLevel.READ_COMMITTED
+        options = jvm.org.apache.kafka.clients.admin.ListOffsetsOptions(level)
+        first = self._get(admin.listOffsets(earliest).all())
+        last = self._get(admin.listOffsets(latest, options).all())
+        bounds: dict[str, dict[int, Bounds]] = defaultdict(dict)
+        for (name, number), at in sorted(asked.items()):
+            bounds[name][number] = Bounds(int(first.get(at).offset()), int(last.get(at).offset()))
+        return {name: Topic(name, ids[name], bounds[name]) for name in sorted(names)}
+
+    def _list(self, items: Sequence[Any]) -> Any:
+        found = self._spark._jvm.java.util.ArrayList()  # type: ignore[union-attr]
+        for item in items:
+            found.add(item)
+        return found
+
+    @contextmanager
+    def _admin(self) -> Iterator[Any]:
+        jvm: Any = self._spark._jvm
+        properties = jvm.java.util.Properties()
+        for key, value in self.options.items():
+            properties.setProperty(key, value)
+        properties.setProperty("default.api.timeout.ms", str(TIMEOUT_MS))
+        properties.setProperty("request.timeout.ms", str(TIMEOUT_MS))
+        try:
+            admin = jvm.org.apache.kafka.clients.admin.Admin.create(properties)
+        except Py4JJavaError as failure:
+            raise Unreachable(f"{self.options['bootstrap.servers']}: {cause(failure)}") from failure
+        try:
+            yield admin
+        finally:
+            admin.close()
+
+    def _get(self, future: Any) -> Any:
+        try:
+            return future.get()
+        except Py4JJavaError as failure:
+            raise Unreachable(f"{self.options['bootstrap.servers']}: {cause(failure)}") from failure
+
+
+def records(frame: DataFrame) -> DataFrame:
+    """The connector's columns as `schemas.RECORD`."""
+    return frame.select(
+        "topic",
+        "partition",
+        "offset",
+        f.unix_millis("timestamp").alias("timestamp_ms"),
+        f.col("timestampType").alias("timestamp_type"),
+        "key",
+        "value",
+        "headers",
+    ).to(RECORD)
+
+
+def read_options(path: Path | None) -> dict[str, str]:
+    """A Kafka client's properties file, as Kafka's own tools take it; secrets stay in it.
+
+    Raises:
+        BadOption: a line that is no `key=value`.
+    """
+    found: dict[str, str] = {}
+    if path is None:
+        return found
+    try:
+        lines = path.read_text().splitlines()
+    except OSError as failure:
+        raise BadOption(f"--command-config {path}: {failure.strerror}") from failure
+    for number, line in enumerate(lines, 1):
+        text = line.strip()
+        if not text or text.startswith(("#", "!")):
+            continue
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise BadOption(f"{path}, line {number}: {text!r} is not `key=value`")
+        found[key.strip()] = value.strip()
+    return found

@@ -1,0 +1,57 @@
+"""What people see while a job runs, on standard error: a bar of Spark's tasks on a terminal, plain lines
+elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pyspark.sql import SparkSession
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from app.yard.progress import say
+
+LOOK_EVERY_S = 0.5
+PLAIN_LINE_EVERY_S = 15.0
+
+__all__ = ["say", "tasks_done", "watching"]
+
+
+@contextmanager
+def watching(spark: SparkSession, title: str) -> Iterator[None]:
+    """Shows how far Spark is with what the block asks of it."""
+    stop = threading.Event()
+    show = _bar if sys.stderr.isatty() else _lines
+    thread = threading.Thread(target=show, args=(spark, title, stop), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def tasks_done(spark: SparkSession) -> tuple[int, int]:
+    """Tasks done and tasks in all, of the stages that run now."""
+    tracker = spark.sparkContext.statusTracker()
+    stages = [tracker.getStageInfo(number) for number in tracker.getActiveStageIds()]
+    there = [stage for stage in stages if stage is not None]
+    return sum(s.numCompletedTasks for s in there), sum(s.numTasks for s in there)
+
+
+def _bar(spark: SparkSession, title: str, stop: threading.Event) -> None:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=None)
+        while not stop.wait(LOOK_EVERY_S):
+            done, total = tasks_done(spark)
+            bar.update(task, completed=done, total=total or None)
+
+
+def _lines(spark: SparkSession, title: str, stop: threading.Event) -> None:
+    while not stop.wait(PLAIN_LINE_EVERY_S):
+        done, total = tasks_done(spark)
+        say(f"{title}: {done} of {total} tasks of what runs now")

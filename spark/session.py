@@ -1,0 +1,96 @@
+"""Making the session: all cores of this machine, or a cluster by Spark's own configuration.
+
+What decides, first one first: `--conf` of the command line, `spark-defaults.conf` (or what `spark-submit` was
+given), and the defaults here. They are chosen for one machine: 2 GB of heap, no web page, ports on the
+loopback address only.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pyspark
+from pyspark import SparkConf
+from pyspark.sql import SparkSession
+
+from app.yard.jars import switchyard_home
+from spark.connector import connector_jars
+from spark.java import prepare_java
+
+LOGGING = Path(__file__).with_name("log4j2.properties")
+HEAP = "2g"
+LOOPBACK = "127.0.0.1"
+SETTING = re.compile(r"\s*([^\s=#][^\s=]*)(?:\s*=\s*|\s+)(.*)")
+SHUFFLES_PER_CORE = 4  # small enough to pipeline on one machine; adaptive execution joins what is tiny
+
+
+def make_session(name: str, given: Mapping[str, str] | None = None) -> SparkSession:
+    """A session for the job `name`, with the Kafka connector; `given` is configuration that wins over all
+    other.
+
+    Raises:
+        NotFit: no Java for Spark. Unreachable: the connector cannot be fetched.
+    """
+    home = switchyard_home() / "spark"
+    home.mkdir(parents=True, exist_ok=True)
+    chosen = settings(home, outside_settings() | dict(given or {}))
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # otherwise spark-submit has started Java
+        prepare_java(home)
+    if _is_local(chosen):
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # and not whatever python3 the PATH has
+        os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
+    builder = SparkSession.builder.appName(f"switchyard-{name}")
+    for key, value in chosen.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+def settings(home: Path, decided: Mapping[str, str]) -> dict[str, str]:
+    """What the builder is to be told: `decided`, and our defaults for whatever is not decided."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    defaults = {
+        "spark.driver.memory": HEAP,
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOGGING.as_uri()}",
+        "spark.jars": ",".join(str(jar) for jar in connector_jars())
+        if "spark.jars.packages" not in decided
+        else "",
+        "spark.local.dir": str(home / "local"),
+        "spark.sql.warehouse.dir": (home / "warehouse").as_uri(),
+        "spark.sql.session.timeZone": "UTC",  # dates and hours of the archive are UTC's everywhere
+        "spark.sql.parquet.compression.codec": "zstd",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+    }
+    if _is_local(decided):
+        defaults |= {
+            "spark.driver.bindAddress": LOOPBACK,
+            "spark.driver.host": LOOPBACK,
+            "spark.sql.shuffle.partitions": str(SHUFFLES_PER_CORE * cores),
+        }
+    return {key: value for key, value in defaults.items() if value} | dict(decided)
+
+
+def _is_local(decided: Mapping[str, str]) -> bool:
+    return decided.get("spark.master", "local").startswith("local")
+
+
+def outside_settings() -> dict[str, str]:
+    """What spark-submit or spark-defaults.conf say."""
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        return dict(SparkConf().getAll())
+    folder = Path(
+        os.environ.get("SPARK_CONF_DIR")
+        or Path(os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent) / "conf"
+    )
+    file = folder / "spark-defaults.conf"
+    return read_defaults(file.read_text()) if file.exists() else {}
+
+
+def read_defaults(text: str) -> dict[str, str]:
+    """The keys and values of a spark-defaults.conf: a key, blanks or an equals sign, the value."""
+    lines = (SETTING.match(line) for line in text.splitlines())
+    return {line[1]: line[2].strip() for line in lines if line}

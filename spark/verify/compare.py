@@ -1,0 +1,160 @@
+"""Record by record: what a copy lacks, has too often, or has in another order. Pure functions of `RECORD`
+frames.
+
+Two kinds of copies:
+- **by offset**: the copy keeps offsets (an archive). A record is its partition and offset; its content must
+  be equal.
+- **by content**: the copy has offsets of its own (a replicated topic). A record is its content, the same
+  content's n-th occurrence matching the n-th there. Order is compared along lanes: partitions where both have
+  the same, else keys.
+
+Both are one shuffle over 40 bytes a record; values are read once and hashed where they are read (128 bits).
+Order adds a sort of two offsets a record, in blocks, so that one partition is sorted by many tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as f
+
+from spark.archive.frames import content
+from spark.schemas import FINDING
+
+BLOCK_OFFSETS = 1 << 18  # sorted by one task at once
+
+
+def by_offset(source: DataFrame, copy: DataFrame) -> DataFrame:
+    """`FINDING`s of a copy that keeps offsets: missing, foreign, doubled (one a surplus), altered."""
+    sides = _sided(source, copy)
+    met = sides.groupBy("partition", "offset").agg(
+        f.count_if("ours").alias("sources"),
+        f.count_if(~f.col("ours")).alias("copies"),
+        ((f.min("one") != f.max("one")) | (f.min("two") != f.max("two"))).alias("differ"),
+    )
+    sources, copies = f.col("sources"), f.col("copies")
+    kinds = f.filter(
+        f.array(
+            f.when(copies == 0, f.lit("missing")),
+            f.when(sources == 0, f.lit("foreign")),
+            f.when((sources > 0) & (copies > 0) & f.col("differ"), f.lit("altered")),
+        ),
+        lambda one: one.isNotNull(),
+    )
+    surplus = f.array_repeat(f.lit("doubled"), f.greatest(copies - 1, f.lit(0)).cast("int"))
+    found = met.withColumn("kind", f.explode(f.concat(kinds, surplus)))
+    return found.select(
+        "kind",
+        "partition",
+        f.when(sources > 0, f.col("offset")).alias("source_offset"),
+        f.when(copies > 0, f.col("offset")).alias("copy_offset"),
+    ).to(FINDING)
+
+
+def by_content(source: DataFrame, copy: DataFrame, *, lanes: str = "partition") -> DataFrame:
+    """`FINDING`s of a copy with offsets of its own: missing, doubled, foreign, reordered.
+
+    `lanes` is `partition`, or `key` where the copy has other partitions: then records without a key have no
+    order, and where equal content lies is not compared.
+    """
+    return judged(match(source, copy, lanes=lanes))
+
+
+def judged(pairs: DataFrame) -> DataFrame:
+    """`FINDING`s of what `match` paired.
+
+    It looks at the pairs three times: where there are many of them, write them to files first.
+    """
+    known, there = f.col("source_offset").isNotNull(), f.col("copy_offset").isNotNull()
+    kind = f.when(known, "missing").when(f.col("known"), "doubled").otherwise("foreign").alias("kind")
+    columns = ["partition", "source_offset", "copy_offset"]
+    unmatched = pairs.where(~(known & there)).select(kind, *columns)
+    late = reordered(pairs.where(known & there)).select(f.lit("reordered").alias("kind"), *columns)
+    return unmatched.unionByName(late).to(FINDING)
+
+
+def match(source: DataFrame, copy: DataFrame, *, lanes: str = "partition") -> DataFrame:
+    """Each record with its copy: `lane`, `partition`, `source_offset`, `copy_offset` (null where there is
+    none), and `known`: whether the source has that content at all.
+
+    `partition` is the source's where there is one.
+    """
+    lane = f.col("partition").cast("long")
+    if lanes == "key":
+        lane = f.when(f.col("key").isNotNull(), f.xxhash64("key"))
+    sides = _sided(source, copy, lane.alias("lane"))
+    same = ("lane", "one", "two")
+    so_far = Window.partitionBy(*same).orderBy(f.desc("ours"), "partition", "offset")
+    ours = f.col("ours")
+    numbered = sides.select(
+        "*",
+        f.row_number().over(so_far).alias("row"),
+        f.count_if(ours).over(so_far).alias("sources"),  # all of them, where a copy's row is reached
+    ).withColumn("occurrence", f.when(ours, f.col("row")).otherwise(f.col("row") - f.col("sources")))
+    met = numbered.groupBy(*same, "occurrence").agg(
+        f.max(f.col("sources") > 0).alias("known"),
+        *(
+            f.max(f.when(side, f.col(name))).alias(f"{word}_{name}")
+            for word, side in (("source", ours), ("copy", ~ours))
+            for name in ("partition", "offset")
+        ),
+    )
+    partition = f.coalesce("source_partition", "copy_partition").alias("partition")
+    return met.select("lane", "known", partition, "source_offset", "copy_offset")
+
+
+def reordered(pairs: DataFrame) -> DataFrame:
+    """Pairs whose copy lies before the copy of an earlier record of their lane: it came before its turn, or
+    that one too late.
+
+    The greatest copy of all earlier records is found block by block: within a block by a sort, over blocks by
+    the few greatest of each.
+    """
+    blocks = pairs.where(f.col("lane").isNotNull()).withColumn(
+        "block", f.floor(f.col("source_offset") / BLOCK_OFFSETS)
+    )
+    earlier = Window.partitionBy("lane").orderBy("block").rowsBetween(Window.unboundedPreceding, -1)
+    carried = (
+        blocks.groupBy("lane", "block")
+        .agg(f.max("copy_offset").alias("greatest"))
+        .select("lane", "block", f.max("greatest").over(earlier).alias("carried"))
+    )
+    within = (
+        Window.partitionBy("lane", "block")
+        .orderBy("source_offset")
+        .rowsBetween(Window.unboundedPreceding, -1)
+    )
+    before = blocks.withColumn("before", f.max("copy_offset").over(within)).join(carried, ["lane", "block"])
+    return before.where(f.greatest("before", "carried") > f.col("copy_offset"))
+
+
+def without_headers(records: DataFrame, names: Sequence[str]) -> DataFrame:
+    """The records without headers of these names, such as routes add."""
+    if not names:
+        return records
+    kept = f.filter("headers", lambda one: ~one["key"].isin(list(names)))
+    return records.withColumn("headers", kept)
+
+
+def between(records: DataFrame, from_ms: int | None, to_ms: int | None) -> DataFrame:
+    """Those with timestamps in [from_ms, to_ms)."""
+    if from_ms is not None:
+        records = records.where(f.col("timestamp_ms") >= from_ms)
+    return records if to_ms is None else records.where(f.col("timestamp_ms") < to_ms)
+
+
+def counted(findings: DataFrame) -> DataFrame:
+    """How many of each kind by partition: `kind`, `partition`, `records`."""
+    return findings.groupBy("kind", "partition").agg(f.count("*").alias("records"))
+
+
+def _sided(source: DataFrame, copy: DataFrame, *more: Column) -> DataFrame:
+    one, two = content()
+    hashed = [
+        frame.select(
+            "partition", "offset", one.alias("one"), two.alias("two"), *more, f.lit(ours).alias("ours")
+        )
+        for frame, ours in ((source, True), (copy, False))
+    ]
+    return hashed[0].unionByName(hashed[1])

