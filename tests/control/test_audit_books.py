@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from app import wire
 from app.control.audit_books import AuditBooks
 from app.control.audit_sender import audit_partition
-from app.core.audit.collect import Tick, Written
+from app.core.audit.collect import UNKNOWN_MS, Tick, Written
 from app.core.audit.reports import BadReport, Increment, Report, Scope, report_id
 from app.core.audit.tiers import Bounds, Close, Forget
 from app.core.audit.totals import Totals
@@ -57,9 +57,9 @@ class Last:
     """The events of partition 5, so many of which are read again."""
 
     def __init__(self, many: int) -> None:
-        self.many, self.events = many, list[tuple[int, bytes | None]]()
+        self.many, self.events = many, list[tuple[int, bytes | None, int]]()
 
-    async def before(self, partition: int, offset: int) -> list[tuple[int, bytes | None]]:
+    async def before(self, partition: int, offset: int) -> list[tuple[int, bytes | None, int]]:
         assert partition == 5
         found = [event for event in self.events if event[0] < offset]
         return found[len(found) - self.many :] if self.many else []
@@ -79,12 +79,12 @@ class Stand:
             lambda: True,
         )  # fmt: skip
 
-    async def event(self, offset: int, value: bytes) -> None:
+    async def event(self, offset: int, value: bytes, recorded_ms: int = UNKNOWN_MS) -> None:
         if not self.books.goes_on_at(5, offset):
             lacked = await self.books.restore(5, offset, self.windows.items(), self.tiers.items())
             self._write(lacked)
-        self.last.events.append((offset, value))
-        self._write(self.books.fold(5, offset, value))
+        self.last.events.append((offset, value, recorded_ms))
+        self._write(self.books.fold(5, offset, value, recorded_ms))
         self.topic.end = max(self.topic.end, offset + 1)
 
     def _write(self, written: Written) -> None:
@@ -157,7 +157,7 @@ async def _after_a_kill(before: Stand, chance: random.Random) -> Stand:
     after = Stand(before.topic, again=6)
     events = before.last.events
     old = Stand(Topic())
-    for offset, value in events[: len(events) - 5]:
+    for offset, value, _ in events[: len(events) - 5]:
         await old.event(offset, value or b"")
     for mine, newest, oldest in (
         (after.windows, before.windows, old.windows), (after.tiers, before.tiers, old.tiers),
