@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
 import pytest
 from aiokafka.partitioner import DefaultPartitioner
 from hypothesis import given, settings
@@ -16,9 +17,10 @@ from hypothesis import strategies as st
 from app import wire
 from app.control.audit_books import AuditBooks
 from app.control.audit_sender import audit_partition
+from app.core.audit import collect
 from app.core.audit.collect import UNKNOWN_MS, Tick, Written
 from app.core.audit.reports import BadReport, Increment, Report, Scope, report_id
-from app.core.audit.tiers import Bounds, Close, Forget
+from app.core.audit.tiers import Bounds, Close, Forget, Heard
 from app.core.audit.totals import Totals
 from app.topics import AUDIT_PARTITIONS
 
@@ -215,3 +217,37 @@ async def test_a_partition_that_nobody_holds_is_known_as_such_unless_it_is_empty
 def test_a_topics_reports_are_where_any_client_puts_them_by_key(topic: str) -> None:
     everywhere = list(range(AUDIT_PARTITIONS))
     assert audit_partition(topic) == DefaultPartitioner()(topic.encode(), everywhere, everywhere)
+
+
+async def test_a_client_that_counts_otherwise_than_planned_and_full_memory_are_told_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(collect, "MOST_WINDOWS", 1)
+    stand = Stand(Topic())
+    stand.books._oddity_of = lambda scope: f"windows of {scope.width_ms} ms"
+    await stand.event(0, wire.encode(report(5, 5)))
+    for upto in (6, 7):
+        start = Increment(60_000 * upto, Totals(1))
+        one = msgspec.structs.replace(report(upto, upto), windows=(start,), part=upto, since=upto - 1)
+        await stand.event(upto, wire.encode(one))
+    assert [told[0] for told in stand.told] == ["audit-not-as-planned", "audit-report-refused"]
+    assert "windows of 60000 ms" in stand.told[0][2]
+
+
+async def test_a_report_is_not_believed_to_be_of_later_than_its_record_also_when_it_is_read_again() -> None:
+    stand = Stand(topic := Topic())
+    await stand.event(0, wire.encode(report(1, 1, watermark_ms=1 << 41)), recorded_ms=200_000)
+    other = Stand(topic, again=6)
+    other.last.events = list(stand.last.events)
+    await other.event(1, wire.encode(Tick(0)))
+    for one in (stand, other):
+        (record,) = one.books.books[5].collector.tiers.values()
+        assert record.sources == {"t/0": Heard(200_000, 200_000)}
+
+
+async def test_tables_of_a_topic_that_was_made_anew_go_on() -> None:
+    before, after = Stand(Topic()), Stand(Topic())
+    await before.event(900, wire.encode(report(1, 1)))
+    after.windows, after.tiers = before.windows, before.tiers
+    await after.event(0, wire.encode(report(4, 7)))
+    assert (after.count, [told[0] for told in after.told]) == (7, ["audit-topic-shorter"])
