@@ -1,8 +1,8 @@
 """What a worker's books tell another: a bounded piece, in which no large topic hides the others.
 
-Where there are more windows than may be told at once, each topic gets the same room, and what some do not need
-goes to the others. Of a topic that has more the newest windows are told, of all tiers from the same time on:
-what is left off is missing on both sides of every comparison, and said (`Share.since`).
+Where there are more windows than may be told at once, each topic gets the same room, and what some do not
+need goes to the others. Of a topic that has more the newest windows are told, of all tiers from the same time
+on: what is left off is missing on both sides of every comparison, and said (`Share.since`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import msgspec
 from app.audit.view import Share, Wanted
 from app.core.audit.collect import Collector
 from app.core.audit.count import UNTIMED
+from app.core.audit.tiers import TierRecord
 from app.core.audit.windows import WindowKey, WindowRecord
 
 MOST_WINDOWS = 50_000  # of an answer: a shard each
@@ -23,7 +24,7 @@ MOST_WINDOWS = 50_000  # of an answer: a shard each
 def share_of(held: Mapping[int, tuple[int, Collector]], wanted: Wanted, most: int | None = None) -> Share:
     """What is wanted of books. `held`: by partition, the next offset and the fold. `most`: `MOST_WINDOWS`."""
     records: dict[WindowKey, WindowRecord] = {}
-    tiers = {}
+    tiers: dict[str, TierRecord] = {}
     for _, collector in held.values():
         records |= {key: record for key, record in collector.windows.items() if wanted.means(key)}
         tiers |= {str(key): tier for key, tier in collector.tiers.items() if wanted.means(key)}

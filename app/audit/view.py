@@ -263,7 +263,9 @@ def _compared(
         verdict = compare(before, after, start_ms + width_ms, now_ms, patience_ms)
         if verdict.extra and verdict.state is State.DUPLICATED and others:  # rule 4
             verdict = verdict._replace(state=State.ABSENT, absent=tuple(others))
-        odd = {name: found for name, tier in (first, second) if (found := tier.other_widths(start_ms, width_ms))}
+        odd = {
+            name: found for name, tier in (first, second) if (found := tier.other_widths(start_ms, width_ms))
+        }
         if odd and verdict.state not in (State.OK, State.PROVISIONAL):  # rule 3
             verdict = verdict._replace(state=State.ABSENT, absent=tuple(odd))
         row = _verdict_row(

@@ -93,7 +93,9 @@ class AuditRoutes:
 
     # -- windows -----------------------------------------------------------------------------------
 
-    @described(shapes_audit.Noted[shapes_audit.AuditWindow], query=(*PLACES, *TIMES, *PAGE), problems=(409, 502))
+    @described(
+        shapes_audit.Noted[shapes_audit.AuditWindow], query=(*PLACES, *TIMES, *PAGE), problems=(409, 502)
+    )
     async def get_windows(self, request: web.Request) -> web.Response:
         """What was counted in each window, the newest first."""
         known = await self._known(request, _wanted(request))
@@ -101,7 +103,11 @@ class AuditRoutes:
         rows = window_rows(known, now_ms(), audits.bounds_of, audits.oddity_of)
         return json_response({**paged(rows, request), "notes": known.notes})
 
-    @described(shapes_audit.Noted[shapes_audit.AuditVerdict], query=(TOPIC, *TIMES, STATE, *PAGE), problems=(409, 502))
+    @described(
+        shapes_audit.Noted[shapes_audit.AuditVerdict],
+        query=(TOPIC, *TIMES, STATE, *PAGE),
+        problems=(409, 502),
+    )
     async def get_loss(self, request: web.Request) -> web.Response:
         """Windows in which a tier does not have what the one before it has, the newest first."""
         states = set(request.query.getall("state", [state.value for state in TOLD]))
@@ -250,8 +256,8 @@ def _of_client(report: Report) -> Report:
     """The report, if a client may say so. Raises BadReport."""
     if report.complete_ms >= 0:
         raise BadReport(
-            f"report {report.id} of {report.source}: complete_ms {report.complete_ms}: clients count what they "
-            "have from the beginning; leave it out"
+            f"report {report.id} of {report.source}: complete_ms {report.complete_ms}: clients count what "
+            "they have from its beginning; leave it out"
         )
     return checked(report)
 

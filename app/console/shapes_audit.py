@@ -6,13 +6,12 @@ from typing import Any, Generic, Literal, TypedDict, TypeVar
 
 from app.console.shapes import Deployed
 
-
 T = TypeVar("T")
 
 
 class Noted(TypedDict, Generic[T]):
-    """A piece of a list. `next` is the `cursor` of what follows, null at the end. `notes`: why the list is not
-    all there is, if it is not."""
+    """A piece of a list. `next` is the `cursor` of what follows, null at the end. `notes`: why the list is
+    not all there is, if it is not."""
 
     items: list[T]
     next: str | None
@@ -70,8 +69,9 @@ class AuditWindow(TypedDict):
 class AuditVerdict(TypedDict):
     """Two tiers in a window. `by` says what was compared; where counts are the same and contents are not,
     `missing` and `extra` are null. The audit of those `absent` is missing. `lag_ms`: by how much the median
-    record is later at the second tier, null: not known; `behind_ms`: by how much its audit is behind. `remark`: why it is
-    not compared."""
+    record is later at the second tier, null: not known; `behind_ms`: by how much its audit is behind.
+    `remark`: why it is not compared.
+    """
 
     topic: str
     from_tier: str

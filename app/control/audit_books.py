@@ -241,7 +241,9 @@ class AuditBooks(Service):
                 if isinstance(event, Forget) and event.before_ms > at_ms - bounds.keep_ms:
                     what = f"tier {event.tier} has too many windows: its oldest are dropped before their time"
                     subject = f"{event.cluster}/{event.topic}"
-                    self._tell_once((subject, event.tier), "", "audit-windows-dropped", subject, what, TOO_MANY)
+                    self._tell_once(
+                        (subject, event.tier), "", "audit-windows-dropped", subject, what, TOO_MANY
+                    )
                 await (await self._sender.send(event))
 
 

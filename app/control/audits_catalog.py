@@ -91,7 +91,7 @@ class AuditsCatalog:
         return self._known[at]
 
     def bounds_of(self, cluster: str, topic: str) -> Bounds:
-        """When windows of a topic close; those whose plan is gone, and of clusters that no plan names, too."""
+        """When windows of a topic close, also in a cluster that no plan names, and when its plan is gone."""
         plan = self.plan_of(cluster, topic) or self._anywhere(topic)
         return Bounds() if plan is None else plan.bounds
 

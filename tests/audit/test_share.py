@@ -39,7 +39,9 @@ def test_a_large_topic_hides_no_other_and_is_told_from_a_time_on_in_all_tiers() 
     of = {name: {key for key in found.windows if key.topic == name} for name in ("large", "small")}
     assert len(of["small"]) == 12
     assert {key.tier for key in of["large"]} == {"regional", "aggregate"}
-    starts = {tier: {key.start_ms for key in of["large"] if key.tier == tier} for tier in ("regional", "aggregate")}
+    starts = {
+        tier: {key.start_ms for key in of["large"] if key.tier == tier} for tier in ("regional", "aggregate")
+    }
     assert starts["regional"] == starts["aggregate"]
     assert min(starts["regional"] - {UNTIMED}) == found.since["large"] - 1 + WIDTH_MS
     assert [note.split()[1] for note in found.notes] == ["large"]
@@ -59,7 +61,8 @@ def test_there_is_room_for_each_topic_alike(sizes: dict[str, int], most: int) ->
     ]
     since = cuts(keys, most)
     kept = {
-        topic: sum(key.start_ms >= since.get(topic, 0) for key in keys if key.topic == topic) for topic in sizes
+        topic: sum(key.start_ms >= since.get(topic, 0) for key in keys if key.topic == topic)
+        for topic in sizes
     }
     assert sum(kept.values()) == min(most, len(keys))
     fair = most // len(sizes)

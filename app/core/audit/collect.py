@@ -4,10 +4,10 @@ Every record is a fold of its own (`windows`, `tiers`): it may be restored at an
 neighbours. Replaying the topic from an offset that all of them have reached brings all of them to the same
 state, byte by byte, whatever was written twice or lost in between.
 
-Bounds, so that no client fills the memory: `MOST_TIERS` shards of tiers and `MOST_WINDOWS` windows a partition,
-`MOST_OF_TIER` windows a tier; what is beyond is refused (`Verdict.FULL`). Of a tier that has come near that,
-the oldest closed windows are dropped before their time. The bounds are of all records, which are of different
-ages in a replay: a report that was refused for them may then count.
+Bounds, so that no client fills the memory: a partition has `MOST_TIERS` shards of tiers and `MOST_WINDOWS`
+windows, a tier `MOST_OF_TIER` of them; what is beyond is refused (`Verdict.FULL`). Of a tier that has come
+near that, the oldest closed windows are dropped before their time. The bounds are of all records, which are
+of different ages in a replay: a report that was refused for them may then count.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Collector:
         self._shards.setdefault(key[:3], set()).add(key)
 
     def rewind(self, end: int) -> tuple[list[WindowKey], list[TierKey]]:
-        """Takes in that the topic ends at `end`: what is restored from a longer one goes on. What it changed."""
+        """Takes in that the topic ends at `end`: what is of a longer one goes on in it. What it changed."""
         of_windows = {key: windows.rewound(record, end) for key, record in self.windows.items()}
         of_tiers = {key: tiers.rewound(record, end) for key, record in self.tiers.items()}
         found = (

@@ -22,7 +22,12 @@ FAR_MS = 1 << 45
 
 
 def report(
-    source: str, at_ms: int, start_ms: int = 0, watermark_ms: int = -1, scope: Scope = SCOPE, sequence: int = 0
+    source: str,
+    at_ms: int,
+    start_ms: int = 0,
+    watermark_ms: int = -1,
+    scope: Scope = SCOPE,
+    sequence: int = 0,
 ) -> Report:
     return client_report(
         scope, source, sequence, {start_ms: Totals(1)}, at_ms=at_ms, watermark_ms=watermark_ms
@@ -113,9 +118,7 @@ def test_so_many_sources_are_known_of_a_tier_and_of_a_window(monkeypatch: pytest
     monkeypatch.setattr(tiers, "MOST_SOURCES", 3)
     monkeypatch.setattr(windows, "MOST_SOURCES", 3)
     collector = Collector()
-    found = [
-        collector.apply(report(f"client@{number}", 1_000), number).verdicts[0][1] for number in range(5)
-    ]
+    found = [collector.apply(report(f"client@{number}", 1_000), number).verdicts[0][1] for number in range(5)]
     assert found == [Verdict.COUNTED] * 3 + [Verdict.FULL] * 2
     assert len(collector.tiers[TIER].sources) == 3
     assert collector.apply(report("client@0", 1_000, sequence=1), 9).verdicts[0][1] is Verdict.COUNTED
