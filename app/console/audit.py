@@ -13,6 +13,7 @@ from urllib.parse import urlencode
 import msgspec
 from aiohttp import web
 
+from app.audit.share import share_of
 from app.audit.topics import topic_rows
 from app.audit.view import Known, Share, Wanted, joined, verdict_rows, window_rows
 from app.clock import now_ms
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
 
 PUT = put_answers("audit plan")
 DETAIL = {200: Answer({JSON: shapes_audit.AuditPlanDetail}, headers=("ETag",))}
-MOST_WINDOWS = 50_000  # of an answer: a shard each
 TIMES = (
     Param("from", TEXT, "windows that begin then or later: 2h (ago), an ISO 8601 time, or milliseconds"),
     Param("to", TEXT, "windows that begin before; the same"),
@@ -101,18 +101,18 @@ class AuditRoutes:
     # -- windows -----------------------------------------------------------------------------------
 
     @described(
-        answers=listing(shapes_audit.AuditWindow), query=(*PLACES, *TIMES, *PAGE, FORMAT),
+        answers=listing(shapes_audit.Noted[shapes_audit.AuditWindow]), query=(*PLACES, *TIMES, *PAGE, FORMAT),
         problems=(409, 502),
     )  # fmt: skip
     async def get_windows(self, request: web.Request) -> web.StreamResponse:
         """What was counted in each window, the newest first."""
         known = await self._known(request, _wanted(request))
-        rows = window_rows(known, now_ms(), self._bounds_of)
-        return await listed(request, rows, WINDOW)
+        rows = window_rows(known, now_ms(), self._bounds_of, self._api.runtime.catalog.audits.oddity_of)
+        return await listed(request, rows, WINDOW, known.notes)
 
     @described(
-        answers=listing(shapes_audit.AuditVerdict), query=(TOPIC, *TIMES, STATE, *PAGE, FORMAT),
-        problems=(409, 502),
+        answers=listing(shapes_audit.Noted[shapes_audit.AuditVerdict]),
+        query=(TOPIC, *TIMES, STATE, *PAGE, FORMAT), problems=(409, 502),
     )  # fmt: skip
     async def get_loss(self, request: web.Request) -> web.StreamResponse:
         """Windows in which a tier does not have what the one before it has, the newest first."""
@@ -122,15 +122,15 @@ class AuditRoutes:
             raise BadQuery(f"state={unknown[0][:40]!r}: no such state; there are {known_states}")
         known = await self._known(request, _wanted(request))
         rows = [row for row in self._verdicts(known) if row["state"] in states]
-        return await listed(request, rows, VERDICT)
+        return await listed(request, rows, VERDICT, known.notes)
 
-    @described(Page[shapes_audit.AuditTopic], query=(*TIMES, *PAGE), problems=(409, 502))
+    @described(shapes_audit.Noted[shapes_audit.AuditTopic], query=(*TIMES, *PAGE), problems=(409, 502))
     async def get_topics(self, request: web.Request) -> web.Response:
         """Every topic that is counted, in a row: what is worst of its windows."""
         known, bounds_of = await self._known(request, _wanted(request)), self._bounds_of
-        windows = window_rows(known, now_ms(), bounds_of)
+        windows = window_rows(known, now_ms(), bounds_of, self._api.runtime.catalog.audits.oddity_of)
         rows = topic_rows(known, windows, self._verdicts(known), now_ms(), bounds_of)
-        return json_response(paged(rows, request))
+        return json_response({**paged(rows, request), "notes": known.notes})
 
     def _verdicts(self, known: Known) -> list[dict[str, Any]]:
         return verdict_rows(known, now_ms(), self._api.runtime.catalog.audits.plan_of, self._unseen)
@@ -155,16 +155,8 @@ class AuditRoutes:
 
     def _own(self, wanted: Wanted) -> Share:
         books = self._api.runtime.audit_books.books
-        windows: dict[str, Any] = {}
-        tiers: dict[str, Any] = {}
-        for book in books.values():
-            for key, record in book.collector.windows.items():
-                if wanted.means(key):
-                    windows[str(key)] = msgspec.structs.replace(record, counted={})
-            if len(windows) > MOST_WINDOWS:
-                raise ValueError(f"more than {MOST_WINDOWS} windows: name a topic, or a later time with from")
-            tiers |= {str(key): tier for key, tier in book.collector.tiers.items() if wanted.means(key)}
-        return Share({partition: book.next_offset for partition, book in books.items()}, windows, tiers)
+        held = {partition: (book.next_offset, book.collector) for partition, book in books.items()}
+        return share_of(held, wanted)
 
     async def _known(self, request: web.Request, wanted: Wanted) -> Known:
         """What all workers know. Raises ApiError: one does not answer."""
@@ -200,7 +192,7 @@ class AuditRoutes:
         try:
             body = await request.clone(client_max_size=MOST_REPORTS_BYTES).read()
             lines = [line for line in body.splitlines() if line.strip()]
-            reports = [checked(_report.decode(line)) for line in lines]
+            reports = [_of_client(_report.decode(line)) for line in lines]
         except (msgspec.DecodeError, BadReport, UnicodeDecodeError) as error:
             raise ApiError(422, "Bad report", f"{error}; nothing was taken") from error
         except web.HTTPRequestEntityTooLarge as error:
@@ -277,6 +269,16 @@ class AuditRoutes:
         put = self._put_of(request)
         await delete(self._api, request, put)
         return json_response({"key": put.key, "deleted": True})
+
+
+def _of_client(report: Report) -> Report:
+    """The report, if a client may say so. Raises BadReport."""
+    if report.complete_ms >= 0:
+        raise BadReport(
+            f"report {report.id} of {report.source}: complete_ms {report.complete_ms}: clients count what "
+            "they have from its beginning; leave it out"
+        )
+    return checked(report)
 
 
 def _wanted(request: web.Request) -> Wanted:
