@@ -99,18 +99,18 @@ class AuditRoutes:
     # -- windows -----------------------------------------------------------------------------------
 
     @described(
-        answers=listing(shapes_audit.AuditWindow), query=(*PLACES, *TIMES, *PAGE, FORMAT),
+        answers=listing(shapes_audit.Noted[shapes_audit.AuditWindow]), query=(*PLACES, *TIMES, *PAGE, FORMAT),
         problems=(409, 502),
     )  # fmt: skip
     async def get_windows(self, request: web.Request) -> web.StreamResponse:
         """What was counted in each window, the newest first."""
         known = await self.known(request, _wanted(request))
-        rows = window_rows(known, now_ms(), self._bounds_of)
-        return await listed(request, rows, WINDOW)
+        rows = window_rows(known, now_ms(), self._bounds_of, self._api.runtime.catalog.audits.oddity_of)
+        return await listed(request, rows, WINDOW, known.notes)
 
     @described(
-        answers=listing(shapes_audit.AuditVerdict), query=(TOPIC, *TIMES, STATE, *PAGE, FORMAT),
-        problems=(409, 502),
+        answers=listing(shapes_audit.Noted[shapes_audit.AuditVerdict]),
+        query=(TOPIC, *TIMES, STATE, *PAGE, FORMAT), problems=(409, 502),
     )  # fmt: skip
     async def get_loss(self, request: web.Request) -> web.StreamResponse:
         """Windows in which a tier does not have what the one before it has, the newest first."""
@@ -120,15 +120,15 @@ class AuditRoutes:
             raise BadQuery(f"state={unknown[0][:40]!r}: no such state; there are {known_states}")
         known = await self.known(request, _wanted(request))
         rows = [row for row in self._verdicts(known) if row["state"] in states]
-        return await listed(request, rows, VERDICT)
+        return await listed(request, rows, VERDICT, known.notes)
 
-    @described(Page[shapes_audit.AuditTopic], query=(*TIMES, *PAGE), problems=(409, 502))
+    @described(shapes_audit.Noted[shapes_audit.AuditTopic], query=(*TIMES, *PAGE), problems=(409, 502))
     async def get_topics(self, request: web.Request) -> web.Response:
         """Every topic that is counted, in a row: what is worst of its windows."""
         known, bounds_of = await self.known(request, _wanted(request)), self._bounds_of
-        windows = window_rows(known, now_ms(), bounds_of)
+        windows = window_rows(known, now_ms(), bounds_of, self._api.runtime.catalog.audits.oddity_of)
         rows = topic_rows(known, windows, self._verdicts(known), now_ms(), bounds_of)
-        return json_response(paged(rows, request))
+        return json_response({**paged(rows, request), "notes": known.notes})
 
     def _verdicts(self, known: Known) -> list[dict[str, Any]]:
         audits = self._api.runtime.catalog.audits
@@ -178,7 +178,7 @@ class AuditRoutes:
         try:
             body = await request.clone(client_max_size=MOST_REPORTS_BYTES).read()
             lines = [line for line in body.splitlines() if line.strip()]
-            reports = [checked(_report.decode(line)) for line in lines]
+            reports = [_of_client(_report.decode(line)) for line in lines]
         except (msgspec.DecodeError, BadReport, UnicodeDecodeError) as error:
             raise ApiError(422, "Bad report", f"{error}; nothing was taken") from error
         except web.HTTPRequestEntityTooLarge as error:
@@ -255,6 +255,16 @@ class AuditRoutes:
         put = self._put_of(request)
         await delete(self._api, request, put)
         return json_response({"key": put.key, "deleted": True})
+
+
+def _of_client(report: Report) -> Report:
+    """The report, if a client may say so. Raises BadReport."""
+    if report.complete_ms >= 0:
+        raise BadReport(
+            f"report {report.id} of {report.source}: complete_ms {report.complete_ms}: clients count what "
+            "they have from its beginning; leave it out"
+        )
+    return checked(report)
 
 
 def _wanted(request: web.Request) -> Wanted:

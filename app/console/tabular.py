@@ -15,7 +15,7 @@ import orjson
 from aiohttp import web
 
 from app.console.answers import ApiError, json_response, paged
-from app.console.describe import JSON, TEXT, Answer, Page, Param
+from app.console.describe import JSON, TEXT, Answer, Param
 from app.csv_cells import text_cell
 
 CSV, NDJSON = "text/csv", "application/x-ndjson"
@@ -29,8 +29,8 @@ PATIENCE_S = 30.0  # a reader that takes nothing for so long is gone
 
 
 def listing(shape: Any) -> dict[int, Answer]:
-    """What a route that is `listed` answers, of items of this shape."""
-    return {200: Answer({JSON: Page[shape], CSV: TEXT, NDJSON: TEXT})}
+    """What a route that is `listed` answers; of this shape as JSON."""
+    return {200: Answer({JSON: shape, CSV: TEXT, NDJSON: TEXT})}
 
 
 def format_of(request: web.Request) -> str:
@@ -47,15 +47,21 @@ def format_of(request: web.Request) -> str:
 
 
 async def listed(
-    request: web.Request, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]
+    request: web.Request, rows: Sequence[Mapping[str, Any]], columns: Sequence[str], notes: Sequence[str] = ()
 ) -> web.StreamResponse:
-    """`rows` as they are asked for. Raises ApiError."""
+    """`rows` as they are asked for. With `notes` they are not all: JSON says so, no file is made of them.
+
+    Raises:
+        ApiError: a format or limit that there is not, or not all rows are known.
+    """
     name = format_of(request)
     if name == "json":
-        return json_response(paged(rows, request))
+        return json_response({**paged(rows, request), "notes": list(notes)})
     if paging := [param for param in ("limit", "cursor") if param in request.query]:
         detail = f"{paging[0]}: not with {name}, which has all rows; leave it out"
         raise ApiError(400, "Bad query", detail)
+    if notes:
+        raise ApiError(409, "Too much", notes[0])
     kind = f"{CSV}; charset=utf-8" if name == "csv" else NDJSON
     answer = web.StreamResponse(headers={"Content-Type": kind, "Cache-Control": "no-store"})
     await answer.prepare(request)

@@ -15,6 +15,7 @@ import aiohttp
 import msgspec
 from aiokafka.errors import KafkaError
 
+from app.audit.share import share_of
 from app.audit.view import Known, Share, Wanted, joined, verdict_rows
 from app.config.audit import AuditPlan
 from app.control.audit_books import AuditBooks
@@ -25,7 +26,6 @@ from app.kafka.clusters import ClusterUnreachable
 from app.wire import Heartbeat
 
 SHARE = "/api/v1/audit/share"
-MOST_WINDOWS = 50_000  # of an answer: a shard each
 LOOK_S = 5.0
 DEFAULT_WIDTH_MS = 600_000  # of what clients count
 _share = msgspec.json.Decoder(Share)
@@ -36,17 +36,9 @@ class NotKnown(Exception):
 
 
 def own_share(books: AuditBooks, wanted: Wanted) -> Share:
-    """What this worker's books hold. Raises ValueError: too much."""
-    windows: dict[str, Any] = {}
-    tiers: dict[str, Any] = {}
-    for book in books.books.values():
-        for key, record in book.collector.windows.items():
-            if wanted.means(key):
-                windows[str(key)] = msgspec.structs.replace(record, counted={})
-        if len(windows) > MOST_WINDOWS:
-            raise ValueError(f"more than {MOST_WINDOWS} windows: name a topic, or a later time with from")
-        tiers |= {str(key): tier for key, tier in book.collector.tiers.items() if wanted.means(key)}
-    return Share({partition: book.next_offset for partition, book in books.books.items()}, windows, tiers)
+    """What this worker's books hold, as much as goes into an answer."""
+    held = {partition: (book.next_offset, book.collector) for partition, book in books.books.items()}
+    return share_of(held, wanted)
 
 
 def share_path(wanted: Wanted) -> str:
@@ -125,10 +117,12 @@ class Auditor:
                 return joined(shares, audit_partition), held
 
             known, held = await asyncio.to_thread(put_together)
+            if known.notes:
+                raise NotKnown(known.notes[0])
             missing = await self._books.without(held)
         except (KafkaError, ClusterUnreachable, OSError, TimeoutError) as error:
             raise NotKnown(f"the audit topic cannot be asked: {error!r}") from error
-        except ValueError as error:  # too much, or no share
+        except ValueError as error:  # no share
             raise NotKnown(str(error)) from error
         if missing:
             raise NotKnown(f"partitions {missing} of the audit tables are being read")

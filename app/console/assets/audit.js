@@ -69,7 +69,7 @@ function plansTable(plans) {
   return table("Plans", columns, plans.map((p) => [p.name, p.clusters.join(", "), number(p.jobs), number(p.lag_messages), p.troubles.join("; ")]), "No audit plan yet. Deploy one (kind: AuditPlan): switchyard config deploy -f plan.yaml --execute");
 }
 
-function topicsPage({ topics, more, plans, alerts }) {
+function topicsPage({ topics, notes: unsaid, more, plans, alerts }) {
   const wanted = (asked.get("topic") ?? "").trim();
   const shown = topics.filter((t) => t.topic.includes(wanted));
   const wrong = shown.filter((t) => ["lossy", "corrupted", "duplicated"].includes(t.state));
@@ -78,14 +78,14 @@ function topicsPage({ topics, more, plans, alerts }) {
     : unknown.length ? el("p", { class: "verdict plain" }, `Nothing is known to be missing; of ${number(unknown.length)} of ${number(shown.length)} topics not all is known.`)
       : shown.length ? el("p", { class: "verdict good" }, "All that is known to be over has arrived.") : "";
   return [
-    el("h1", {}, "Audit"), said, alertNotes(alerts), filter("topic", wanted, "part of a name"), topicsTable(shown),
+    el("h1", {}, "Audit"), said, alertNotes(alerts), filter("topic", wanted, "part of a name"), partial(unsaid), topicsTable(shown),
     more ? el("p", { class: "quiet" }, "These are the first topics by name; the API has the others.") : "",
     el("h2", {}, "Plans"), plansTable(plans), el("p", { class: "where" }, "or: switchyard audit report|loss|watch"),
   ];
 }
 
 const tierColumns = [["Window"], ["Tier"], ["Cluster"], ["State"], ["Records", "n"], ["Late", "n"], ["Duplicates", "n"], ["p50", "n"], ["p95", "n"], ["p99", "n"], ["Told", "wrap"]];
-const notes = (row) => [row.complete ? "" : "incomplete: counting began after it had", row.without.length ? `closed without ${row.without.join(", ")}` : ""].filter(Boolean).join("; ");
+const notes = (row) => [row.complete ? "" : "incomplete: counting began after it had", row.remark ?? "", row.without.length ? `closed without ${row.without.join(", ")}` : ""].filter(Boolean).join("; ");
 const tierRow = (row, href) => [
   href ? link(href, span(row)) : span(row), row.tier, row.cluster, PHASES[row.state] ?? row.state, number(row.count), number(row.late), number(row.duplicates), ms(row.p50_ms), ms(row.p95_ms), ms(row.p99_ms), notes(row),
 ];
@@ -114,7 +114,7 @@ function differences(verdicts, href) {
 
 const of = (row) => topicPath(row.topic, { window: row.start_ms });
 
-function topicPage(topic, { windows, verdicts, cut, alerts }, { tiles, where }) {
+function topicPage(topic, { windows, verdicts, notes: unsaid, cut, alerts }, { tiles, where }) {
   const all = byWindow(windows, verdicts);
   if (cut) all.pop(); // whose other rows may be on the next page of the API
   const found = all.flatMap((window) => window.verdicts);
@@ -132,7 +132,7 @@ function topicPage(topic, { windows, verdicts, cut, alerts }, { tiles, where }) 
   return [
     where(link(`/audit?${query([])}`, "Audit")), el("h1", {}, topic),
     over ? el("p", { class: "verdict good" }, over) : lines.length ? el("div", { class: `verdict ${bad ? "bad" : "plain"}` }, el("b", {}, lines[0][0].toUpperCase() + lines[0].slice(1)), lines.length > 1 ? el("ul", {}, lines.slice(1).map((words) => el("li", {}, words))) : "") : el("p", { class: "verdict plain" }, all.length ? "Nothing that is over could be compared yet." : "Nothing was counted in this time."),
-    alertNotes(alerts.filter((one) => !one.topic || one.topic === topic)), filter("", "", ""),
+    alertNotes(alerts.filter((one) => !one.topic || one.topic === topic)), filter("", "", ""), partial(unsaid),
     tiles([["windows", number(all.length)], ["arrived", number(many("ok"))], ["records missing", number(missing)], ["came late", number(sum(windows, "late"))], ["duplicates", number(sum(windows, "duplicates"))]]),
     el("h2", {}, "Windows"), chart(all, (window) => topicPath(topic, { window: window.start })),
     part.length ? el("p", { class: "quiet" }, `${several(part.length, "window")} incomplete: counting began after they had, so they are not compared.`) : "",
@@ -162,6 +162,9 @@ function windowPage(topic, start, { windows, verdicts, alerts }, { where }) {
     el("p", { class: "where" }, "Latencies (p50, p95, p99 of the records) are from a record's time to when it was counted; within one percent."),
   ];
 }
+
+// Of what there is too much of to be told at once.
+const partial = (unsaid) => unsaid.map((words) => el("div", { class: "note" }, words));
 
 // What this worker may not tell (an older one) is not asked for all the time.
 function maybe(get, url) {
@@ -194,7 +197,7 @@ export function auditLoader(get, topic, parts) {
   if (!topic) {
     return async () => {
       const [topics, plans, firing] = await Promise.all([get(`/api/v1/audit/topics?${query([["limit", MOST]])}`), get(`/api/v1/audit/plans?limit=${MOST}`), alerts()]);
-      return topicsPage({ topics: topics.items, more: topics.next, plans: plans.items, alerts: firing });
+      return topicsPage({ topics: topics.items, notes: topics.notes ?? [], more: topics.next, plans: plans.items, alerts: firing });
     };
   }
   const start = asked.has("window") ? Number(asked.get("window")) : null;
@@ -203,7 +206,7 @@ export function auditLoader(get, topic, parts) {
   const states = ALL_STATES.map((state) => `&state=${state}`).join("");
   return async () => {
     const [windows, verdicts, firing] = await Promise.all([get(`/api/v1/audit/windows?${named}&${within}`), get(`/api/v1/audit/loss?${named}&${within}${states}`), alerts()]);
-    const found = { windows: windows.items, verdicts: verdicts.items, cut: windows.next || verdicts.next, alerts: firing };
+    const found = { windows: windows.items, verdicts: verdicts.items, notes: windows.notes ?? [], cut: windows.next || verdicts.next, alerts: firing };
     requestAnimationFrame(scrollToNewest);
     return start === null ? topicPage(topic, found, parts) : windowPage(topic, start, found, parts);
   };

@@ -18,7 +18,7 @@ const BY = { count: "counts", ids: "message ids", offsets: "offsets of the sourc
 export function sentence(v) {
   const of = `of ${number(v.from_count)} records at ${v.from_tier}`;
   const small = v.missing || v.extra ? `, within the tolerance: ${number(v.missing || v.extra)} ${v.missing ? "missing" : "too many"}` : "";
-  return ({
+  const said = ({
     ok: () => `all ${of} are at ${v.to_tier}, by their ${BY[v.by] ?? v.by}${small}`,
     provisional: () => `not over yet: ${number(v.to_count)} ${of} are at ${v.to_tier} so far`,
     lossy: () => `${number(v.missing)} ${of} are missing at ${v.to_tier}`,
@@ -27,4 +27,5 @@ export function sentence(v) {
     late: () => (v.missing ? `${number(v.missing)} ${of} have not come to ${v.to_tier} yet, which lags` : `all ${of} are at ${v.to_tier}, some of them came after the window was closed`),
     "absent-audit": () => `the audit of ${v.absent.join(", ")} is absent: whether anything is missing is not known`,
   })[v.state]?.() ?? v.state;
+  return v.remark ? `${said}; ${v.remark}` : said;
 }
