@@ -196,6 +196,8 @@ class Book:
 
     def _count(self, chunk: list[Any]) -> None:
         times, sizes = np.array(chunk[0::FIELDS], dtype=np.int64), np.array(chunk[1::FIELDS], dtype=np.int64)
+        if not times.ndim == sizes.ndim == 1:  # lists in the place of numbers; nothing is counted by halves
+            raise ValueError(f"timestamps of shape {times.shape}, sizes of {sizes.shape}")
         seen_ms = (np.array(chunk[3::FIELDS]) * 1000).astype(np.int64)
         names, rows = chunk[2::FIELDS], _rows(times, sizes)
         unnamed = names.count(None)

@@ -179,3 +179,17 @@ def test_latencies_are_from_the_record_to_the_call(monkeypatch: pytest.MonkeyPat
     assert totals(counted)[9_900].percentiles_ms(0.3, 0.6, 1.0) == pytest.approx(
         [10, 10_010, 20_010], rel=0.02
     )
+
+
+@pytest.mark.parametrize("wrong", [([5], 1), ([5, 6], 1), (5, [1]), ([5], [1])])
+def test_lists_in_the_place_of_numbers_are_left_out_and_told(wrong: tuple[Any, Any]) -> None:
+    counted = Counting(TIER)
+    for _ in range(3):
+        counted.sent("orders", *wrong)
+    assert totals(counted) == {}
+    assert counted._books["orders"].uncounted == 3
+    counted.sent("orders", *wrong)
+    counted.sent("orders", 5, 1)
+    counted._books["orders"].fold()
+    counted._books["orders"].pending.clear()
+    assert sum(one.count for one in totals(counted).values()) == 1
