@@ -97,7 +97,9 @@ class Reader:
 
     def record_prints(self, piece: Piece, wanted: dict[int, int] | None) -> Prints:
         """Of the window's records, in batches of these prints only, if any are given."""
-        return _array([row.contents for batch in self._batches(piece, wanted) for row in self._rows(batch, piece.start)])
+        return _array(
+            [row.contents for batch in self._batches(piece, wanted) for row in self._rows(batch, piece.start)]
+        )
 
     def seen(
         self, piece: Piece, wanted: dict[int, int] | None, contents: dict[int, int], begins_at: int = -1
@@ -123,7 +125,9 @@ class Reader:
 
     def seen_ids(self, piece: Piece, ids: Collection[bytes]) -> list[Seen]:
         """Where the window's records with these ids are."""
-        rows = ((row, batch.header) for batch in self._batches(piece) for row in self._rows(batch, piece.start))
+        rows = (
+            (row, batch.header) for batch in self._batches(piece) for row in self._rows(batch, piece.start)
+        )
         seen = (self._seen(row, header, None) for row, header in rows)
         return [one for one in seen if one.id in ids]
 
