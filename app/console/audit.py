@@ -13,6 +13,7 @@ from urllib.parse import urlencode
 import msgspec
 from aiohttp import web
 
+from app.audit.share import share_of
 from app.audit.view import Known, Share, Wanted, joined, verdict_rows, window_rows
 from app.clock import now_ms
 from app.config.audit import PREFIX, AuditPlan
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
 
 PUT = put_answers("audit plan")
 DETAIL = {200: Answer({JSON: shapes_audit.AuditPlanDetail}, headers=("ETag",))}
-MOST_WINDOWS = 50_000  # of an answer: a shard each
 TIMES = (
     Param("from", TEXT, "windows that begin then or later: 2h (ago), an ISO 8601 time, or milliseconds"),
     Param("to", TEXT, "windows that begin before; the same"),
@@ -93,14 +93,21 @@ class AuditRoutes:
 
     # -- windows -----------------------------------------------------------------------------------
 
-    @described(Page[shapes_audit.AuditWindow], query=(*PLACES, *TIMES, *PAGE), problems=(409, 502))
+    @described(
+        shapes_audit.Noted[shapes_audit.AuditWindow], query=(*PLACES, *TIMES, *PAGE), problems=(409, 502)
+    )
     async def get_windows(self, request: web.Request) -> web.Response:
         """What was counted in each window, the newest first."""
         known = await self.known(request, _wanted(request))
-        rows = window_rows(known, now_ms(), self._api.runtime.catalog.audits.bounds_of)
-        return json_response(paged(rows, request))
+        audits = self._api.runtime.catalog.audits
+        rows = window_rows(known, now_ms(), audits.bounds_of, audits.oddity_of)
+        return json_response({**paged(rows, request), "notes": known.notes})
 
-    @described(Page[shapes_audit.AuditVerdict], query=(TOPIC, *TIMES, STATE, *PAGE), problems=(409, 502))
+    @described(
+        shapes_audit.Noted[shapes_audit.AuditVerdict],
+        query=(TOPIC, *TIMES, STATE, *PAGE),
+        problems=(409, 502),
+    )
     async def get_loss(self, request: web.Request) -> web.Response:
         """Windows in which a tier does not have what the one before it has, the newest first."""
         states = set(request.query.getall("state", [state.value for state in TOLD]))
@@ -109,7 +116,8 @@ class AuditRoutes:
             raise BadQuery(f"state={unknown[0][:40]!r}: no such state; there are {known_states}")
         known = await self.known(request, _wanted(request))
         rows = verdict_rows(known, now_ms(), self._api.runtime.catalog.audits.plan_of, self.unseen)
-        return json_response(paged([row for row in rows if row["state"] in states], request))
+        page = paged([row for row in rows if row["state"] in states], request)
+        return json_response({**page, "notes": known.notes})
 
     @described({"type": "object"}, query=(*PLACES, *TIMES), problems=(409, 502))
     async def get_share(self, request: web.Request) -> web.Response:
@@ -128,16 +136,8 @@ class AuditRoutes:
 
     def _own(self, wanted: Wanted) -> Share:
         books = self._api.runtime.audit_books.books
-        windows: dict[str, Any] = {}
-        tiers: dict[str, Any] = {}
-        for book in books.values():
-            for key, record in book.collector.windows.items():
-                if wanted.means(key):
-                    windows[str(key)] = msgspec.structs.replace(record, counted={})
-            if len(windows) > MOST_WINDOWS:
-                raise ValueError(f"more than {MOST_WINDOWS} windows: name a topic, or a later time with from")
-            tiers |= {str(key): tier for key, tier in book.collector.tiers.items() if wanted.means(key)}
-        return Share({partition: book.next_offset for partition, book in books.items()}, windows, tiers)
+        held = {partition: (book.next_offset, book.collector) for partition, book in books.items()}
+        return share_of(held, wanted)
 
     async def known(self, request: web.Request, wanted: Wanted) -> Known:
         """What all workers know. Raises ApiError: one does not answer."""
@@ -176,7 +176,7 @@ class AuditRoutes:
         try:
             body = await request.clone(client_max_size=MOST_REPORTS_BYTES).read()
             lines = [line for line in body.splitlines() if line.strip()]
-            reports = [checked(_report.decode(line)) for line in lines]
+            reports = [_of_client(_report.decode(line)) for line in lines]
         except (msgspec.DecodeError, BadReport, UnicodeDecodeError) as error:
             raise ApiError(422, "Bad report", f"{error}; nothing was taken") from error
         except web.HTTPRequestEntityTooLarge as error:
@@ -253,6 +253,16 @@ class AuditRoutes:
         put = self._put_of(request)
         await delete(self._api, request, put)
         return json_response({"key": put.key, "deleted": True})
+
+
+def _of_client(report: Report) -> Report:
+    """The report, if a client may say so. Raises BadReport."""
+    if report.complete_ms >= 0:
+        raise BadReport(
+            f"report {report.id} of {report.source}: complete_ms {report.complete_ms}: clients count what "
+            "they have from its beginning; leave it out"
+        )
+    return checked(report)
 
 
 def _wanted(request: web.Request) -> Wanted:
