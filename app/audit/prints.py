@@ -97,7 +97,9 @@ class Reader:
 
     def record_prints(self, piece: Piece, wanted: dict[int, int] | None) -> Prints:
         """Of the window's records, in batches of these prints only, if any are given."""
-        return _array([row.contents for batch in self._batches(piece, wanted) for row in self._rows(batch)])
+        return _array(
+            [row.contents for batch in self._batches(piece, wanted) for row in self._rows(batch, piece.start)]
+        )
 
     def seen(
         self, piece: Piece, wanted: dict[int, int] | None, contents: dict[int, int], begins_at: int = -1
@@ -107,7 +109,7 @@ class Reader:
         for batch in self._batches(piece, wanted):
             if batch.header.base_offset < begins_at:
                 continue
-            rows = [row for row in self._rows(batch) if row.contents in contents]
+            rows = [row for row in self._rows(batch, piece.start) if row.contents in contents]
             if rows:
                 origin = self._origin(batch.header)
                 found += [self._seen(row, batch.header, origin) for row in rows]
@@ -118,12 +120,14 @@ class Reader:
         id_of = self._how.id_of
         if id_of is None:
             return []
-        rows = (row.record for batch in self._batches(piece) for row in self._rows(batch))
+        rows = (row.record for batch in self._batches(piece) for row in self._rows(batch, piece.start))
         return [found for record in rows if record is not None and (found := id_of(record)) is not None]
 
     def seen_ids(self, piece: Piece, ids: Collection[bytes]) -> list[Seen]:
         """Where the window's records with these ids are."""
-        rows = ((row, batch.header) for batch in self._batches(piece) for row in self._rows(batch))
+        rows = (
+            (row, batch.header) for batch in self._batches(piece) for row in self._rows(batch, piece.start)
+        )
         seen = (self._seen(row, header, None) for row, header in rows)
         return [one for one in seen if one.id in ids]
 
@@ -163,7 +167,8 @@ class Reader:
 
     # -- records -----------------------------------------------------------------------------------
 
-    def _rows(self, batch: Batch) -> list[Row]:
+    def _rows(self, batch: Batch, start: int) -> list[Row]:
+        """The records from offset `start` on: what lies before in a batch may have been deleted."""
         window, how = self._window, self._how
         try:
             records = list(records_of(batch))
@@ -173,7 +178,7 @@ class Reader:
         return [
             Row(record.offset, at_ms, self.contents_of(record), record)
             for record, at_ms in zip(records, times, strict=True)
-            if window.start_ms <= at_ms < window.end_ms
+            if window.start_ms <= at_ms < window.end_ms and record.offset >= start
         ]
 
     def contents_of(self, record: Record) -> int:
