@@ -18,6 +18,7 @@ from aiokafka.errors import KafkaError
 from app import app, wire
 from app.core.audit.collect import Written
 from app.core.audit.reports import BadReport
+from app.kafka.clusters import ClusterUnreachable
 from tables.audit_tiers import audit_tiers
 from tables.audit_windows import audit_windows
 from tables.options import items_of
@@ -38,7 +39,9 @@ async def collect_reports(stream: Any) -> None:
         try:
             while not books.goes_on_at(partition, offset):
                 await _take_over(books, partition, offset)
-            _write(books.fold(partition, offset, event.value), books.encoded(partition))
+            recorded_ms = round(event.message.timestamp * 1000)  # the brokers', by the topic's settings
+            written = books.fold(partition, offset, event.value, recorded_ms)
+            _write(written, books.encoded(partition))
         except (wire.BadEvent, BadReport) as error:
             log.error("an event of the audit topic is passed over", offset=offset, error=str(error))
         except Exception as error:
@@ -50,7 +53,7 @@ async def _take_over(books: Any, partition: int, offset: int) -> None:
     windows, tiers = items_of(audit_windows, partition), items_of(audit_tiers, partition)
     try:
         lacked = await books.restore(partition, offset, windows, tiers)
-    except (KafkaError, OSError, TimeoutError) as error:
+    except (KafkaError, ClusterUnreachable, OSError, TimeoutError) as error:
         log.warning("the audit topic cannot be read again yet", partition=partition, error=repr(error))
         await asyncio.sleep(RETRY_S)
     else:

@@ -83,8 +83,9 @@ class ControlTopics:
     @property
     def audit(self) -> ControlTopic:
         """Audit reports and what closes windows (`app.core.audit`), by audited topic. What is kept are the
-        tables."""
-        return ControlTopic(f"{self.app_id}-audit", AUDIT_PARTITIONS, _expiring(7 * _DAY_MS))
+        tables. Its records have the brokers' time: no client's clock is trusted to be right."""
+        config = {**_expiring(7 * _DAY_MS), "message.timestamp.type": "LogAppendTime"}
+        return ControlTopic(f"{self.app_id}-audit", AUDIT_PARTITIONS, config)
 
     @property
     def answers(self) -> ControlTopic:

@@ -8,15 +8,18 @@ Rules
    the plan names. A cluster that no plan counts any more has its part in the windows that it has, only.
 3. Windows that may lack what had gone before it was counted are told as incomplete, and not compared; nor
    are those of another width than the plan has now: where it was changed, each has a part of the records.
+   A tier that has such windows at the time of one that is compared lacks their records: it is told as absent.
 4. An aggregate cluster may have records of regional clusters that the plan does not count: more there than
    here says nothing then (`Unseen`).
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -25,31 +28,46 @@ from app.clock import iso
 from app.config.audit import TIERS, AuditPlan
 from app.core.audit.compare import Side, State, Verdict, compare, side
 from app.core.audit.count import UNTIMED
+from app.core.audit.reports import Scope
 from app.core.audit.tiers import Bounds, TierKey, TierRecord, lateness, watermark
 from app.core.audit.totals import NO_TOTALS
 from app.core.audit.windows import Phase, WindowKey, WindowRecord, phase
 from app.core.topology import AGGREGATE, REGIONAL
 
 PlanOf = Callable[[str, str], AuditPlan | None]  # of a cluster's topic
+OddityOf = Callable[[Scope], str]  # what a client counts otherwise than planned (`app.audit.planned`)
 Unseen = Callable[[AuditPlan | None], list[str]]  # regional clusters that a plan does not count
 OF_CLUSTERS = (REGIONAL, AGGREGATE, "other")  # tiers that plans count; others are told by clients
+MOST_WIDTHS = 3  # that are named
 RANKS = (0.5, 0.95, 0.99)
 IN_ORDER = [Phase.OPEN, Phase.PROVISIONAL, Phase.CLOSED]
 
 
 class Share(msgspec.Struct, frozen=True):
-    """What a worker's books hold of what was asked for. `next_offsets`: of the partitions it has books of."""
+    """What a worker's books hold of what was asked for. `next_offsets`: of the partitions it has books of.
+    `since`: topics of which only windows that begin then or later are told (`app.audit.share`)."""
 
     next_offsets: dict[int, int]
     windows: dict[str, WindowRecord]
     tiers: dict[str, TierRecord]
+    since: dict[str, int] = {}
 
 
 class Known(NamedTuple):
-    """What the region knows."""
+    """What the region knows. `since`: as in `Share`."""
 
     windows: Mapping[WindowKey, WindowRecord]
     tiers: Mapping[TierKey, TierRecord]
+    since: Mapping[str, int] = MappingProxyType({})
+
+    @property
+    def notes(self) -> list[str]:
+        """What a person must know who reads it as if it were all."""
+        return [
+            f"topic {topic} has more windows than are told at once: none that begins before {iso(start_ms)} "
+            "is here; ask for this topic alone, and with from and to"
+            for topic, start_ms in sorted(self.since.items())
+        ]
 
 
 class Wanted(NamedTuple):
@@ -92,7 +110,14 @@ def joined(shares: Iterable[Share], partition_of: Callable[[str], int]) -> Known
             name = TierKey.parse(text)
             if furthest.get(partition_of(name.topic)) is share:
                 tiers[name] = tier
-    return Known(windows, tiers)
+    since: dict[str, int] = {}
+    for share in shares:
+        since |= {
+            topic: start_ms
+            for topic, start_ms in share.since.items()
+            if furthest.get(partition_of(topic)) is share
+        }
+    return Known(windows, tiers, since)
 
 
 Shards = dict[tuple[str, str, str], list[TierRecord]]  # topic, tier, cluster
@@ -105,7 +130,9 @@ def _shards(known: Known) -> Shards:
     return found
 
 
-def window_rows(known: Known, now_ms: int, bounds_of: Callable[[str, str], Bounds]) -> list[dict[str, Any]]:
+def window_rows(
+    known: Known, now_ms: int, bounds_of: Callable[[str, str], Bounds], oddity_of: OddityOf = lambda _: ""
+) -> list[dict[str, Any]]:
     """A row a window of a cluster, the newest first."""
     shards = _shards(known)
     groups: defaultdict[WindowKey, list[WindowRecord]] = defaultdict(list)
@@ -115,7 +142,7 @@ def window_rows(known: Known, now_ms: int, bounds_of: Callable[[str, str], Bound
     for key, records in sorted(groups.items(), key=lambda item: (-item[0].start_ms, item[0])):
         tiers = shards.get(key[:3], [])
         mark_ms = watermark(tiers, now_ms, bounds_of(key.cluster, key.topic).silence_ms)
-        rows.append(_window_row(key, records, tiers, mark_ms))
+        rows.append({**_window_row(key, records, tiers, mark_ms), "remark": oddity_of(key.scope)})
     return rows
 
 
@@ -161,6 +188,20 @@ class _Tier:
         self.clusters: dict[str, list[TierRecord]] = {}
         self.live: set[str] = set()
         self.windows: dict[tuple[int, int], dict[str, list[WindowRecord]]] = {}
+        self._starts: dict[int, list[int]] | None = None
+
+    def other_widths(self, start_ms: int, width_ms: int) -> list[int]:
+        """Of windows at the same time that are not of the same width. Ask once all are known."""
+        if self._starts is None:
+            self._starts = {}
+            for start, width in sorted(self.windows):
+                self._starts.setdefault(width, []).append(start)
+        found = []
+        for width, starts in self._starts.items():
+            at = bisect_left(starts, start_ms + width_ms) - 1  # the last that begins before its end
+            if width != width_ms and at >= 0 and starts[at] != UNTIMED and starts[at] + width > start_ms:
+                found.append(width)
+        return sorted(found)
 
     @property
     def records(self) -> list[TierRecord]:
@@ -222,9 +263,20 @@ def _compared(
         verdict = compare(before, after, start_ms + width_ms, now_ms, patience_ms)
         if verdict.extra and verdict.state is State.DUPLICATED and others:  # rule 4
             verdict = verdict._replace(state=State.ABSENT, absent=tuple(others))
-        yield _verdict_row(
+        odd = {
+            name: found for name, tier in (first, second) if (found := tier.other_widths(start_ms, width_ms))
+        }
+        if odd and verdict.state not in (State.OK, State.PROVISIONAL):  # rule 3
+            verdict = verdict._replace(state=State.ABSENT, absent=tuple(odd))
+        row = _verdict_row(
             (first[0], second[0]), start_ms, start_ms + width_ms, verdict, before.all.count, after.all.count
         )
+        yield {**row, "remark": "; ".join(_other(name, odd[name], width_ms) for name in odd)}
+
+
+def _other(tier: str, widths_ms: list[int], width_ms: int) -> str:
+    told = ", ".join(map(str, widths_ms[:MOST_WIDTHS]))
+    return f"{tier} also counts in windows of {told} ms, which those of {width_ms} ms lack"
 
 
 def _verdict_row(

@@ -37,6 +37,7 @@ PIECE = 2_048  # records of an array counted at once: bounds the windows of a re
 FEW = 32  # records that cost less one by one
 MOST_MS = 1 << 62
 UNCOUNTED = "records that cannot be counted"
+UNTIMED = "records of too many windows at once, counted as without a timestamp"
 
 
 class Book:
@@ -100,6 +101,7 @@ class Book:
             piece = slice(at, at + PIECE)
             ids = None if rows.ids is None else rows.ids[piece]
             self._client.add(Rows(rows.timestamps_ms[piece], rows.nbytes[piece], ids=ids), at_ms)
+        self._look_at_times()
         self.changed = True
 
     def handled_many(
@@ -183,9 +185,14 @@ class Book:
         self.changed = True
         try:
             self._count(chunk)
+            self._look_at_times()
         except (TypeError, ValueError, OverflowError):
             for at in range(0, size, FIELDS):
                 self._count_one(chunk[at : at + FIELDS])
+
+    def _look_at_times(self) -> None:
+        if self._client.untimed:
+            self._told.wrong(UNTIMED, f"topic {self.topic}: {self._client.untimed} records so far")
 
     def _count(self, chunk: list[Any]) -> None:
         times, sizes = np.array(chunk[0::FIELDS], dtype=np.int64), np.array(chunk[1::FIELDS], dtype=np.int64)

@@ -82,12 +82,14 @@ class Client:
             ) from error  # fmt: skip
 
     def all(self, path: str, query: str = "") -> list[Any]:
-        """Every item of a paged list. `query`: of the address, encoded."""
+        """Every item of a paged list. `query`: of the address, encoded. Notes on it go to standard error."""
         items: list[Any] = []
         cursor = "0"
         while cursor is not None:
             page = self.ask("GET", f"{path}?limit=500&cursor={cursor}{query and f'&{query}'}")
             items += page["items"]
+            for note in page.get("notes", ()) if cursor == "0" else ():
+                click.echo(note, err=True)
             cursor = page["next"]
         return items
 

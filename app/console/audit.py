@@ -90,14 +90,21 @@ class AuditRoutes:
 
     # -- windows -----------------------------------------------------------------------------------
 
-    @described(Page[shapes_audit.AuditWindow], query=(*PLACES, *TIMES, *PAGE), problems=(409, 502))
+    @described(
+        shapes_audit.Noted[shapes_audit.AuditWindow], query=(*PLACES, *TIMES, *PAGE), problems=(409, 502)
+    )
     async def get_windows(self, request: web.Request) -> web.Response:
         """What was counted in each window, the newest first."""
         known = await self._known(request, _wanted(request))
-        rows = window_rows(known, now_ms(), self._api.runtime.catalog.audits.bounds_of)
-        return json_response(paged(rows, request))
+        audits = self._api.runtime.catalog.audits
+        rows = window_rows(known, now_ms(), audits.bounds_of, audits.oddity_of)
+        return json_response({**paged(rows, request), "notes": known.notes})
 
-    @described(Page[shapes_audit.AuditVerdict], query=(TOPIC, *TIMES, STATE, *PAGE), problems=(409, 502))
+    @described(
+        shapes_audit.Noted[shapes_audit.AuditVerdict],
+        query=(TOPIC, *TIMES, STATE, *PAGE),
+        problems=(409, 502),
+    )
     async def get_loss(self, request: web.Request) -> web.Response:
         """Windows in which a tier does not have what the one before it has, the newest first."""
         states = set(request.query.getall("state", [state.value for state in TOLD]))
@@ -107,7 +114,8 @@ class AuditRoutes:
         known = await self._known(request, _wanted(request))
         audits = self._api.runtime.catalog.audits
         rows = verdict_rows(known, now_ms(), audits.plan_of, lambda of: unseen(audits, of))
-        return json_response(paged([row for row in rows if row["state"] in states], request))
+        page = paged([row for row in rows if row["state"] in states], request)
+        return json_response({**page, "notes": known.notes})
 
     @described({"type": "object"}, query=(*PLACES, *TIMES), problems=(409, 502))
     async def get_share(self, request: web.Request) -> web.Response:
@@ -147,7 +155,7 @@ class AuditRoutes:
         try:
             body = await request.clone(client_max_size=MOST_REPORTS_BYTES).read()
             lines = [line for line in body.splitlines() if line.strip()]
-            reports = [checked(_report.decode(line)) for line in lines]
+            reports = [_of_client(_report.decode(line)) for line in lines]
         except (msgspec.DecodeError, BadReport, UnicodeDecodeError) as error:
             raise ApiError(422, "Bad report", f"{error}; nothing was taken") from error
         except web.HTTPRequestEntityTooLarge as error:
@@ -224,6 +232,16 @@ class AuditRoutes:
         put = self._put_of(request)
         await delete(self._api, request, put)
         return json_response({"key": put.key, "deleted": True})
+
+
+def _of_client(report: Report) -> Report:
+    """The report, if a client may say so. Raises BadReport."""
+    if report.complete_ms >= 0:
+        raise BadReport(
+            f"report {report.id} of {report.source}: complete_ms {report.complete_ms}: clients count what they "
+            "have from the beginning; leave it out"
+        )
+    return checked(report)
 
 
 def _wanted(request: web.Request) -> Wanted:

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypedDict
+from typing import Any, Generic, Literal, TypedDict, TypeVar
 
 from app.console.shapes import Deployed
+
+T = TypeVar("T")
+
+
+class Noted(TypedDict, Generic[T]):
+    """A piece of a list. `next` is the `cursor` of what follows, null at the end. `notes`: why the list is
+    not all there is, if it is not."""
+
+    items: list[T]
+    next: str | None
+    notes: list[str]
 
 
 class AuditPlanDetail(TypedDict):
@@ -32,6 +43,7 @@ class AuditWindow(TypedDict):
     no time. `late` (which `count` and `bytes` hold, too) came after it was closed. Latencies are null while
     none were measured, `ids`, a fingerprint of all message ids, where not every record has one. It was closed
     `without` sources that were silent. `complete`: nothing was gone before it was counted.
+    `remark`: what its client counts otherwise than planned.
     """
 
     topic: str
@@ -51,12 +63,15 @@ class AuditWindow(TypedDict):
     p99_ms: float | None
     ids: str | None
     without: list[str]
+    remark: str
 
 
 class AuditVerdict(TypedDict):
     """Two tiers in a window. `by` says what was compared; where counts are the same and contents are not,
     `missing` and `extra` are null. The audit of those `absent` is missing. `lag_ms`: by how much the median
-    record is later at the second tier, null: not known; `behind_ms`: by how much its audit is behind."""
+    record is later at the second tier, null: not known; `behind_ms`: by how much its audit is behind.
+    `remark`: why it is not compared.
+    """
 
     topic: str
     from_tier: str
@@ -73,3 +88,4 @@ class AuditVerdict(TypedDict):
     absent: list[str]
     lag_ms: float | None
     behind_ms: int
+    remark: str

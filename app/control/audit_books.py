@@ -29,9 +29,9 @@ from app import wire
 from app.clock import now_ms
 from app.control.audit_margin import Events, Margin
 from app.control.audit_sender import AuditSender
-from app.core.audit.collect import Collector, Written
-from app.core.audit.reports import BadReport, Scope, Verdict
-from app.core.audit.tiers import Bounds, TierKey
+from app.core.audit.collect import UNKNOWN_MS, Collector, Event, Written
+from app.core.audit.reports import MOST_SOURCES, BadReport, Report, Scope, Verdict
+from app.core.audit.tiers import Bounds, Forget, TierKey
 from app.core.audit.windows import WindowKey
 from app.kafka.clusters import ClusterClient, ClusterUnreachable
 from app.topics import AUDIT_PARTITIONS
@@ -42,9 +42,18 @@ SWEEP_S = 2.0
 TICK_S = 10.0
 MOST_TOLD = 10_000  # windows of which it is remembered that a refusal was told
 AT_ONCE = 100  # records are read before others get the loop
-REFUSED = {Verdict.OVERLAPS, Verdict.TOO_MANY}
+CHANGED = (
+    "its source counts otherwise than before, or lost records meanwhile: see its plan's changes, and its "
+    "topic's retention"
+)
+TOO_MANY = (
+    "see which clients report under so many names or times; wider windows, or a shorter keep, in the plan "
+    "take less"
+)
+REFUSED = {Verdict.OVERLAPS: CHANGED, Verdict.TOO_MANY: CHANGED, Verdict.FULL: TOO_MANY}
 
 BoundsOf = Callable[[str, str], Bounds]  # of a cluster's topic
+OddityOf = Callable[[Scope], str]  # in what a client's scope is not as it was planned; "": it is
 
 
 @dataclass(slots=True)
@@ -62,6 +71,7 @@ class AuditBooks(Service):
     def __init__(
         self, topic: str, client: ClusterClient, sender: AuditSender, margin: Margin, bounds_of: BoundsOf,
         tell: Callable[[str, str, str, str], None], leads: Callable[[], bool] = lambda: False,
+        oddity_of: OddityOf = lambda _: "",
     ) -> None:  # fmt: skip
         super().__init__()
         self.books: dict[int, Book] = {}
@@ -73,7 +83,8 @@ class AuditBooks(Service):
         self._tell = tell
         self._leads = leads
         self._ticked_s = float("-inf")
-        self._told: set[tuple[WindowKey, str]] = set()
+        self._oddity_of = oddity_of
+        self._told: set[tuple[object, str]] = set()
 
     # -- the fold ----------------------------------------------------------------------------------
 
@@ -91,7 +102,8 @@ class AuditBooks(Service):
     ) -> Written:
         """Begins a book with what stands in the tables before the event at `offset`.
 
-        Returns what they lack, which is to be written. Raises KafkaError, OSError: it cannot be known now.
+        Returns what they lack, which is to be written. Raises KafkaError, OSError, ClusterUnreachable: it
+        cannot be known now.
         """
         collector = Collector()
         for count, (key, value) in enumerate(windows):
@@ -106,7 +118,19 @@ class AuditBooks(Service):
                 collector.restore_tier(TierKey.parse(key.decode()), wire.tier_record(value))
             except ValueError as error:
                 log.error("a record of a tier cannot be read and begins anew", key=key, error=str(error))
-        written = await _folded(collector, await self._margin.before(partition, offset))
+        events = await self._margin.before(partition, offset)
+        rewound = collector.rewind(max(offset + 1, await self._end(partition)))
+        written = await _folded(collector, events)
+        if any(rewound):
+            self._tell(
+                "audit-topic-shorter", f"{self._topic}/{partition}",
+                f"{len(rewound[0])} windows are of events that the topic does not have any more",
+                "it was made anew, or lost its end: what was counted stays, what was lost with it is missing",
+            )  # fmt: skip
+            written = written._replace(
+                windows=tuple(sorted({*written.windows, *rewound[0]} & collector.windows.keys())),
+                tiers=tuple(sorted({*written.tiers, *rewound[1]})),
+            )
         self.books[partition] = Book(offset, collector)
         log.info("audit tables were read", partition=partition, next_offset=offset,
                  windows=len(collector.windows), lacked=len(written.windows))  # fmt: skip
@@ -116,7 +140,13 @@ class AuditBooks(Service):
         """The book is not as its tables are."""
         self.books.pop(partition, None)
 
-    def fold(self, partition: int, offset: int, value: bytes | None) -> Written:
+    async def _end(self, partition: int) -> int:
+        at = self._topic, partition
+        return (await self._client.end_offsets([at])).get(at, 0)
+
+    def fold(
+        self, partition: int, offset: int, value: bytes | None, recorded_ms: int = UNKNOWN_MS
+    ) -> Written:
         """What an event changes; all of it is to be written.
 
         Raises:
@@ -124,19 +154,37 @@ class AuditBooks(Service):
         """
         book = self.books[partition]
         book.next_offset = max(book.next_offset, offset + 1)
-        written = book.collector.apply(wire.audit_event(value), offset)
-        for window, verdict in written.verdicts:
-            if verdict in REFUSED and (window, verdict.value) not in self._told:
-                if len(self._told) >= MOST_TOLD:
-                    self._told.clear()
-                self._told.add((window, verdict.value))
-                self._tell(
-                    "audit-report-refused", f"{window.cluster}/{window.topic}",
-                    f"a report of the window of {window.start_ms} was refused: {verdict.value}",
-                    "its source counts otherwise than before, or lost records meanwhile: see its plan's "
-                    "changes, and its topic's retention",
-                )  # fmt: skip
+        event = wire.audit_event(value)
+        written = book.collector.apply(event, offset, recorded_ms)
+        self._look_at(event, written, book.collector)
         return written
+
+    def _look_at(self, event: Event, written: Written, collector: Collector) -> None:
+        """Tells what a person must know of it."""
+        if not isinstance(event, Report):
+            return
+        subject = f"{event.cluster}/{event.topic}"
+        for window, verdict in written.verdicts:
+            if verdict in REFUSED:
+                key = window if verdict is not Verdict.FULL else window.scope
+                what = f"a report of the window of {window.start_ms} was refused: {verdict.value}"
+                self._tell_once(key, verdict.value, "audit-report-refused", subject, what, REFUSED[verdict])
+        for tier in written.tiers:
+            if len(collector.tiers[tier].sources) >= MOST_SOURCES:
+                what = f"tier {tier.tier} has {MOST_SOURCES} sources; windows do not wait for further ones"
+                self._tell_once(tier, "sources", "audit-report-refused", subject, what, TOO_MANY)
+        if oddity := self._oddity_of(event.scope):
+            what = f"what tier {event.tier} counts is not as planned: {oddity}"
+            remedy = "change the client, or the plan; until then nothing of it may be compared"
+            self._tell_once(event.scope, oddity, "audit-not-as-planned", subject, what, remedy)
+
+    def _tell_once(self, key: object, why: str, kind: str, subject: str, message: str, remedy: str) -> None:
+        if (key, why) in self._told:
+            return
+        if len(self._told) >= MOST_TOLD:
+            self._told.clear()
+        self._told.add((key, why))
+        self._tell(kind, subject, message, remedy)
 
     def encoded(self, partition: int) -> Callable[[WindowKey | TierKey], bytes]:
         """What is to be written of a window or tier of the partition."""
@@ -188,7 +236,14 @@ class AuditBooks(Service):
         for scope in {key.scope for key in collector.windows}:
             scopes[self._bounds_of(scope.cluster, scope.topic)].append(scope)
         for bounds, some in scopes.items():
-            for event in collector.due(now_ms(), bounds, some):
+            at_ms = now_ms()
+            for event in collector.due(at_ms, bounds, some):
+                if isinstance(event, Forget) and event.before_ms > at_ms - bounds.keep_ms:
+                    what = f"tier {event.tier} has too many windows: its oldest are dropped before their time"
+                    subject = f"{event.cluster}/{event.topic}"
+                    self._tell_once(
+                        (subject, event.tier), "", "audit-windows-dropped", subject, what, TOO_MANY
+                    )
                 await (await self._sender.send(event))
 
 
@@ -197,11 +252,11 @@ async def _folded(collector: Collector, events: Events) -> Written:
     windows: set[WindowKey] = set()
     tiers: set[TierKey] = set()
     deleted: set[WindowKey] = set()
-    for count, (offset, value) in enumerate(events):
+    for count, (offset, value, recorded_ms) in enumerate(events):
         if count % AT_ONCE == AT_ONCE - 1:
             await asyncio.sleep(0)
         try:
-            written = collector.apply(wire.audit_event(value), offset)
+            written = collector.apply(wire.audit_event(value), offset, recorded_ms)
         except (wire.BadEvent, BadReport):
             continue  # it was told when it came
         windows |= set(written.windows)

@@ -15,6 +15,7 @@ import aiohttp
 import msgspec
 from aiokafka.errors import KafkaError
 
+from app.audit.share import share_of
 from app.audit.view import Known, Share, Wanted, joined, verdict_rows
 from app.config.audit import AuditPlan
 from app.control.audit_books import AuditBooks
@@ -25,7 +26,6 @@ from app.kafka.clusters import ClusterUnreachable
 from app.wire import Heartbeat
 
 SHARE = "/api/v1/audit/share"
-MOST_WINDOWS = 50_000  # of an answer: a shard each
 LOOK_S = 5.0
 DEFAULT_WIDTH_MS = 600_000  # of what clients count
 _share = msgspec.json.Decoder(Share)
@@ -36,17 +36,10 @@ class NotKnown(Exception):
 
 
 def own_share(books: AuditBooks, wanted: Wanted) -> Share:
-    """What this worker's books hold. Raises ValueError: too much."""
-    windows: dict[str, Any] = {}
-    tiers: dict[str, Any] = {}
-    for book in books.books.values():
-        for key, record in book.collector.windows.items():
-            if wanted.means(key):
-                windows[str(key)] = msgspec.structs.replace(record, counted={})
-        if len(windows) > MOST_WINDOWS:
-            raise ValueError(f"more than {MOST_WINDOWS} windows: name a topic, or a later time with from")
-        tiers |= {str(key): tier for key, tier in book.collector.tiers.items() if wanted.means(key)}
-    return Share({partition: book.next_offset for partition, book in books.books.items()}, windows, tiers)
+    """What this worker's books hold."""
+    return share_of(
+        {partition: (one.next_offset, one.collector) for partition, one in books.books.items()}, wanted
+    )
 
 
 def share_path(wanted: Wanted) -> str:
@@ -88,8 +81,9 @@ class Auditor:
 
     async def verdicts(
         self, wanted: Wanted, now_ms: int, means: Callable[[str], bool]
-    ) -> list[dict[str, Any]]:
-        """Verdicts on all windows that are wanted, of topics that are meant.
+    ) -> tuple[list[dict[str, Any]], Mapping[str, int]]:
+        """Verdicts on windows that are wanted, of topics that are meant; and topics of which nothing is known
+        of windows that begin before: there are too many.
 
         Raises:
             NotKnown: a worker does not answer, or a book is being read.
@@ -107,7 +101,8 @@ class Auditor:
             plan_of = partial(_of, plans)
             return verdict_rows(some, now_ms, plan_of, lambda plan: unseen(self._audits, plan))
 
-        return await asyncio.to_thread(told)  # seconds, for as many windows as there may be
+        rows = await asyncio.to_thread(told)  # seconds, for as many windows as there may be
+        return rows, known.since
 
     async def _known(self, wanted: Wanted) -> Known:
         others = [(worker, beat.url) for worker, beat in self._beats().items() if worker != self._worker]
@@ -128,7 +123,7 @@ class Auditor:
             missing = await self._books.without(held)
         except (KafkaError, ClusterUnreachable, OSError, TimeoutError) as error:
             raise NotKnown(f"the audit topic cannot be asked: {error!r}") from error
-        except ValueError as error:  # too much, or no share
+        except ValueError as error:  # no share
             raise NotKnown(str(error)) from error
         if missing:
             raise NotKnown(f"partitions {missing} of the audit tables are being read")

@@ -1,9 +1,12 @@
 """The last events of a partition of the audit topic before an offset: who takes its tables over folds them in
 once more, since the last values that were made of them may not have arrived in the changelogs.
+
+What is not there any more is not waited for: the topic may have been cut, or made anew and be shorter.
 """
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -14,12 +17,13 @@ from app.control.tail import STOP_S, bounded
 MARGIN_MS = 60_000  # what was sent to a changelog so long ago has arrived
 MARGIN_EVENTS = 1_000  # and these at least: the topic is idle, or a clock is wrong
 POLL_MS = 500
+STUCK_S = 30.0  # nothing comes for so long, although there should be more
 
-Events = list[tuple[int, bytes | None]]  # offsets and values
+Events = list[tuple[int, bytes | None, int]]  # offsets, values, and when they were recorded (ms)
 
 
 class Margin:
-    """See the module. Raises KafkaError, OSError: they cannot be read now."""
+    """See the module. Raises KafkaError, OSError (TimeoutError, too): they cannot be read now."""
 
     def __init__(self, topic: str, kafka_options: dict[str, Any]) -> None:
         self._topic = topic
@@ -35,11 +39,26 @@ class Margin:
             start = (await consumer.beginning_offsets([at]))[at]
             lately = (await consumer.offsets_for_times({at: now_ms() - MARGIN_MS}))[at]
             first = offset - MARGIN_EVENTS if lately is None else min(lately.offset, offset - MARGIN_EVENTS)
-            consumer.seek(at, max(start, first))
-            while await consumer.position(at) < offset:
-                for record in (await consumer.getmany(at, timeout_ms=POLL_MS)).get(at, []):
-                    if record.offset < offset:
-                        found.append((record.offset, record.value))
+            end = min(offset, (await consumer.end_offsets([at]))[at])
+            await self._read(consumer, at, max(start, first), end, found)
         finally:
             await bounded(consumer.stop(), STOP_S, "reader of the audit topic")
         return found
+
+    async def _read(
+        self, consumer: AIOKafkaConsumer, at: TopicPartition, start: int, end: int, found: Events
+    ) -> None:
+        """Reads [start, end)."""
+        consumer.seek(at, start)
+        stuck_s = time.monotonic() + STUCK_S
+        while start < end:
+            for record in (await consumer.getmany(at, timeout_ms=POLL_MS)).get(at, []):
+                if record.offset < end:
+                    found.append((record.offset, record.value, record.timestamp))
+            reached = await consumer.position(at)
+            if reached < start:  # it was made anew while it was read
+                return
+            if reached > start:
+                start, stuck_s = reached, time.monotonic() + STUCK_S
+            elif time.monotonic() > stuck_s:
+                raise TimeoutError(f"{self._topic}/{at.partition}: no event of [{start}, {end}) comes")

@@ -21,6 +21,8 @@ from typing import Any
 import structlog
 from aiokafka.errors import KafkaError
 
+from app.audit.planned import oddity
+from app.audit.view import OF_CLUSTERS
 from app.config.audit import PREFIX as KEYS
 from app.config.audit import AuditPlan, job_name, of_job_name
 from app.control.beginning import Trouble
@@ -28,6 +30,7 @@ from app.control.cluster_topics import ClusterTopics
 from app.control.data_clusters import DataClusters
 from app.control.definitions import Parsed
 from app.control.log import ControlLog
+from app.core.audit.reports import Scope
 from app.core.audit.tiers import Bounds
 from app.core.job import Kind
 from app.core.topology import Layout
@@ -38,6 +41,7 @@ log = structlog.get_logger(__name__)
 REFRESH_S = 2.0
 PATIENCE_S = 0.25  # a round's, with clusters that answered in time before
 BUSY_SHARE = 20  # what takes long to read is read rarely: a twentieth of the time
+MOST_KNOWN = 100_000  # topics, which clients name as they like, whose plan is remembered
 PREFIX = f"{Kind.AUDIT.value}:"
 
 
@@ -61,6 +65,7 @@ class AuditsCatalog:
         self._plans: dict[str, AuditPlan] = {}
         self._read: dict[str, list[AuditPlan]] = {}  # cluster -> plans that name it, in their order
         self._known: dict[tuple[str, str], AuditPlan | None] = {}
+        self._meant: dict[str, AuditPlan | None] = {}
 
     # -- definitions -------------------------------------------------------------------------------
 
@@ -79,14 +84,32 @@ class AuditsCatalog:
         self._look_at_plans()
         at = cluster, topic
         if at not in self._known:
+            if len(self._known) >= MOST_KNOWN:
+                self._known.clear()
             of = self._read.get(cluster, ())
             self._known[at] = next((plan for plan in of if plan.means(topic)), None)
         return self._known[at]
 
     def bounds_of(self, cluster: str, topic: str) -> Bounds:
-        """When windows of a topic close; those whose plan is gone, too."""
-        plan = self.plan_of(cluster, topic)
+        """When windows of a topic close, also in a cluster that no plan names, and when its plan is gone."""
+        plan = self.plan_of(cluster, topic) or self._anywhere(topic)
         return Bounds() if plan is None else plan.bounds
+
+    def oddity_of(self, scope: Scope) -> str:
+        """What a client counts otherwise than planned, "" if nothing (`app.audit.planned`)."""
+        if scope.tier in OF_CLUSTERS or self.layout is None or not self._control.caught_up:
+            return ""
+        here, anywhere = self.plan_of(scope.cluster, scope.topic), self._anywhere(scope.topic)
+        return oddity(scope, here, anywhere, self.layout.sites)
+
+    def _anywhere(self, topic: str) -> AuditPlan | None:
+        """The first plan by name that means a topic in any cluster."""
+        self._look_at_plans()
+        if topic not in self._meant:
+            if len(self._meant) >= MOST_KNOWN:
+                self._meant.clear()
+            self._meant[topic] = next((plan for plan in self._plans.values() if plan.means(topic)), None)
+        return self._meant[topic]
 
     def tier(self, cluster: str) -> str | None:
         """The tier that a cluster is; None: it is not configured here."""
@@ -98,7 +121,7 @@ class AuditsCatalog:
         stamp = tuple(sorted((key, put.etag) for key, put in puts.items()))
         if stamp == self._stamp:
             return
-        self._stamp, self._known, self._read = stamp, {}, {}
+        self._stamp, self._known, self._read, self._meant = stamp, {}, {}, {}
         found = [plan for key in sorted(puts) if (plan := self._parsed.get(key)) is not None]
         self._plans = {plan.name: plan for plan in found}
         for plan in found if self.layout is not None else ():

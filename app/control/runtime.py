@@ -144,7 +144,7 @@ class Runtime(Service):
         self.audit_books = AuditBooks(
             topics.audit.name, self._control_client, self.audit_sender,
             Margin(topics.audit.name, control_options), self.catalog.audits.bounds_of, self.tell,
-            lambda: self.leader.leads,
+            lambda: self.leader.leads, self.catalog.audits.oddity_of,
         )  # fmt: skip
         self.watchdog = Watchdog(self.jobs.checkpoints, self._may_not_commit, self._answers)
         self.heartbeats = Heartbeats(

@@ -40,10 +40,11 @@ class Region:
         self.position += 1
 
     def report(
-        self, tier: tuple[str, str], *times_ms: int, partition: int = 0, complete_ms: int = -1
-    ) -> None:
+        self, tier: tuple[str, str], *times_ms: int, partition: int = 0, complete_ms: int = -1,
+        width_ms: int = WIDTH_MS,
+    ) -> None:  # fmt: skip
         """A source that has counted these, and has come to the end of all windows."""
-        scope, tally = Scope("orders", *tier, WIDTH_MS), Tally(WIDTH_MS)
+        scope, tally = Scope("orders", *tier, width_ms), Tally(width_ms)
         tally.add(Rows(numbers(times_ms), numbers([10] * len(times_ms))))
         windows = tuple(Increment(start, totals) for start, totals in tally.totals().items())
         name = f"{tier[1]}/{partition}"
@@ -195,3 +196,24 @@ def test_what_is_wanted_is_chosen_by_place_and_time() -> None:
     assert Wanted(from_ms=WIDTH_MS, before_ms=WIDTH_MS + 1).means(home)
     assert not Wanted(before_ms=WIDTH_MS).means(home)
     assert Wanted(from_ms=NOW_MS).means(next(iter(region.collector.tiers)))
+
+
+def test_a_tier_that_counts_in_other_windows_is_told_as_absent_and_not_as_loss() -> None:
+    region, client = Region(), ("consumer", "east")
+    region.report(HOME, *range(WIDTH_MS, WIDTH_MS + 20))
+    region.report(client, *range(WIDTH_MS, WIDTH_MS + 20), width_ms=10_000)
+    region.close(HOME)
+    region.close(client)
+    (row,) = verdict_rows(region.known, NOW_MS, lambda *_: PLAN, lambda _: [])
+    assert (row["state"], row["absent"]) == ("absent-audit", ["consumer"])
+    assert row["remark"] == "consumer also counts in windows of 10000 ms, which those of 60000 ms lack"
+
+
+def test_windows_of_another_time_hinder_no_comparison() -> None:
+    region = counted_at_both(lost=2)
+    region.report(AWAY, 5, 125_000, partition=1, width_ms=30_000)
+    region.close(HOME)
+    region.close(AWAY)
+    assert region.verdicts() == [(1, "lossy", 2)]
+    region.report(AWAY, 95_000, partition=2, width_ms=30_000)
+    assert region.verdicts() == [(1, "absent-audit", 2)]

@@ -145,6 +145,7 @@ def test_threads_lose_no_record() -> None:
 def test_memory_is_bounded_by_topics_and_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counting, "MOST_TOPICS", 3)
     monkeypatch.setattr(core_client, "MOST_WINDOWS", 10)
+    monkeypatch.setattr(core_client, "MOST_EARLY", 1)
     counted = Counting(TIER)
     for number in range(5_000):
         counted.sent(f"topic-{number % 5}", 100 * number, 1)
@@ -154,8 +155,9 @@ def test_memory_is_bounded_by_topics_and_windows(monkeypatch: pytest.MonkeyPatch
     assert all(len(one.noted) < book.MOST_NOTED * book.FIELDS for one in counted._books.values())
     found = totals(counted, "topic-0")
     assert sum(one.count for one in found.values()) == 1_000
-    assert len(found) < 40  # what lies in further ones counts without a time
+    assert len(found) < 80  # what lies in further ones counts without a time
     assert found[-1].count > 900
+    assert book.UNTIMED in counted._told.now
 
 
 def test_while_a_report_waits_counts_add_up() -> None:

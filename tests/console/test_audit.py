@@ -9,8 +9,10 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import pytest
 
 from app import wire
+from app.audit import share
 from app.control.audit_books import Book
 from app.control.audit_sender import audit_partition
 from app.core.audit.client import MOST_WINDOWS, ClientAudit
@@ -86,6 +88,31 @@ def test_what_has_not_arrived_is_told(console: Console) -> None:
     assert console.ask("GET", "/api/v1/audit/loss?state=fine").status == 400
 
 
+def test_what_a_client_counts_otherwise_than_planned_is_told(console: Console) -> None:
+    with_loss(console)
+    console.ask("PUT", "/api/v1/audit/plans/all", definition())
+    book = console.fed.audit_books.books[audit_partition("orders")]
+    scope = Scope("orders", "consumer", "east", WIDTH_MS // 2)
+    one = client_report(scope, "app@1", 0, {WIDTH_MS: Totals(1)}, at_ms=5, watermark_ms=5)
+    book.collector.apply(one, 100)
+    rows = console.ask("GET", "/api/v1/audit/windows").json["items"]
+    remarks = {row["tier"]: row["remark"] for row in rows}
+    assert "its client needs window_ms=60000" in remarks.pop("consumer")
+    assert remarks == {"regional": "", "aggregate": ""}
+
+
+def test_what_is_left_off_of_a_large_topic_is_told(
+    console: Console, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(share, "MOST_WINDOWS", 1)
+    with_loss(console)
+    for what in ("windows", "loss"):
+        answer = console.ask("GET", f"/api/v1/audit/{what}").json
+        assert (answer["items"], answer["notes"][0].split()[:2]) == ([], ["topic", "orders"])
+    told = InProcess(console.url, console.fed, tmp_path)("audit", "loss", "--from", "1970-01-01")
+    assert "topic orders has more windows" in told.stderr
+
+
 def test_reports_of_clients_are_taken_all_or_none(console: Console) -> None:
     path, kind = "/api/v1/audit/reports", {"Content_Type": "application/x-ndjson"}
     scope = Scope("orders", "proxy-client", "home", WIDTH_MS)
@@ -94,7 +121,7 @@ def test_reports_of_clients_are_taken_all_or_none(console: Console) -> None:
 
     assert console.ask("POST", path, b"\n".join(lines) + b"\n", **kind).json == {"taken": 3}
     assert console.fed.audit_sender.sent == made
-    changes: list[dict[str, Any]] = [{"id": "x"}, {"topic": "a/b"}, {"tier": ""}]
+    changes: list[dict[str, Any]] = [{"id": "x"}, {"topic": "a/b"}, {"tier": ""}, {"complete_ms": 5}]
     wrong = [wire.encode(msgspec.structs.replace(made[0], **change)) for change in changes]
     for bad in (b"{}", b"no json", *wrong):
         refused = console.ask("POST", path, b"\n".join([*lines, bad]), **kind)

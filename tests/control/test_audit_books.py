@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
 import pytest
 from aiokafka.partitioner import DefaultPartitioner
 from hypothesis import given, settings
@@ -16,9 +17,10 @@ from hypothesis import strategies as st
 from app import wire
 from app.control.audit_books import AuditBooks
 from app.control.audit_sender import audit_partition
-from app.core.audit.collect import Tick, Written
+from app.core.audit import collect
+from app.core.audit.collect import UNKNOWN_MS, Tick, Written
 from app.core.audit.reports import BadReport, Increment, Report, Scope, report_id
-from app.core.audit.tiers import Bounds, Close, Forget
+from app.core.audit.tiers import Bounds, Close, Forget, Heard
 from app.core.audit.totals import Totals
 from app.topics import AUDIT_PARTITIONS
 
@@ -57,9 +59,9 @@ class Last:
     """The events of partition 5, so many of which are read again."""
 
     def __init__(self, many: int) -> None:
-        self.many, self.events = many, list[tuple[int, bytes | None]]()
+        self.many, self.events = many, list[tuple[int, bytes | None, int]]()
 
-    async def before(self, partition: int, offset: int) -> list[tuple[int, bytes | None]]:
+    async def before(self, partition: int, offset: int) -> list[tuple[int, bytes | None, int]]:
         assert partition == 5
         found = [event for event in self.events if event[0] < offset]
         return found[len(found) - self.many :] if self.many else []
@@ -79,12 +81,12 @@ class Stand:
             lambda: True,
         )  # fmt: skip
 
-    async def event(self, offset: int, value: bytes) -> None:
+    async def event(self, offset: int, value: bytes, recorded_ms: int = UNKNOWN_MS) -> None:
         if not self.books.goes_on_at(5, offset):
             lacked = await self.books.restore(5, offset, self.windows.items(), self.tiers.items())
             self._write(lacked)
-        self.last.events.append((offset, value))
-        self._write(self.books.fold(5, offset, value))
+        self.last.events.append((offset, value, recorded_ms))
+        self._write(self.books.fold(5, offset, value, recorded_ms))
         self.topic.end = max(self.topic.end, offset + 1)
 
     def _write(self, written: Written) -> None:
@@ -157,7 +159,7 @@ async def _after_a_kill(before: Stand, chance: random.Random) -> Stand:
     after = Stand(before.topic, again=6)
     events = before.last.events
     old = Stand(Topic())
-    for offset, value in events[: len(events) - 5]:
+    for offset, value, _ in events[: len(events) - 5]:
         await old.event(offset, value or b"")
     for mine, newest, oldest in (
         (after.windows, before.windows, old.windows), (after.tiers, before.tiers, old.tiers),
@@ -215,3 +217,37 @@ async def test_a_partition_that_nobody_holds_is_known_as_such_unless_it_is_empty
 def test_a_topics_reports_are_where_any_client_puts_them_by_key(topic: str) -> None:
     everywhere = list(range(AUDIT_PARTITIONS))
     assert audit_partition(topic) == DefaultPartitioner()(topic.encode(), everywhere, everywhere)
+
+
+async def test_a_client_that_counts_otherwise_than_planned_and_full_memory_are_told_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(collect, "MOST_WINDOWS", 1)
+    stand = Stand(Topic())
+    stand.books._oddity_of = lambda scope: f"windows of {scope.width_ms} ms"
+    await stand.event(0, wire.encode(report(5, 5)))
+    for upto in (6, 7):
+        start = Increment(60_000 * upto, Totals(1))
+        one = msgspec.structs.replace(report(upto, upto), windows=(start,), part=upto, since=upto - 1)
+        await stand.event(upto, wire.encode(one))
+    assert [told[0] for told in stand.told] == ["audit-not-as-planned", "audit-report-refused"]
+    assert "windows of 60000 ms" in stand.told[0][2]
+
+
+async def test_a_report_is_not_believed_to_be_of_later_than_its_record_also_when_it_is_read_again() -> None:
+    stand = Stand(topic := Topic())
+    await stand.event(0, wire.encode(report(1, 1, watermark_ms=1 << 41)), recorded_ms=200_000)
+    other = Stand(topic, again=6)
+    other.last.events = list(stand.last.events)
+    await other.event(1, wire.encode(Tick(0)))
+    for one in (stand, other):
+        (record,) = one.books.books[5].collector.tiers.values()
+        assert record.sources == {"t/0": Heard(200_000, 200_000)}
+
+
+async def test_tables_of_a_topic_that_was_made_anew_go_on() -> None:
+    before, after = Stand(Topic()), Stand(Topic())
+    await before.event(900, wire.encode(report(1, 1)))
+    after.windows, after.tiers = before.windows, before.tiers
+    await after.event(0, wire.encode(report(4, 7)))
+    assert (after.count, [told[0] for told in after.told]) == (7, ["audit-topic-shorter"])

@@ -10,6 +10,7 @@ import pytest
 
 from app.config.audit import AuditPlan
 from app.control.audits_catalog import AuditsCatalog
+from app.core.audit.reports import Scope
 from app.core.control import ControlState
 from app.core.control_events import AuditDeleted, AuditPut
 from app.core.topology import Layout, Site
@@ -29,7 +30,7 @@ class ByHand:
 
     def __init__(self) -> None:
         self.view, self.told = ControlState(), list[tuple[str, ...]]()
-        log: Any = SimpleNamespace(view=self.view)
+        log: Any = SimpleNamespace(view=self.view, caught_up=True)
         nowhere: Any = None
         self.catalog = AuditsCatalog(log, nowhere, lambda *told: self.told.append(told), LAYOUT)
 
@@ -108,3 +109,26 @@ def test_control_topics_are_counted_only_by_name(region: ByHand) -> None:
     region.catalog._topics["home"].take({"switchyard-east-control": 1, "switchyard-east-audit": 8}, 1.0)
     region.catalog._topics["home"].listed_at_s = 1.0
     assert region.jobs() == ["audit:all//home:switchyard-east-control:0"]
+
+
+def test_what_clients_count_otherwise_than_planned_is_said(region: ByHand) -> None:
+    region.put("all", "orders", window="1m", lateness="9s", clusters=["home"])
+    said = {
+        scope: region.catalog.oddity_of(scope)
+        for scope in (
+            Scope("orders", "consumer", "home", 60_000),
+            Scope("orders", "consumer", "", 60_000),
+            Scope("orders", "consumer", "home", 600_000),
+            Scope("orders", "consumer", "hom", 60_000),
+            Scope("orders", "consumer", "away", 60_000),
+            Scope("payments", "consumer", "home", 60_000),
+            Scope("payments", "regional", "home", 60_000),
+        )
+    }
+    as_planned, nowhere, width, misspelt, other, unplanned, ours = said.values()
+    assert as_planned == nowhere == ours == ""
+    assert "client needs window_ms=60000" in width
+    assert "cluster hom is none of away, home, other" in misspelt
+    assert "no audit plan means topic orders in cluster away" in other
+    assert "no audit plan means topic payments" in unplanned
+    assert region.catalog.bounds_of("hom", "orders").lateness_ms == 9_000

@@ -46,5 +46,10 @@ No false alarms
    that had been heard before is incomplete, not lossy.
 5. Until both tiers have closed a window, a difference is provisional. The bound of lateness grows with what
    was seen late, up to a limit.
-6. A watermark is never ahead of the clock of the audit: one record with a time in the future closes nothing.
+6. A watermark is never ahead of the clock of the audit, nor is anything else that a report says of times: one
+   record with a time in the future closes nothing, and no client's clock is believed. The clock of the audit
+   is the brokers': when a report came into the topic. Where the topic does not say so it is that of whoever
+   decides what is due.
+7. What counts otherwise than planned (windows of another width, a cluster that no plan names) is told in
+   words, and never compared as if it were loss.
 """

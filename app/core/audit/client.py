@@ -9,8 +9,10 @@ Rules
    each record once up to there; whoever keeps nothing begins as another incarnation (`tiers.INCARNATION`),
    and what the last one had not reported is told as missing audit, not as loss.
 3. A report's watermark says nothing of what an earlier one holds that has not arrived.
-4. A tally has at most `MOST_WINDOWS` windows, and those of one call: records of further ones are counted as
-   without a timestamp. Only times that mean nothing are spread so wide.
+4. A tally has at most `MOST_WINDOWS` windows, and those of one call. When it has as many, and there are
+   records of further ones, it becomes a report at once: who replays a topic counts all of it in its windows.
+   Where `MOST_EARLY` reports wait, these records are counted as without a timestamp, and that is told
+   (`untimed`).
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from app.core.audit.totals import NEVER_MS, NO_TOTALS, Totals
 
 MOST_PENDING = 1_000  # reports; beyond them what is counted waits unreported, in one tally
 MOST_WINDOWS = 256
+MOST_EARLY = 16  # reports that are made before they are asked for: some MB
 
 
 class ClientState(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -44,10 +47,12 @@ class ClientAudit:
 
     Args:
         idle_ms: who has counted nothing for so long has nothing older to come.
+
+    Attributes: `untimed`: records that have a timestamp, and were counted as if they had none (rule 4).
     """
 
     __slots__ = ("_arrived_ms", "_before", "_counted_ms", "_idle_ms", "_late_ms", "_max_timestamp_ms",
-                 "_pending", "_scope", "_sequence", "_source", "_tally")  # fmt: skip
+                 "_pending", "_scope", "_sequence", "_source", "_tally", "untimed")  # fmt: skip
 
     def __init__(self, scope: Scope, source: str, idle_ms: int) -> None:
         self._scope = scope
@@ -59,6 +64,7 @@ class ClientAudit:
         self._before: dict[int, Totals] = {}  # counted by the same incarnation, before it was restored
         self._max_timestamp_ms = self._arrived_ms = self._counted_ms = NEVER_MS
         self._late_ms = 0
+        self.untimed = 0
 
     @classmethod
     def restored(cls, state: ClientState, idle_ms: int) -> ClientAudit:
@@ -79,9 +85,15 @@ class ClientAudit:
         """Counts records that this tier has at `at_ms`, all or each."""
         if not rows.timestamps_ms.size:
             return
-        if len(self._tally.windows) >= MOST_WINDOWS:
-            rows = rows._replace(timestamps_ms=self._of_known_windows(rows.timestamps_ms))
         counted_ms = at_ms if isinstance(at_ms, int) else int(at_ms.max())
+        if len(self._tally.windows) >= MOST_WINDOWS:
+            known_ms = self._of_known_windows(rows.timestamps_ms)
+            if others := int((known_ms != rows.timestamps_ms).sum()):
+                if len(self._pending) < MOST_EARLY:
+                    self._report(counted_ms)
+                else:
+                    self.untimed += others
+                    rows = rows._replace(timestamps_ms=known_ms)
         timed = rows.timestamps_ms[rows.timestamps_ms >= 0]
         if timed.size:
             end_ms = window_of(int(timed.min()), self._scope.width_ms) + self._scope.width_ms
@@ -94,23 +106,26 @@ class ClientAudit:
     def reports(self, at_ms: int, *, leaves: bool = False) -> list[Report]:
         """All that is not acknowledged, and what was counted since; an empty one says that it is heard."""
         if len(self._pending) < MOST_PENDING:
-            quiet_ms = at_ms - self._idle_ms if at_ms - self._counted_ms >= self._idle_ms else NEVER_MS
-            mark_ms = max(min(self._max_timestamp_ms, at_ms), quiet_ms)
-            report = client_report(
-                self._scope,
-                self._source,
-                self._sequence,
-                self._windows(),
-                at_ms=at_ms,
-                watermark_ms=self._arrived_ms if self._pending else mark_ms,
-                late_ms=self._late_ms,
-                leaves=leaves,
-            )
-            self._pending.append(report)
-            self._sequence += 1
-            self._late_ms = 0
-            self._tally, self._before = Tally(self._scope.width_ms), {}
+            self._report(at_ms, leaves=leaves)
         return list(self._pending)
+
+    def _report(self, at_ms: int, *, leaves: bool = False) -> None:
+        quiet_ms = at_ms - self._idle_ms if at_ms - self._counted_ms >= self._idle_ms else NEVER_MS
+        mark_ms = max(min(self._max_timestamp_ms, at_ms), quiet_ms)
+        report = client_report(
+            self._scope,
+            self._source,
+            self._sequence,
+            self._windows(),
+            at_ms=at_ms,
+            watermark_ms=self._arrived_ms if self._pending else mark_ms,
+            late_ms=self._late_ms,
+            leaves=leaves,
+        )
+        self._pending.append(report)
+        self._sequence += 1
+        self._late_ms = 0
+        self._tally, self._before = Tally(self._scope.width_ms), {}
 
     def acknowledged(self, report: Report) -> None:
         """The topic has it."""

@@ -3,6 +3,11 @@
 Every record is a fold of its own (`windows`, `tiers`): it may be restored at any age, older or newer than its
 neighbours. Replaying the topic from an offset that all of them have reached brings all of them to the same
 state, byte by byte, whatever was written twice or lost in between.
+
+Bounds, so that no client fills the memory: a partition has `MOST_TIERS` shards of tiers and `MOST_WINDOWS`
+windows, a tier `MOST_OF_TIER` of them; what is beyond is refused (`Verdict.FULL`). Of a tier that has come
+near that, the oldest closed windows are dropped before their time. The bounds are of all records, which are
+of different ages in a replay: a report that was refused for them may then count.
 """
 
 from __future__ import annotations
@@ -13,9 +18,16 @@ from typing import NamedTuple
 import msgspec
 
 from app.core.audit import tiers, windows
-from app.core.audit.reports import Report, Scope, Verdict, checked
+from app.core.audit.count import UNTIMED
+from app.core.audit.reports import Report, Scope, Verdict, bounded, checked
 from app.core.audit.tiers import Bounds, Close, Forget, TierKey, TierRecord
 from app.core.audit.windows import WindowKey, WindowRecord
+
+MOST_TIERS = 20_000
+MOST_WINDOWS = 500_000
+MOST_OF_TIER = 100_000
+KEPT_OF_TIER = 80_000  # more are dropped before their time, down to nine tenths of it
+UNKNOWN_MS = 1 << 62  # when an event came into a topic that does not say so
 
 
 class Tick(msgspec.Struct, frozen=True, tag="tick"):
@@ -61,15 +73,29 @@ class Collector:
         self.tiers[key] = record
         self._shards.setdefault(key[:3], set()).add(key)
 
-    def apply(self, event: Event, position: int) -> Written:
+    def rewind(self, end: int) -> tuple[list[WindowKey], list[TierKey]]:
+        """Takes in that the topic ends at `end`: what is of a longer one goes on in it. What it changed."""
+        of_windows = {key: windows.rewound(record, end) for key, record in self.windows.items()}
+        of_tiers = {key: tiers.rewound(record, end) for key, record in self.tiers.items()}
+        found = (
+            [key for key, record in of_windows.items() if record is not self.windows[key]],
+            [key for key, record in of_tiers.items() if record is not self.tiers[key]],
+        )
+        self.windows, self.tiers = of_windows, of_tiers
+        return found
+
+    def apply(self, event: Event, position: int, recorded_ms: int = UNKNOWN_MS) -> Written:
         """Folds in the event at an offset of the topic.
+
+        Args:
+            recorded_ms: the time of the record, by the brokers: no report's time is ahead of it.
 
         Raises:
             BadReport: nothing is changed.
         """
         match event:
             case Report():
-                return self._report(checked(event), position)
+                return self._report(bounded(checked(event), recorded_ms), position)
             case Close():
                 return self._close((event.topic, event.tier, event.cluster), event, position)
             case Forget():
@@ -84,11 +110,21 @@ class Collector:
             scopes: the tiers to look at, all whose windows are known by default.
         """
         wanted = {key.scope for key in self.windows} if scopes is None else set(scopes)
-        return [
-            event
-            for scope in sorted(wanted)
-            for event in tiers.due(scope, self.shards(scope[:3]), now_ms, bounds)
-        ]
+        events: list[Close | Forget] = []
+        for scope in sorted(wanted):
+            events += tiers.due(scope, self.shards(scope[:3]), now_ms, bounds)
+        for name in sorted({scope[:3] for scope in wanted}):
+            if len(self._of_tier.get(name, ())) > KEPT_OF_TIER:
+                events += self._oldest(name, now_ms)
+        return events
+
+    def _oldest(self, name: TierName, now_ms: int) -> list[Forget]:
+        """Drops the oldest windows of a tier that has too many; none that is not closed."""
+        keys = self._of_tier[name]
+        ends = sorted(key.end_ms for key in keys if self.windows[key].is_closed and key.start_ms != UNTIMED)
+        last = min(len(keys) - KEPT_OF_TIER * 9 // 10, len(ends)) - 1
+        forgotten_ms = max((record.forgotten_ms for record in self.shards(name)), default=0)
+        return [Forget(*name, ends[last], now_ms)] if last >= 0 and ends[last] > forgotten_ms else []
 
     def shards(self, name: TierName) -> list[TierRecord]:
         """A tier's records."""
@@ -104,6 +140,9 @@ class Collector:
         changed: list[WindowKey] = []
         for increment in report.windows:
             key = WindowKey(*report.scope, increment.start_ms, report.shard)
+            if self._is_full(key):
+                verdicts.append((key, Verdict.FULL))
+                continue
             before = self._window(key, position)
             if before is None:
                 verdicts.append((key, Verdict.FORGOTTEN))
@@ -114,11 +153,23 @@ class Collector:
                 self.restore_window(key, after)
                 changed.append(key)
         tier = TierKey(*name, report.shard)
+        if self._is_one_too_many(tier):
+            return Written((), (), (), tuple(verdicts))
         known = self.tiers.get(tier, TierRecord())
         record = tiers.on_report(known, report, position)
         if record is not known:
             self.restore_tier(tier, record)
         return Written(tuple(changed), (tier,) if record is not known else (), (), tuple(verdicts))
+
+    def _is_full(self, key: WindowKey) -> bool:
+        if key in self.windows:
+            return False
+        if len(self.windows) >= MOST_WINDOWS or len(self._of_tier.get(key[:3], ())) >= MOST_OF_TIER:
+            return True
+        return self._is_one_too_many(TierKey(*key[:3], key.shard))
+
+    def _is_one_too_many(self, tier: TierKey) -> bool:
+        return tier not in self.tiers and len(self.tiers) >= MOST_TIERS
 
     def _window(self, key: WindowKey, position: int) -> WindowRecord | None:
         """A window's record; a new one is closed if its closing is past. None: it was dropped before."""

@@ -24,7 +24,7 @@ import enum
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from app.core.audit.tiers import TierRecord, closed_at, watermark
+from app.core.audit.tiers import TierRecord, closed_at, is_heard, watermark
 from app.core.audit.totals import NO_TOTALS, Totals
 from app.core.audit.windows import Phase, WindowRecord
 
@@ -135,7 +135,7 @@ def side(
     for records in clusters:
         marks.append(watermark(records, now_ms, silence_ms))
         sources = [source for record in records for source in record.sources.values()]
-        heard.append(any(now_ms - source.heard_ms <= silence_ms for source in sources))
+        heard.append(any(is_heard(source, now_ms, silence_ms) for source in sources))
         # Of what was closed anywhere: a tier that saw nothing has no window that could say so.
         closings = filter(None, (closed_at(record, end_ms, NEVER) for record in records))
         closing = min(closings, key=lambda one: one.position, default=None)

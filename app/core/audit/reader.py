@@ -19,7 +19,10 @@ from app.core.audit.tiers import INCARNATION
 from app.core.audit.totals import NEVER_MS, Totals
 from app.core.record_batch import LOG_OVERHEAD_BYTES, Committed
 
-IDLE_MS = 300_000  # a log that was read to its end for so long is believed to have said everything
+# A log that was read to its end for so long is believed to have said everything. Knowing where it ends does
+# not help to believe it sooner: a copy's log lies still, too, while whoever copies hangs, and closing its
+# windows then would tell as lost what is only on its way. So it is longer than hiccups last.
+IDLE_MS = 300_000
 _FRAME = struct.Struct(">qi")  # base offset and length
 
 

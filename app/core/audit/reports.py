@@ -36,6 +36,7 @@ from app.core.ranges import Range, union
 PART_OFFSETS = 1 << 16
 NO_PART = -1
 MOST_IDS = 10_000
+MOST_SOURCES = 10_000  # of a tier's shard, and of a window
 SHARD_PARTITIONS = 8  # whose windows share a table value, which is written with every report: some 10 kB
 _NAME = re.compile(
     r"[A-Za-z0-9._-]{1,249}"
@@ -143,6 +144,22 @@ def _fault(report: Report) -> str:
     return ""
 
 
+def bounded(report: Report, recorded_ms: int) -> Report:
+    """The report with no time ahead of the clock of the audit.
+
+    Args:
+        recorded_ms: when it came into the topic, by the brokers' clock: the same at every replay.
+    """
+    if max(report.at_ms, report.watermark_ms, report.complete_ms) <= recorded_ms:
+        return report
+    return msgspec.structs.replace(
+        report,
+        at_ms=min(report.at_ms, recorded_ms),
+        watermark_ms=min(report.watermark_ms, recorded_ms),
+        complete_ms=min(report.complete_ms, recorded_ms),
+    )
+
+
 def report_id(scope: Scope, source: str, part: int, since: int, upto: int, *, final: bool) -> str:
     """The UUID of a report of a part."""
     return str(uuid.uuid5(_NAMESPACE, f"{'/'.join(map(str, scope))}/{source}/{part}/{since}/{upto}/{final}"))
@@ -198,6 +215,7 @@ class Verdict(enum.Enum):
     LATE = "late"  # counted, after the window was closed
     OVERLAPS = "overlaps"  # refused: see the module
     TOO_MANY = "too-many"  # refused: reports without a sequence number
+    FULL = "full"  # refused: there are as many tiers, windows or sources as are kept
     FORGOTTEN = "forgotten"  # refused: the window is older than what is kept
 
 

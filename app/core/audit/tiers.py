@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from app.core.audit.reports import Report, Scope
+from app.core.audit.reports import MOST_SOURCES, Report, Scope
 
 NOT_YET_MS = -1
 MOST_CLOSINGS = 64  # that a record tells apart; only replays of older ones could be told wrong
@@ -139,7 +139,7 @@ def missed(without: Iterable[tuple[str, int]], end_ms: int) -> tuple[str, ...]:
 
 
 def on_report(record: TierRecord, report: Report, position: int) -> TierRecord:
-    """The record with what a report says of its source."""
+    """The record with what a report says of its source. One more than `MOST_SOURCES` is not waited for."""
     if position <= record.position:
         return record
     sources = dict(record.sources)
@@ -149,7 +149,7 @@ def on_report(record: TierRecord, report: Report, position: int) -> TierRecord:
         told = min(report.watermark_ms, report.at_ms)
         if known is not None:
             sources[report.source] = Heard(max(known.watermark_ms, told), max(known.heard_ms, report.at_ms))
-        else:
+        elif len(sources) < MOST_SOURCES:
             sources[report.source] = Heard(told, report.at_ms)
     late_ms, complete_ms = max(record.late_ms, report.late_ms), max(record.complete_ms, report.complete_ms)
     return msgspec.structs.replace(
@@ -182,6 +182,14 @@ def on_forget(record: TierRecord, forget: Forget, position: int) -> TierRecord:
     )
 
 
+def rewound(record: TierRecord, end: int) -> TierRecord:
+    """The record in a topic that ends at `end`: as `windows.rewound`. It was closed before any event."""
+    if record.position < end:
+        return record
+    closings = tuple(Closing(one.before_ms, -1, one.at_ms, one.without) for one in record.closings)
+    return msgspec.structs.replace(record, closings=closings, forgotten_at=-1, position=-1)
+
+
 def closed_before(record: TierRecord) -> int:
     """Windows that end here or earlier are closed; `NOT_YET_MS`: none are."""
     return record.closings[-1].before_ms if record.closings else NOT_YET_MS
@@ -201,14 +209,20 @@ def is_forgotten(record: TierRecord, end_ms: int, position: int) -> bool:
 
 
 def watermark(records: Iterable[TierRecord], now_ms: int, silence_ms: int) -> int:
-    """The lowest watermark of the tier's sources that are heard; `NOT_YET_MS`: none is, or one cannot say."""
+    """The lowest watermark of the tier's sources that are heard; `NOT_YET_MS`: none is, or one cannot say.
+    Never ahead of now: who was heard in the future has been believed by a topic without the brokers' time."""
     heard = [
         source.watermark_ms
         for record in records
         for source in record.sources.values()
-        if now_ms - source.heard_ms <= silence_ms
+        if is_heard(source, now_ms, silence_ms)
     ]
-    return min(heard, default=NOT_YET_MS)
+    return min(now_ms, min(heard, default=NOT_YET_MS))
+
+
+def is_heard(source: Heard, now_ms: int, silence_ms: int) -> bool:
+    """Whether it was heard lately. In the far future it cannot have been: nobody knows when."""
+    return abs(now_ms - source.heard_ms) <= silence_ms
 
 
 def lateness(records: Iterable[TierRecord], bounds: Bounds) -> int:
@@ -247,9 +261,9 @@ def _silent(
     without: list[tuple[str, int]] = []
     given_up: list[str] = []
     for name, source in sorted(sources.items()):
-        silence_ms = now_ms - source.heard_ms
-        if silence_ms <= bounds.silence_ms:
+        if is_heard(source, now_ms, bounds.silence_ms):
             continue
+        silence_ms = abs(now_ms - source.heard_ms)
         if source.watermark_ms < before_ms:
             without.append((name, source.watermark_ms))
         if silence_ms > bounds.give_up_ms or source.heard_ms < heard_ms[name.partition(INCARNATION)[0]]:

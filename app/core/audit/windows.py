@@ -17,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from app.core.audit.count import UNTIMED
-from app.core.audit.reports import NOTHING_COUNTED, Counted, Report, Scope, Verdict, take
+from app.core.audit.reports import MOST_SOURCES, NOTHING_COUNTED, Counted, Report, Scope, Verdict, take
 from app.core.audit.totals import NO_TOTALS, Totals
 
 OPEN_MS = -1
@@ -92,6 +92,8 @@ def on_report(
     """The record with what a report says of its window, what that added, and what became of it."""
     if position <= record.position:
         return record, NO_TOTALS, Verdict.REPEATED
+    if report.source not in record.counted and len(record.counted) >= MOST_SOURCES:
+        return record, NO_TOTALS, Verdict.FULL
     known, added, verdict = take(record.counted.get(report.source, NOTHING_COUNTED), report, totals)
     if verdict is not Verdict.COUNTED:
         return record, NO_TOTALS, verdict
@@ -113,6 +115,12 @@ def on_close(record: WindowRecord, at_ms: int, without: tuple[str, ...], positio
     if position <= record.position or record.is_closed:
         return record
     return msgspec.structs.replace(record, closed_ms=at_ms, without=without, position=position)
+
+
+def rewound(record: WindowRecord, end: int) -> WindowRecord:
+    """The record in a topic that ends at `end`, and was longer if the record is of an event behind that: no
+    event of the topic is in it. Should one come again, the record knows what it has counted."""
+    return record if record.position < end else msgspec.structs.replace(record, position=-1)
 
 
 def phase(key: WindowKey, record: WindowRecord, watermark_ms: int) -> Phase:

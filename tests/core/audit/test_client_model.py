@@ -20,6 +20,7 @@ from app.core.audit.reports import Report, Scope
 
 SCOPE = Scope("topic", "consumer", "east", 100)
 IDLE_MS = 300
+SMALL = {"MOST_PENDING": 4, "MOST_WINDOWS": 3, "MOST_EARLY": 1 << 20}
 
 
 class ClientAgainstModel(RuleBasedStateMachine):
@@ -27,7 +28,9 @@ class ClientAgainstModel(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.usual, client_module.MOST_PENDING = client_module.MOST_PENDING, 4
+        self.usual = {name: getattr(client_module, name) for name in SMALL}
+        for name, value in SMALL.items():
+            setattr(client_module, name, value)
         self.now_ms = 1_000
         self.client = ClientAudit(SCOPE, "web@1", IDLE_MS)
         self.kept = self.encoded()
@@ -37,7 +40,8 @@ class ClientAgainstModel(RuleBasedStateMachine):
         self.names = 0
 
     def teardown(self) -> None:
-        client_module.MOST_PENDING = self.usual
+        for name, value in self.usual.items():
+            setattr(client_module, name, value)
 
     def encoded(self) -> bytes:
         return msgspec.json.encode(self.client.state())
@@ -130,12 +134,27 @@ def test_a_record_with_a_time_in_the_future_makes_nothing_late() -> None:
 
 def test_times_that_mean_nothing_make_no_windows_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "MOST_WINDOWS", 3)
+    monkeypatch.setattr(client_module, "MOST_EARLY", 0)
     client = ClientAudit(SCOPE, "web@1", IDLE_MS)
     for number in range(10):
         client.add(Rows(np.array([100 * number, 5]), np.array([10, 10])), 1_000)
     (report,) = client.reports(1_000)
     counts = {increment.start_ms: increment.totals.count for increment in report.windows}
     assert counts == {-1: 7, 0: 11, 100: 1, 200: 1}
+    assert client.untimed == 7
+
+
+def test_who_replays_a_topic_counts_all_of_it_in_its_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "MOST_WINDOWS", 3)
+    client, collector = ClientAudit(SCOPE, "web@1", IDLE_MS), Collector()
+    for number in range(10):
+        client.add(Rows(np.array([100 * number]), np.array([10])), 1_000)
+    reports = client.reports(1_000)
+    assert max(len(report.windows) for report in reports) == 3
+    for position, report in enumerate(reports):
+        collector.apply(report, position)
+    assert [key.start_ms for key in sorted(collector.windows)] == list(range(0, 1_000, 100))
+    assert client.untimed == 0
 
 
 def test_each_record_has_its_own_latency() -> None:

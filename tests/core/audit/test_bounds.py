@@ -1,0 +1,140 @@
+"""What is believed of clients, and how much of it: times within the clock of the audit, bounded memory."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from app.core.audit import collect, tiers, windows
+from app.core.audit.collect import Collector
+from app.core.audit.reports import Report, Scope, Verdict, client_report
+from app.core.audit.tiers import Bounds, Close, Forget, TierKey
+from app.core.audit.totals import Totals
+from app.core.audit.windows import WindowKey
+
+WIDTH = 1_000
+SCOPE = Scope("topic", "consumer", "east", WIDTH)
+TIER = TierKey(*SCOPE[:3])
+BOUNDS = Bounds(
+    lateness_ms=500, most_lateness_ms=10_000, silence_ms=2_000, give_up_ms=20_000, keep_ms=100_000
+)
+FAR_MS = 1 << 45
+
+
+def report(
+    source: str,
+    at_ms: int,
+    start_ms: int = 0,
+    watermark_ms: int = -1,
+    scope: Scope = SCOPE,
+    sequence: int = 0,
+) -> Report:
+    return client_report(
+        scope, source, sequence, {start_ms: Totals(1)}, at_ms=at_ms, watermark_ms=watermark_ms
+    )
+
+
+def test_a_client_whose_clock_is_ahead_closes_nothing_ahead_of_time_and_falls_silent() -> None:
+    collector = Collector()
+    collector.apply(report("wrong", FAR_MS, watermark_ms=FAR_MS), 0, recorded_ms=1_800)
+    collector.apply(report("right", 1_800, watermark_ms=1_800), 1, recorded_ms=1_800)
+    (close,) = collector.due(1_800, BOUNDS)
+    assert isinstance(close, Close)
+    assert close.before_ms == 1_000
+    collector.apply(report("right", 9_000, 5_000, 9_000, sequence=1), 2, recorded_ms=9_000)
+    (close,) = collector.due(9_000, BOUNDS)
+    assert isinstance(close, Close)
+    assert (close.before_ms, close.without) == (8_000, (("wrong", 1_800),))
+
+
+def test_what_a_client_with_a_wrong_clock_counts_late_was_not_late_in_the_future() -> None:
+    collector = Collector()
+    collector.apply(report("right", 1_800, watermark_ms=1_800), 0, recorded_ms=1_800)
+    (close,) = collector.due(1_800, BOUNDS)
+    collector.apply(close, 1)
+    collector.apply(report("wrong", FAR_MS), 2, recorded_ms=2_000)
+    (record,) = collector.windows.values()
+    assert (record.late.count, record.late_ms) == (1, 2_000)
+
+
+def test_no_report_makes_windows_of_the_future_incomplete() -> None:
+    collector = Collector()
+    wrong = msgspec.structs.replace(report("wrong", 1_000), complete_ms=FAR_MS)
+    collector.apply(wrong, 0, recorded_ms=1_500)
+    assert collector.tiers[TIER].complete_ms == 1_500
+
+
+def test_times_that_were_believed_before_close_nothing_ahead_of_time() -> None:
+    """A topic whose records have the time of those who wrote them."""
+    collector = Collector()
+    collector.apply(report("wrong", FAR_MS, watermark_ms=FAR_MS), 0)
+    assert collector.due(5_000, BOUNDS) == [], "nobody was heard"
+    collector.apply(report("right", 5_000, watermark_ms=5_000), 1)
+    (close,) = collector.due(5_000, BOUNDS)
+    assert isinstance(close, Close)
+    assert (close.before_ms, close.given_up) == (4_000, ("wrong",))
+
+
+def test_beyond_so_many_tiers_and_windows_reports_are_refused_and_known_ones_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(collect, "MOST_TIERS", 2)
+    monkeypatch.setattr(collect, "MOST_WINDOWS", 5)
+    monkeypatch.setattr(collect, "MOST_OF_TIER", 3)
+    collector, position = Collector(), 0
+
+    def verdict(topic: str, start_ms: int) -> Verdict:
+        nonlocal position
+        position += 1
+        one = report("a", 1_000, start_ms, scope=SCOPE._replace(topic=topic), sequence=position)
+        return collector.apply(one, position).verdicts[0][1]
+
+    assert [verdict("one", start * WIDTH) for start in range(4)] == [Verdict.COUNTED] * 3 + [Verdict.FULL]
+    assert [verdict("two", start * WIDTH) for start in range(3)] == [Verdict.COUNTED] * 2 + [Verdict.FULL]
+    monkeypatch.setattr(collect, "MOST_WINDOWS", 100)
+    assert verdict("three", 0) is Verdict.FULL
+    assert verdict("one", 0) is Verdict.COUNTED
+    assert (len(collector.windows), len(collector.tiers)) == (5, 2)
+
+
+def test_of_a_tier_with_too_many_windows_the_oldest_closed_ones_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collect, "KEPT_OF_TIER", 10)
+    collector = Collector()
+    for number in range(13):
+        collector.apply(
+            report("a", 13_000, number * WIDTH, watermark_ms=6_600 if number else -1, sequence=number), number
+        )
+    (close,) = collector.due(13_000, BOUNDS)
+    collector.apply(close, 20)
+    (forget,) = collector.due(13_000, BOUNDS)
+    assert isinstance(forget, Forget)
+    assert forget.before_ms == 4_000, "thirteen less four are nine tenths of ten"
+    collector.apply(forget, 21)
+    assert len(collector.windows) == 9
+    assert collector.due(13_000, BOUNDS) == []
+
+
+def test_so_many_sources_are_known_of_a_tier_and_of_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiers, "MOST_SOURCES", 3)
+    monkeypatch.setattr(windows, "MOST_SOURCES", 3)
+    collector = Collector()
+    found = [collector.apply(report(f"client@{number}", 1_000), number).verdicts[0][1] for number in range(5)]
+    assert found == [Verdict.COUNTED] * 3 + [Verdict.FULL] * 2
+    assert len(collector.tiers[TIER].sources) == 3
+    assert collector.apply(report("client@0", 1_000, sequence=1), 9).verdicts[0][1] is Verdict.COUNTED
+
+
+def test_records_of_a_longer_topic_go_on_in_the_one_that_was_made_anew() -> None:
+    collector = Collector()
+    collector.apply(report("a", 1_800, watermark_ms=1_800), 500)
+    (close,) = collector.due(1_800, BOUNDS)
+    collector.apply(close, 501)
+    collector.apply(report("a", 1_800, 1_000, 1_800, sequence=1), 502)
+    changed = collector.rewind(3)
+    assert changed == ([WindowKey(*SCOPE, 0), WindowKey(*SCOPE, 1_000)], [TIER])
+    assert collector.rewind(3) == ([], [])
+    again = collector.apply(report("a", 1_800, 1_000, sequence=1), 0)
+    assert [verdict for _, verdict in again.verdicts] == [Verdict.REPEATED]
+    collector.apply(report("a", 2_000, 1_000, 2_600, sequence=2), 1)
+    assert collector.windows[WindowKey(*SCOPE, 1_000)].totals.count == 2
+    assert collector.apply(report("a", 2_000, 0, sequence=3), 2).verdicts[0][1] is Verdict.LATE
