@@ -238,8 +238,8 @@ def _of_client(report: Report) -> Report:
     """The report, if a client may say so. Raises BadReport."""
     if report.complete_ms >= 0:
         raise BadReport(
-            f"report {report.id} of {report.source}: complete_ms {report.complete_ms}: clients count what they "
-            "have from the beginning; leave it out"
+            f"report {report.id} of {report.source}: complete_ms {report.complete_ms}: clients count what "
+            "they have from its beginning; leave it out"
         )
     return checked(report)
 

@@ -138,3 +138,9 @@ def test_records_of_a_longer_topic_go_on_in_the_one_that_was_made_anew() -> None
     collector.apply(report("a", 2_000, 1_000, 2_600, sequence=2), 1)
     assert collector.windows[WindowKey(*SCOPE, 1_000)].totals.count == 2
     assert collector.apply(report("a", 2_000, 0, sequence=3), 2).verdicts[0][1] is Verdict.LATE
+
+
+def test_a_watermark_is_not_ahead_of_the_clock_of_who_asks() -> None:
+    collector = Collector()
+    collector.apply(report("a", 2_900, watermark_ms=2_900), 0)
+    assert tiers.watermark(collector.shards(SCOPE[:3]), 2_000, BOUNDS.silence_ms) == 2_000
