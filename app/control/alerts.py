@@ -77,6 +77,7 @@ class Alerts(Service):
         self._region = region
         self._parsed = Parsed(lambda: control.view.alerts, _parsed, self._unread)
         self._looked_s = float("-inf")
+        self._since: Mapping[str, int] = {}  # topics of which older windows are not known
         self._took_s = 0.0
         self._known_s = float("-inf")
         self._told_unknown = self._told_many = False
@@ -120,7 +121,9 @@ class Alerts(Service):
         outcomes = self.deliveries.take()
         view = self._control.view
         defined = {key.removeprefix(PREFIX) for key in view.alerts}
-        changed = alerts.step(view.alert_states.states, rules, defined, rows, outcomes, now_ms(), term)
+        changed = alerts.step(
+            view.alert_states.states, rules, defined, rows, outcomes, now_ms(), term, self._since
+        )
         refused, self._control.refused_alerts = self._control.refused_alerts, set()
         changed += alerts.again(view.alert_states.states, refused - {state.id for state in changed}, term)
         view.drop_soon(map(alert_key, refused - view.alert_states.states.keys()))
@@ -142,7 +145,7 @@ class Alerts(Service):
         self._looked_s = now_s
         at_ms, within_ms = now_ms(), max(rule.within_ms for rule in rules.values())
         try:
-            rows = await self._auditor.verdicts(
+            rows, self._since = await self._auditor.verdicts(
                 Wanted(from_ms=max(0, at_ms - within_ms - self._auditor.widest_ms)), at_ms,
                 lambda topic: any(rule.means(topic) for rule in rules.values()),
             )  # fmt: skip

@@ -80,8 +80,9 @@ class Auditor:
 
     async def verdicts(
         self, wanted: Wanted, now_ms: int, means: Callable[[str], bool]
-    ) -> list[dict[str, Any]]:
-        """Verdicts on all windows that are wanted, of topics that are meant.
+    ) -> tuple[list[dict[str, Any]], Mapping[str, int]]:
+        """Verdicts on windows that are wanted, of topics that are meant; and topics of which nothing is known
+        of windows that begin before: there are too many.
 
         Raises:
             NotKnown: a worker does not answer, or a book is being read.
@@ -99,7 +100,8 @@ class Auditor:
             plan_of = partial(_of, plans)
             return verdict_rows(some, now_ms, plan_of, lambda plan: unseen(self._audits, plan))
 
-        return await asyncio.to_thread(told)  # seconds, for as many windows as there may be
+        rows = await asyncio.to_thread(told)  # seconds, for as many windows as there may be
+        return rows, known.since
 
     async def _known(self, wanted: Wanted) -> Known:
         others = [(worker, beat.url) for worker, beat in self._beats().items() if worker != self._worker]

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -45,6 +46,7 @@ KIND_OF = {
     State.LATE.value: "late",
     State.ABSENT.value: "absent-audit",
 }
+NOTHING_CUT: Mapping[str, int] = MappingProxyType({})
 UNSURE = {State.PROVISIONAL.value, State.ABSENT.value}
 
 Row = Mapping[str, Any]  # of `app.audit.view.verdict_rows`
@@ -152,6 +154,7 @@ def step(
     outcomes: Iterable[Outcome],
     now_ms: int,
     term: int,
+    since: Mapping[str, int] = NOTHING_CUT,
 ) -> list[AlertState]:
     """States that have changed, to be written.
 
@@ -159,6 +162,7 @@ def step(
         states: those that stand, by id.
         rules: those that can be read; `defined`: the names of all. One that cannot be read leaves its alerts.
         rows: verdicts of all that the rules look at; None: not known now (rule 4).
+        since: topics of which nothing is known of windows that begin before.
     """
     changed: dict[str, AlertState] = {}
 
@@ -180,7 +184,8 @@ def step(
             if now_ms - state.resolved_ms >= KEEP_RESOLVED_MS:
                 put(msgspec.structs.replace(state, state="gone"))
         else:
-            at = state if now_seen is None else _went_on(state, rule, now_seen.get(state.group), now_ms)
+            found = None if now_seen is None else now_seen.get(state.group, Seen([], set()))
+            at = state if found is None else _went_on(state, rule, found, now_ms, since.get(state.topic, 0))
             at = _repeated(at, rule, now_ms)
             if _differs(state, at, now_ms):
                 put(at)
@@ -190,11 +195,11 @@ def step(
             room -= 1
             put(_holding(_begun(group, now_ms), rules[group.rule], known, now_ms))
     for one in outcomes:
-        found = changed.get(one.id, states.get(one.id))
-        if found is not None and found.state != "gone":
-            told = _told(found, one)
-            if told != found.told:
-                put(msgspec.structs.replace(found, told=told))
+        of = changed.get(one.id, states.get(one.id))
+        if of is not None and of.state != "gone":
+            told = _told(of, one)
+            if told != of.told:
+                put(msgspec.structs.replace(of, told=told))
     resolved = sorted((s for s in states.values() if s.state == "resolved"), key=lambda s: s.resolved_ms)
     for state in resolved[: max(0, len(resolved) - MOST_RESOLVED)]:
         put(msgspec.structs.replace(state, state="gone"))
@@ -225,11 +230,12 @@ def _begun(group: Group, now_ms: int) -> AlertState:
     )  # fmt: skip
 
 
-def _went_on(state: AlertState, rule: Rule, found: Seen | None, now_ms: int) -> AlertState:
-    """A live one, by what is known of its group now."""
-    if found is not None and found.windows:
+def _went_on(state: AlertState, rule: Rule, found: Seen, now_ms: int, since_ms: int) -> AlertState:
+    """A live one, by what is known of its group now, of windows that begin at `since_ms` or later."""
+    if found.windows:
         return _holding(state, rule, found, now_ms)
-    if found is not None and any(window.start_ms in found.unsure for window in state.windows):
+    looked = [one.start_ms for one in state.windows if one.end_ms >= now_ms - rule.within_ms]
+    if any(start_ms in found.unsure or start_ms < since_ms for start_ms in looked):
         return state  # rule 3
     if state.state == "pending":
         return msgspec.structs.replace(state, state="gone")

@@ -161,6 +161,14 @@ def test_what_cannot_be_told_now_neither_resolves_nor_fires(unsure: str) -> None
     assert leaders.told() == [("orders", "resolved", 2, 1)]
 
 
+def test_windows_that_are_too_many_to_be_told_do_not_resolve() -> None:
+    leaders = Leaders(a_rule())
+    (state,) = leaders.step(1, [row(1, "lossy")])
+    assert step(leaders.states, leaders.rules, {"r"}, [], (), 2, 1, {"orders": 2 * WIDTH_MS}) == []
+    (over,) = step(leaders.states, leaders.rules, {"r"}, [], (), 2, 1, {"orders": WIDTH_MS})
+    assert (over.id, over.state) == (state.id, "resolved")
+
+
 def test_it_is_told_again_while_it_fires_and_only_so_often() -> None:
     leaders = Leaders(a_rule(repeat_ms=1_000, channels=("a", "b")))
     lossy = [row(1, "lossy")]

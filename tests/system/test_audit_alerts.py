@@ -50,16 +50,9 @@ def receivers() -> Iterator[tuple[Hooks, Mailbox]]:
         thread.join(30)
 
 
-def leader_of(workers: list[Process]) -> Process:
-    """The one that leads, as the first knows."""
-    urls: list[str] = []
-
-    def known() -> bool:
-        urls[:] = [item["url"] for item in known_workers(workers[0]) if item["leader"]]
-        return bool(urls)
-
-    wait_until(known, ENOUGH_S, workers[0].tail)
-    return next(worker for worker in workers if worker.url == urls[0])
+def leads(worker: Process, seen_by: Process) -> bool:
+    """Whether a worker leads, as another one knows."""
+    return any(item["leader"] and item["url"] == worker.url for item in known_workers(seen_by))
 
 
 def test_loss_is_told_once_although_the_leader_is_killed_and_so_is_its_end(
@@ -97,10 +90,10 @@ def test_loss_is_told_once_although_the_leader_is_killed_and_so_is_its_end(
         listed = CliRunner().invoke(switchyard, ["alert", "list", "--url", workers[1].url])
         assert "firing" in listed.output, listed.output
 
-        leader = leader_of(workers)
+        leader = next(worker for worker in workers if leads(worker, workers[0]))
         workers.remove(leader)
         leader.kill()
-        wait_until(lambda: leader_of(workers) is workers[0], ENOUGH_S, workers[0].tail)
+        wait_until(lambda: leads(workers[0], workers[0]), ENOUGH_S, workers[0].tail)
         asyncio.run(write(away))  # they come, late
         wait_until(partial(_is_over, hook), ENOUGH_S, lambda: f"{hook.bodies}\n{workers[0].tail()}", 0.2)
         assert {body["id"] for body in hook.bodies} == {f"{first['alert']}-1", f"{first['alert']}-2"}
