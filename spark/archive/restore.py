@@ -69,7 +69,8 @@ class Part:
 
 def restore_name(archive: Archive, query: Query, target: str, again: str = "") -> str:
     """What tells this restore from others; `again` makes another one of the same."""
-    told = (archive.cluster_id, query, target, again)
+    partitions = None if query.partitions is None else sorted(query.partitions)  # a set's order is its own
+    told = (archive.cluster_id, replace(query, partitions=None), partitions, target, again)
     return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
 
 
