@@ -122,7 +122,8 @@ class Cluster:
         asked = resource(resource.Type.TOPIC, topic)
         with self._admin() as admin:
             config = self._get(admin.describeConfigs(self._list([asked])).all()).get(asked)
-            return {str(entry.name()): str(entry.value()) for entry in config.entries()}
+            entries = jvm.java.util.ArrayList(config.entries())  # a bare collection cannot be iterated here
+            return {str(entry.name()): str(entry.value()) for entry in entries}
 
     def create(self, topic: str, partitions: int, config: Mapping[str, str]) -> None:
         """A new topic with the cluster's default replication factor."""

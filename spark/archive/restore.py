@@ -33,6 +33,7 @@ CHUNK_RECORDS = 5_000  # of one transaction: what a kill repeats nothing of, and
 REQUEST_BYTES = 16 * 1024 * 1024  # above any message that brokers take by default
 BATCH_BYTES = 256 * 1024  # below what brokers take as one batch by default; a larger record goes alone
 TRANSACTION_MS = 60_000
+COORDINATOR_S, COORDINATOR_AGAIN_S = 60.0, 0.5
 FOREVER = "-1"
 
 CLIENT_WORDS = {
@@ -69,7 +70,8 @@ class Part:
 
 def restore_name(archive: Archive, query: Query, target: str, again: str = "") -> str:
     """What tells this restore from others; `again` makes another one of the same."""
-    told = (archive.cluster_id, query, target, again)
+    partitions = None if query.partitions is None else sorted(query.partitions)  # a set's order is its own
+    told = (archive.cluster_id, replace(query, partitions=None), partitions, target, again)
     return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
 
 
@@ -182,13 +184,22 @@ def _behind(query: Query, position: int | None) -> Query | None:
 
 
 async def _position(options: Mapping[str, Any], group: str, at: Any) -> int | None:
+    """Where the restore goes on; a cluster that never had a group takes a moment to make room for one."""
     from aiokafka.admin import AIOKafkaAdminClient
+    from aiokafka.errors import KafkaError
 
     admin = AIOKafkaAdminClient(**options)
     await admin.start()
     try:
-        found = (await admin.list_consumer_group_offsets(group, partitions=[at])).get(at)
-        return None if found is None or found.offset < 0 else int(found.offset)
+        async with asyncio.timeout(COORDINATOR_S):
+            while True:
+                try:
+                    found = (await admin.list_consumer_group_offsets(group, partitions=[at])).get(at)
+                    return None if found is None or found.offset < 0 else int(found.offset)
+                except KafkaError as failure:
+                    if not failure.retriable:
+                        raise
+                    await asyncio.sleep(COORDINATOR_AGAIN_S)
     finally:
         await admin.close()
 

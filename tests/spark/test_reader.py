@@ -137,6 +137,22 @@ def test_only_files_and_row_groups_that_may_hold_it_are_opened(
     assert opened == [[2]]
 
 
+def test_files_are_opened_only_when_their_offsets_come(
+    archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(archive, *([(0, offset, offset)] for offset in range(5)))
+    opened = []
+
+    class Counted(pyarrow.parquet.ParquetFile):  # type: ignore[misc]
+        def __init__(self, path: Path) -> None:
+            opened.append(path)
+            super().__init__(path)
+
+    monkeypatch.setattr(pyarrow.parquet, "ParquetFile", Counted)
+    records = Reader(archive).records(Query("orders"))
+    assert [(next(records).offset, len(opened)) for _ in range(5)] == [(n, n + 1) for n in range(5)]
+
+
 def test_a_reader_sees_what_was_there_when_it_looked(archive: Archive) -> None:
     put(archive, FILES[0])
     reader = Reader(archive)

@@ -41,13 +41,16 @@ def test_a_restore_is_what_it_restores_and_where_to(archive: Archive) -> None:
     query = Query("orders", topic_id="id-1")
     name = restore_name(archive, query, "into")
     assert name == restore_name(Archive.open(archive.root), replace(query), "into")
+    ways = [frozenset([0, 8, 16]), frozenset([16, 8, 0])]  # the same set, which may print in another order
+    assert len({restore_name(archive, replace(query, partitions=way), "into") for way in ways}) == 1
     others = [
         restore_name(archive, query, "elsewhere"),
         restore_name(archive, replace(query, topic_id="id-2"), "into"),
         restore_name(archive, replace(query, from_ms=5), "into"),
+        restore_name(archive, replace(query, partitions=frozenset({1})), "into"),
         restore_name(archive, query, "into", "again"),
     ]
-    assert len({name, *others}) == 5
+    assert len({name, *others}) == 6
 
 
 def test_each_partition_with_records_of_the_query_is_a_part(archive: Archive) -> None:
