@@ -319,7 +319,7 @@ class Jobs(Service):
         if beginning.gap is None:
             started.cluster.fetch.add(
                 (job, held.epoch), pump.job.topic, pump.job.partition, started.reads_from,
-                beginning.log.topic_id, started.leaves_bytes, started.last_epoch,
+                beginning.log.topic_id, started.leaves_bytes, started.last_epoch, started.lingers_s,
             )  # fmt: skip
 
     async def _release(self, job: str, held: Assignment, reason: str) -> None:

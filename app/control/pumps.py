@@ -98,7 +98,8 @@ class Pump(Protocol):
 class Started:
     """A job that is this worker's now, and what it flows by; its fetching `leaves_bytes` to others, and
     begins behind what was written in `last_epoch` of its leader, or before (-1: not known); at `next_offset`,
-    unless that is where it has come (None)."""
+    unless that is where it has come (None). `lingers_s`: where little comes, it is
+    fetched so much later, and more at once."""
 
     pump: Pump
     beginning: Beginning
@@ -106,6 +107,7 @@ class Started:
     leaves_bytes: int = 0
     last_epoch: int = -1
     next_offset: int | None = None
+    lingers_s: float = 0.0
 
     @property
     def reads_from(self) -> int:

@@ -97,7 +97,7 @@ class FetchService(Service):
 
     def add(
         self, key: Any, topic: str, partition: int, next_offset: int, topic_id: str = "",
-        leaves_bytes: int = 0, last_epoch: int = NOT_KNOWN,
+        leaves_bytes: int = 0, last_epoch: int = NOT_KNOWN, lingers_s: float = 0.0,
     ) -> None:  # fmt: skip
         """Fetches the partition from `next_offset` on, under `key`; ends what was fetched under it before.
 
@@ -105,9 +105,10 @@ class FetchService(Service):
         topic is found to have another, a `Gap` tells that it has begun anew. With no more than `leaves_bytes`
         of the budget free, the partition is fetched as if there was no room; with `ALL_BYTES`, not at all.
         `last_epoch`: in which the record before `next_offset`, or a later one, was written, if that is known.
+        `lingers_s`: after an answer with little in it, it is asked for again so much later.
         """
         self.remove(key)
-        part = PartitionFetch(self, key, topic, partition, next_offset, topic_id, leaves_bytes)
+        part = PartitionFetch(self, key, topic, partition, next_offset, topic_id, leaves_bytes, lingers_s)
         part.epoch, part.last_epoch = self.client.leader_epoch(topic, partition), last_epoch
         part.unsure = last_epoch >= 0
         self._partitions[key] = part
@@ -122,14 +123,12 @@ class FetchService(Service):
 
     def remove(self, key: Any) -> None:
         """Ends it; nothing more is delivered under `key`. Unknown keys are ignored."""
-        found = self._partitions.pop(key, None)
-        if found is not None:
+        if (found := self._partitions.pop(key, None)) is not None:
             found.removed = True
 
     def high_watermark(self, key: Any) -> int:
         """Last seen high watermark of a fetched partition, -1 when unknown."""
-        found = self._partitions.get(key)
-        return -1 if found is None else found.high_watermark
+        return -1 if (found := self._partitions.get(key)) is None else found.high_watermark
 
     def trouble(self, key: Any) -> str | None:
         """What was told of a fetched partition, and lasts; "" when nothing is, None when it is not known."""
@@ -236,8 +235,7 @@ class FetchService(Service):
         free_bytes = self.budget.free_bytes
         least_only = free_bytes <= 0
         for part in parts:
-            has_room = free_bytes > part.leaves_bytes
-            most_bytes = part.max_bytes if has_room else min(part.max_bytes, LEAST_BYTES)
+            most_bytes = min(part.max_bytes, LEAST_BYTES if free_bytes <= part.leaves_bytes else ALL_BYTES)
             topics.setdefault(part.topic, []).append((part.partition, part.next_offset, most_bytes))
             by_name[part.topic, part.partition] = part
         wait_ms = LAST_WAIT_MS if connection == CONNECTIONS - 1 else MAX_WAIT_MS
@@ -295,6 +293,8 @@ class FetchService(Service):
         code, high_watermark, *rest = answer
         data, aborted = rest[-1], next((r for r in rest if isinstance(r, list)), None) or []
         part.idle = not data
+        if part.lingers_s and data and len(data) < part.max_bytes // 2:
+            part.retry_at_s = time.monotonic() + part.lingers_s
         if code == OFFSET_OUT_OF_RANGE or (code == 0 and part.doubted):
             await self._look_at_the_log(part, code)
         elif code == 0:

@@ -187,6 +187,7 @@ class PartitionFetch:
     next_offset: int
     topic_id: str = ""  # "": not known yet
     leaves_bytes: int = 0  # of the budget, to others; `ALL_BYTES`: it is not fetched
+    lingers_s: float = 0.0  # before it is asked for again, after an answer with little in it
     doubted: bool = False  # the topic may be another one now: nothing is believed until that is known
     epoch: int = -1  # of its leader; -1: not known (yet)
     last_epoch: int = -1  # in which the record before `next_offset`, or a later one, was written
