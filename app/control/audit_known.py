@@ -119,8 +119,6 @@ class Auditor:
                 return joined(shares, audit_partition), held
 
             known, held = await asyncio.to_thread(put_together)
-            if known.notes:
-                raise NotKnown(known.notes[0])
             missing = await self._books.without(held)
         except (KafkaError, ClusterUnreachable, OSError, TimeoutError) as error:
             raise NotKnown(f"the audit topic cannot be asked: {error!r}") from error
