@@ -55,7 +55,7 @@ class Sums:
     __slots__ = ("_latencies", "count", "duplicates", "first_ms", "identified", "ids", "last_ms", "nbytes",
                  "offsets", "offsets_of", "sourced", "span")  # fmt: skip
 
-    def __init__(self, totals: Totals = NO_TOTALS) -> None:
+    def __init__(self, totals: Totals = NO_TOTALS, span: Range = NO_SPAN) -> None:
         self.count, self.nbytes, self.duplicates = totals.count, totals.nbytes, totals.duplicates
         self.identified, self.sourced = totals.identified, totals.sourced
         self.ids: Fingerprint = totals.ids
@@ -63,7 +63,7 @@ class Sums:
         self.offsets_of: set[str] = set(totals.offsets_of)
         self._latencies = Latencies.from_bytes(totals.latencies) if totals.latencies else None
         self.first_ms, self.last_ms = totals.first_ms, totals.last_ms
-        self.span: Range = NO_SPAN  # of offsets, of what was counted from a log
+        self.span = span  # of offsets, of what was counted from a log
 
     def at(self, start: int, end: int) -> None:
         """Widens the span of offsets to [start, end)."""

@@ -10,7 +10,7 @@ reader that begins in the middle of a part (where auditing begins, or the log do
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -18,7 +18,7 @@ from app.core.audit.count import UNTIMED, How, Sums, Tally, count_chunk
 from app.core.audit.fingerprint import Source
 from app.core.audit.reports import PART_OFFSETS, Increment, Report, Scope, report_id, shard_of
 from app.core.audit.tiers import INCARNATION
-from app.core.audit.totals import NEVER_MS, Totals
+from app.core.audit.totals import NEVER_MS
 from app.core.record_batch import LOG_OVERHEAD_BYTES, Committed
 
 # A log that was read to its end for so long is believed to have said everything. Knowing where it ends does
@@ -128,7 +128,7 @@ class PartitionReader:
     def pass_over(self, next_offset: int, at_ms: int) -> None:
         """Counts nothing up to there; what was counted before is a stretch of its part for itself."""
         if self.next_offset > self._since:
-            self._finished.append(self._report(self._tally.totals(), self.next_offset, at_ms, final=False))
+            self._finished.append(self._report(self._increments(), self.next_offset, at_ms, final=False))
         self._begin(next_offset // PART_OFFSETS, next_offset)
 
     # -- for a successor ---------------------------------------------------------------------------
@@ -138,19 +138,17 @@ class PartitionReader:
         finished = (
             PartState(one.part, one.since, one.upto, one.final, one.windows) for one in self._finished
         )
-        windows = tuple(Increment(*one) for one in self._tally.totals().items())
-        return *finished, PartState(self._part, self._since, self.next_offset, False, windows)
+        return *finished, PartState(self._part, self._since, self.next_offset, False, self._increments())
 
     def go_on_from(self, state: Sequence[PartState], at_ms: int) -> None:
         """Counts on where another one has come; of one that has counted nothing yet."""
         for one in state[:-1]:
-            windows = {increment.start_ms: increment.totals for increment in one.windows}
             self._begin(one.part, one.since)
-            self._finished.append(self._report(windows, one.upto, at_ms, final=one.final))
+            self._finished.append(self._report(one.windows, one.upto, at_ms, final=one.final))
         last = state[-1]
         self._begin(last.part, last.since)
         for increment in last.windows:
-            self._tally.windows[increment.start_ms] = Sums(increment.totals)
+            self._tally.windows[increment.start_ms] = Sums(increment.totals, increment.span)
             self.max_timestamp_ms = max(self.max_timestamp_ms, increment.totals.last_ms)
         self._tally.max_timestamp_ms = self.max_timestamp_ms
         self.next_offset = last.upto
@@ -165,11 +163,9 @@ class PartitionReader:
 
     def reports(self, at_ms: int) -> list[Report]:
         """What is to be appended to the topic: all that is not acknowledged, and that it is heard."""
-        changed = {
-            start: totals
-            for start, totals in self._tally.totals().items()
-            if totals.count != self._acknowledged.get(start)
-        }
+        changed = tuple(
+            one for one in self._increments() if one.totals.count != self._acknowledged.get(one.start_ms)
+        )
         return [*self._finished, self._report(changed, self.next_offset, at_ms, final=False)]
 
     def acknowledged(self, report: Report) -> None:
@@ -234,9 +230,13 @@ class PartitionReader:
         self.max_timestamp_ms = max(mark_ms, tally.max_timestamp_ms)
 
     def _finish(self, upto: int, at_ms: int) -> None:
-        self._finished.append(self._report(self._tally.totals(), upto, at_ms, final=True))
+        self._finished.append(self._report(self._increments(), upto, at_ms, final=True))
 
-    def _report(self, windows: Mapping[int, Totals], upto: int, at_ms: int, *, final: bool) -> Report:
+    def _increments(self) -> tuple[Increment, ...]:
+        sums = sorted(self._tally.windows.items())
+        return tuple(Increment(start, one.totals(), one.span) for start, one in sums)
+
+    def _report(self, windows: tuple[Increment, ...], upto: int, at_ms: int, *, final: bool) -> Report:
         return Report(
             id=report_id(self._scope, self._name, self._part, self._since, upto, final=final),
             topic=self._scope.topic,
@@ -245,10 +245,7 @@ class PartitionReader:
             width_ms=self._scope.width_ms,
             source=self._name,
             at_ms=at_ms,
-            windows=tuple(
-                Increment(start, totals, self._tally.windows[start].span)
-                for start, totals in sorted(windows.items())
-            ),
+            windows=windows,
             part=self._part,
             since=self._since,
             upto=upto,
