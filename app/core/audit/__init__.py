@@ -46,5 +46,6 @@ No false alarms
    that had been heard before is incomplete, not lossy.
 5. Until both tiers have closed a window, a difference is provisional. The bound of lateness grows with what
    was seen late, up to a limit.
-6. A watermark is never ahead of the clock of the audit: one record with a time in the future closes nothing.
+6. A watermark is never ahead of the clocks of the audit and of the collector: neither a record with a time in
+   the future, nor an audit whose clock is fast, closes what is not over.
 """

@@ -3,6 +3,7 @@
 Rules
 1. A source's watermark is the highest that it has told. The tier's is the lowest of all sources that were
    heard lately: one source that is behind holds its tier's windows open, one that is silent not for long.
+   Nor is it ahead of the clock of who asks: one source whose clock is fast closes nothing too early.
 2. Windows close when the tier's watermark is past their end by the lateness: twice what was last seen to
    be late, within the bounds. What is seen late fades with every closing.
 3. That they close is an event (`Close`), decided by `due`, once, and written into the topic; so is who was
@@ -201,14 +202,17 @@ def is_forgotten(record: TierRecord, end_ms: int, position: int) -> bool:
 
 
 def watermark(records: Iterable[TierRecord], now_ms: int, silence_ms: int) -> int:
-    """The lowest watermark of the tier's sources that are heard; `NOT_YET_MS`: none is, or one cannot say."""
+    """The lowest watermark of the tier's sources that are heard; `NOT_YET_MS`: none is, or one cannot say.
+
+    It is never ahead of `now_ms`: a source whose clock is fast may say what it likes.
+    """
     heard = [
         source.watermark_ms
         for record in records
         for source in record.sources.values()
         if now_ms - source.heard_ms <= silence_ms
     ]
-    return min(heard, default=NOT_YET_MS)
+    return min(min(heard, default=NOT_YET_MS), now_ms)
 
 
 def lateness(records: Iterable[TierRecord], bounds: Bounds) -> int:
