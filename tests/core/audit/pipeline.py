@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import pairwise
+from typing import Self
 
 import numpy as np
 
@@ -146,7 +147,7 @@ class Pipeline:
             case _:
                 return here
 
-    def run(self) -> Pipeline:
+    def run(self) -> Self:
         """To the end; `wrong` are the accusations on the way that nothing was done to deserve."""
         while self.now_ms < END_MS:
             self.now_ms += TICK_MS
