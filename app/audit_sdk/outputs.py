@@ -100,9 +100,10 @@ class FileOutput:
         self._is_begun = False
 
     async def send(self, reports: Sequence[Report]) -> None:
+        begin = b"" if self._is_begun else b"\n"  # the process before may have been killed within a line
+        self._is_begun = False  # so may this write be cut short, on a full disk say
         with self._path.open("ab") as file:
-            # The process before may have been killed within a line.
-            file.write((b"" if self._is_begun else b"\n") + json_lines(reports))
+            file.write(begin + json_lines(reports))
         self._is_begun = True
 
     async def close(self) -> None:
@@ -121,7 +122,11 @@ class HttpOutput:
         self, url: str, headers: Mapping[str, str] | None = None, tls: ssl.SSLContext | None = None
     ) -> None:
         found = urlsplit(url)
-        if found.scheme not in {"http", "https"} or not found.hostname:
+        try:
+            is_good = found.scheme in {"http", "https"} and bool(found.hostname) and found.port != 0
+        except ValueError:  # its port is none
+            is_good = False
+        if not is_good:
             raise AuditError(
                 f"url={url!r}: no http or https address; give one such as http://host:6066/api/v1/…"
             )
