@@ -7,8 +7,6 @@ pages. So whoever is asked, the same window is read once, and no two copy the sa
 from __future__ import annotations
 
 import asyncio
-import csv
-import io
 import time
 import uuid
 from collections import OrderedDict
@@ -31,6 +29,7 @@ from app.console.describe import ACTOR, JSON, PAGE, TEXT, Answer, Param, describ
 from app.console.hop import HOP, HOP_S, ask_worker
 from app.console.offsets import told_apart
 from app.console.operations import STARTED, Operation
+from app.console.tabular import CSV, csv_lines
 from app.control import audit_missing
 from app.control.audit_copy import copy_again, targets, wanted
 from app.control.audit_known import unseen
@@ -52,7 +51,6 @@ PATH = "/api/v1/audit/missing"
 AT_ONCE_S = 3.0  # what is read within is answered at once
 FRESH_S = 60.0
 KEPT = 8  # answers, of some megabytes each
-CSV = "text/csv"
 COLUMNS = ("kind", "id", "key", "at", "cluster", "topic", "partition", "offset", "copy_cluster", "copy_topic",
            "copy_partition", "copy_offset", "one_of", "why")  # fmt: skip
 SETTLED = {State.OK.value, State.LOSSY.value, State.DUPLICATED.value, State.CORRUPTED.value, State.LATE.value}
@@ -255,8 +253,9 @@ class AuditMissingRoutes:
             trouble = f"; {done['left']} are not there any more" if done["left"] else ""
         finally:
             many = sum(map(len, wanted(kept.answer).values()))
+            copied = done.get("copied", "some")  # it broke off: how many are there is not known
             detail = (
-                f"{done.get('copied', many)} of {many} missing records of the window "
+                f"{copied} of {many} missing records of the window "
                 f"{kept.answer.window.start_ms} copied again from "
                 f"{question.from_tier} to {question.to_tier}{trouble}"
             )
@@ -326,11 +325,8 @@ def flat(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _csv(rows: list[dict[str, Any]]) -> web.Response:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(map(flat, rows))
-    return web.Response(text=text.getvalue(), content_type=CSV, headers={"Cache-Control": "no-store"})
+    lines = csv_lines([COLUMNS, *([flat(row)[name] for name in COLUMNS] for row in rows)])
+    return web.Response(body=lines, content_type=CSV, charset="utf-8", headers={"Cache-Control": "no-store"})
 
 
 def _readable(handler: Any) -> Any:

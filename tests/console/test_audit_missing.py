@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from typing import Any
 from urllib.parse import urlencode
 
 import pytest
 
+from app.console import audit_missing
 from tests.audit.test_view import WIDTH_MS
 from tests.console.client import Answer, Console
 from tests.console.test_audit import definition, with_loss
@@ -63,6 +66,19 @@ def test_nothing_is_copied_again_while_the_audit_is_not_sure(counted: Console) -
     assert not [act for act in counted.fed.control.appended if getattr(act, "action", "")]
     unknown = counted.ask("POST", "/api/v1/audit/copy-again", {**QUESTION, "yes": True})
     assert (unknown.status, "no such field" in unknown.json["detail"]) == (400, True)
+
+
+def test_no_cell_of_a_file_becomes_a_formula() -> None:
+    """Ids and keys are those of whoever writes records."""
+    place = {"cluster": "east-regional", "topic": "orders", "partition": 0, "offset": 7}
+    row = {"kind": "missing", "id": "=1+1", "key": '@"x",\n', "at_ms": 0, "at": "-", "source": place,
+           "copy": None, "one_of": 1, "why": ""}  # fmt: skip
+    answer = audit_missing._csv([row])
+    assert isinstance(answer.body, bytes)
+    head, cells = csv.reader(io.StringIO(answer.body.decode(), newline=""))
+    assert tuple(head) == audit_missing.COLUMNS
+    assert cells[:8] == ["missing", "'=1+1", '\'@"x",\n', "'-", "east-regional", "orders", "0", "7"]
+    assert answer.headers["Content-Type"] == "text/csv; charset=utf-8"
 
 
 def test_the_leader_is_asked(counted: Console) -> None:
