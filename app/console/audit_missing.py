@@ -37,7 +37,7 @@ from app.control.audit_missing import Difference, drill
 from app.control.audit_sides import NotReadable, Question, Sider
 from app.core.audit.compare import State
 from app.core.audit.fingerprint import Fingerprint
-from app.core.audit.tiers import lateness
+from app.core.audit.tiers import group_of, lateness
 from app.core.audit.totals import NO_TOTALS
 from app.core.control_events import OperatorAct
 from app.dlq.query import BadQuery, parse_when
@@ -182,7 +182,7 @@ class AuditMissingRoutes:
         return kept
 
     async def _verdict(self, request: web.Request, question: Question) -> Verdict:
-        """Raises ApiError: the audit cannot be asked now."""
+        """Raises ApiError: the audit cannot be asked now. NotReadable: it compares several groups there."""
         topic, before, after, start_ms = question
         known = await self._audit.known(request, Wanted(topic, from_ms=start_ms, before_ms=start_ms + 1))
         audits = self._api.runtime.catalog.audits
@@ -191,14 +191,18 @@ class AuditMissingRoutes:
         for key, record in known.tiers.items():
             late_ms = max(late_ms, lateness([record], audits.bounds_of(key.cluster, topic)))
         asked = topic, before, after, start_ms
-        for row in rows:
-            if asked == (row["topic"], row["from_tier"], row["to_tier"], row["start_ms"]):
-                is_closed = row["state"] in SETTLED and row["closed"]
-                surplus, ids = row["from_count"] - row["to_count"], _ids(known, question)
-                return Verdict(
-                    row["state"], is_closed, Difference(surplus, ids) if is_closed else None, late_ms
-                )
-        return Verdict(None, False, None, late_ms)
+        rows = [r for r in rows if asked == (r["topic"], r["from_tier"], r["to_tier"], r["start_ms"])]
+        if not rows:
+            return Verdict(None, False, None, late_ms)
+        if len(rows) > 1:
+            raise NotReadable(
+                f"groups {', '.join(sorted(str(row['group']) for row in rows))} are compared there, each for "
+                "itself: which records one of several lacks cannot be told (audit loss compares their counts)"
+            )
+        row = rows[0]
+        is_closed = row["state"] in SETTLED and row["closed"]
+        surplus, ids = row["from_count"] - row["to_count"], _ids(known, question, row["group"] or "")
+        return Verdict(row["state"], is_closed, Difference(surplus, ids) if is_closed else None, late_ms)
 
     # -- copying again -----------------------------------------------------------------------------
 
@@ -228,6 +232,7 @@ class AuditMissingRoutes:
                 {"execute": False, "missing": many, "state": verdict.state, "complete": found.answer.is_whole}
             )
         Sider(self._api.runtime, question).plans()
+        self._must_lead()
         if self._api.runtime.draining:
             raise ApiError(503, "Stopping", "this worker stops; ask another one")
         actor = actor_of(request)
@@ -245,6 +250,7 @@ class AuditMissingRoutes:
         runtime = self._api.runtime
         kept = await self._drilled(question, verdict, tell)
         del self._kept[question]  # it will be others
+        self._must_lead()  # reading took its time
         targets(kept.answer)
         done: dict[str, int] = {}
         trouble = "; not all of them"
@@ -273,6 +279,12 @@ class AuditMissingRoutes:
         except Exception as error:  # noqa: BLE001 - it is done; it must not look as if nothing was
             log.error("an operator's act is not in the control log", act=str(event), error=repr(error))
 
+    def _must_lead(self) -> None:
+        """Two that copy at once would copy twice. Raises ApiError."""
+        if not self._api.runtime.leader.leads:
+            detail = "this worker does not lead the region, and only the leader copies; ask again in seconds"
+            raise ApiError(503, "Not the leader", detail)
+
     def _leader(self, request: web.Request) -> str:
         """Who is to be asked; "": this worker."""
         runtime = self._api.runtime
@@ -291,11 +303,18 @@ def _question(of: Callable[[str], Any], time_of: Callable[[str, int], int]) -> Q
     return Question(topic, before, after, time_of(of("start"), now_ms()))
 
 
-def _ids(known: Known, question: Question) -> Fingerprint | None:
-    """The sum of upstream's ids less downstream's; None: not all records have one."""
+def _ids(known: Known, question: Question, group: str) -> Fingerprint | None:
+    """The sum of upstream's ids less downstream's, as they are compared: a group, "" for none, with its own
+    cluster alone, where that is counted. None: not all records have one."""
     found = {question.from_tier: NO_TOTALS, question.to_tier: NO_TOTALS}
+    upstream = {key.cluster for key in known.tiers if key.tier == question.from_tier}
+    of_group = {group_of(key.cluster) for key in known.tiers if key.tier == question.to_tier}
+    own = {cluster for cluster, name in of_group if name == group} & upstream if group else set()
     for key, record in known.windows.items():
-        if key.start_ms == question.start_ms and key.tier in found:
+        if key.start_ms != question.start_ms or key.tier not in found:
+            continue
+        is_meant = group_of(key.cluster)[1] == group if key.tier == question.to_tier else True
+        if is_meant and (key.tier == question.to_tier or not own or key.cluster in own):
             found[key.tier] = found[key.tier].plus(record.totals).plus(record.late)
     before, after = found[question.from_tier], found[question.to_tier]
     if before.identified != before.count or after.identified != after.count:

@@ -178,6 +178,7 @@ class Catalog:
         self._log = log
         self.routes = RoutesCatalog(cast("Any", log), clusters, lambda *_: None)
         self.audits = AuditsCatalog(cast("Any", log), clusters, lambda *_: None, LAYOUT)
+        self.audits.workload = self.workload
 
     def route(self, name: str) -> RouteDefinition | None:
         return self.routes.definition(name)
