@@ -123,17 +123,16 @@ class HttpOutput:
     ) -> None:
         found = urlsplit(url)
         try:
-            is_good = found.scheme in {"http", "https"} and bool(found.hostname) and found.port != 0
+            host, port = found.hostname, found.port
         except ValueError:  # its port is none
-            is_good = False
-        if not is_good:
+            host, port = None, None
+        if found.scheme not in {"http", "https"} or not host:
             raise AuditError(
                 f"url={url!r}: no http or https address; give one such as http://host:6066/api/v1/…"
             )
         self._path = (found.path or "/") + (f"?{found.query}" if found.query else "")
         self._headers = {"Content-Type": NDJSON, **(headers or {})}
         self._new: Callable[[], http.client.HTTPConnection]
-        host, port = found.hostname, found.port
         if found.scheme == "https":
             self._new = lambda: http.client.HTTPSConnection(host, port, timeout=ANSWER_S, context=tls)
         else:

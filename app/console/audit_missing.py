@@ -155,7 +155,7 @@ class AuditMissingRoutes:
         operations, subject = self._api.dlq_tools.operations, str(question)
         op = operations.running("missing", subject)
         if op is None:
-            verdict = await self._verdict(request, question)
+            verdict = await self._verdict(question)
 
             async def work(tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
                 kept = await self._drilled(question, verdict, tell)
@@ -181,10 +181,10 @@ class AuditMissingRoutes:
             self._kept.popitem(last=False)
         return kept
 
-    async def _verdict(self, request: web.Request, question: Question) -> Verdict:
+    async def _verdict(self, question: Question) -> Verdict:
         """Raises ApiError: the audit cannot be asked now. NotReadable: it compares several groups there."""
         topic, before, after, start_ms = question
-        known = await self._audit.known(request, Wanted(topic, from_ms=start_ms, before_ms=start_ms + 1))
+        known = await self._audit.known(Wanted(topic, from_ms=start_ms, before_ms=start_ms + 1))
         audits = self._api.runtime.catalog.audits
         rows = verdict_rows(known, now_ms(), audits.plan_of, partial(unseen, audits))
         late_ms = 0
@@ -216,7 +216,7 @@ class AuditMissingRoutes:
         leader = self._leader(request)
         if leader:
             return _passed_on(*await ask_worker(self._api, request, leader, dict(body), patience_s=HOP_S))
-        verdict = await self._verdict(request, question)
+        verdict = await self._verdict(question)
         if not verdict.is_closed:
             raise ApiError(
                 409, "Not final", f"the window is {verdict.state or 'not compared'}: records of it may be on "

@@ -268,9 +268,12 @@ class HandFed:
         self.audit_books = AuditBooks(
             "", empty, nothing, nothing, self.catalog.audits.bounds_of, lambda *_: None
         )
+        auditor = Auditor(
+            ME, self.audit_books, cast("Any", self.catalog.audits),
+            lambda: self.members.live(time.monotonic()),
+        )  # fmt: skip
         self.alerts = Alerts(
-            control,
-            Auditor(ME, self.audit_books, cast("Any", self.catalog.audits), dict),
+            control, auditor,
             lambda: self.leader.leads, lambda *_: None, "east", self.env,
         )  # fmt: skip
         pumps: dict[str, Any] = {}
