@@ -110,6 +110,7 @@ class AlertRoutes:
             "topic": state.topic,
             "from_tier": state.from_tier,
             "to_tier": state.to_tier,
+            "group": state.reader or None,
             "what": amount(on, state.windows, more=state.more),
             "since_ms": state.since_ms,
             "since": iso(state.since_ms),

@@ -14,7 +14,7 @@ import msgspec
 from aiohttp import web
 
 from app.audit.topics import topic_rows
-from app.audit.view import Known, Share, Wanted, joined, verdict_rows, window_rows
+from app.audit.view import Known, Wanted, verdict_rows, window_rows
 from app.clock import now_ms
 from app.config.audit import PREFIX, AuditPlan
 from app.config.definitions import parse_audit
@@ -34,11 +34,9 @@ from app.console.defining import (
     read_definition,
 )
 from app.console.describe import ACTOR, JSON, PAGE, TEXT, Answer, Page, Param, described, repeated
-from app.console.hop import LOOK_S, ask_worker
 from app.console.offsets import told_apart
 from app.console.tabular import FORMAT, NDJSON, listed, listing
-from app.control.audit_known import SHARE, own_share, share_path, unseen
-from app.control.audit_sender import audit_partition
+from app.control.audit_known import SHARE, BeingRead, NotKnown, own_share, unseen
 from app.core.audit.compare import State
 from app.core.audit.reports import BadReport, Report, checked
 from app.core.audit.tiers import Bounds
@@ -71,7 +69,6 @@ WINDOW, VERDICT = (
     list(shapes_audit.AuditVerdict.__annotations__),
 )
 MOST_REPORTS_BYTES = 1 << 20  # as much as Kafka takes: what is refused here, the client gives up
-_share = msgspec.json.Decoder(Share)
 _report = msgspec.json.Decoder(Report)
 
 
@@ -104,7 +101,7 @@ class AuditRoutes:
     )  # fmt: skip
     async def get_windows(self, request: web.Request) -> web.StreamResponse:
         """What was counted in each window, the newest first."""
-        known = await self.known(request, _wanted(request))
+        known = await self.known(_wanted(request))
         rows = window_rows(known, now_ms(), self._bounds_of, self._api.runtime.catalog.audits.oddity_of)
         return await listed(request, rows, WINDOW, known.notes)
 
@@ -118,14 +115,14 @@ class AuditRoutes:
         if unknown := sorted(states - {state.value for state in State}):
             known_states = ", ".join(state.value for state in State)
             raise BadQuery(f"state={unknown[0][:40]!r}: no such state; there are {known_states}")
-        known = await self.known(request, _wanted(request))
+        known = await self.known(_wanted(request))
         rows = [row for row in self._verdicts(known) if row["state"] in states]
         return await listed(request, rows, VERDICT, known.notes)
 
     @described(shapes_audit.Noted[shapes_audit.AuditTopic], query=(*TIMES, *PAGE), problems=(409, 502))
     async def get_topics(self, request: web.Request) -> web.Response:
         """Every topic that is counted, in a row: what is worst of its windows."""
-        known, bounds_of = await self.known(request, _wanted(request)), self._bounds_of
+        known, bounds_of = await self.known(_wanted(request)), self._bounds_of
         windows = window_rows(known, now_ms(), bounds_of, self._api.runtime.catalog.audits.oddity_of)
         rows = topic_rows(known, windows, self._verdicts(known), now_ms(), bounds_of)
         return json_response({**paged(rows, request), "notes": known.notes})
@@ -145,30 +142,14 @@ class AuditRoutes:
             body=msgspec.json.encode(share), content_type=JSON, headers={"Cache-Control": "no-store"}
         )
 
-    async def known(self, request: web.Request, wanted: Wanted) -> Known:
+    async def known(self, wanted: Wanted) -> Known:
         """What all workers know. Raises ApiError: one does not answer."""
-        runtime = self._api.runtime
-        path = share_path(wanted)
-        others = [worker for worker in self._api.beats() if worker != runtime.worker]
-        answers = await asyncio.gather(
-            *(
-                ask_worker(self._api, request, worker, patience_s=LOOK_S, path=path, method="GET")
-                for worker in others
-            )
-        )
-        shares = [own_share(runtime.audit_books, wanted)]
-        for worker, (status, content) in zip(others, answers, strict=True):
-            if status != 200:
-                raise ApiError(502, "Worker unreachable", f"{worker} answered {status}; ask again")
-            shares.append(_share.decode(content))
-        held = {partition for share in shares for partition in share.next_offsets}
-        if missing := await runtime.audit_books.without(held):
-            raise ApiError(
-                503,
-                "Being read",
-                f"partitions {missing} of the audit tables are being read; ask again in seconds",
-            )
-        return joined(shares, audit_partition)
+        try:
+            return await self._api.runtime.alerts.auditor.known(wanted)
+        except BeingRead as error:
+            raise ApiError(503, "Being read", f"{error}; ask again in seconds") from error
+        except NotKnown as error:
+            raise ApiError(502, "Not known", f"{error}; ask again in seconds") from error
 
     @described(
         shapes_audit.Taken, body={"type": "string"}, kinds=(NDJSON,), problems=(422,),

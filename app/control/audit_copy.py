@@ -6,7 +6,8 @@ Rules
 1. Only what is certainly missing is copied: nothing that waits for its copier, or of which it is not clear.
 2. A copy is what the route would have made: key, value, timestamp, the headers that the route keeps or adds,
    in the partition of the same number. Without a route it goes to the same topic, as it is.
-3. Who copies has asked right before what is missing (the drill-down reads the whole log behind the window for
+3. Into a compacted topic nothing is copied: an old value would become the newest of its key.
+4. Who copies has asked right before what is missing (the drill-down reads the whole log behind the window for
    copies made meanwhile), and nobody else copies at the same time: so a second time copies nothing.
 """
 
@@ -75,6 +76,11 @@ def targets(answer: Answer) -> dict[Partition, Target]:
         copier = copiers[0]
         into = Partition(copier.target, copier.target_topic, place.partition)
         topic = next(one for one in answer.sides.downstream if (one.cluster, one.name) == into[:2])
+        if topic.is_compacted:
+            raise NotReadable(
+                f"topic {into.topic} in {into.cluster} is compacted: copied again, an old value would be the "
+                "newest of its key; let its producer write what is missing"
+            )
         if into.partition >= topic.partitions:
             raise NotReadable(
                 f"topic {into.topic} in {into.cluster} has {topic.partitions} partitions, and no "
