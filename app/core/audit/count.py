@@ -38,6 +38,7 @@ UNTIMED = -1  # the window of records without a timestamp
 DISORDER_MS = 5_000
 ANY_DISORDER = -1
 LOG_APPEND_TIME, TRANSACTIONAL, CONTROL, DELETE_HORIZON = 0x08, 0x10, 0x20, 0x40
+MANY_WINDOWS = 32  # of records counted together: a histogram of each would take much memory
 _SPREAD = 4  # points a batch's latencies are spread over
 
 Decode = Callable[[Batch], Iterable[Record]]
@@ -61,7 +62,7 @@ class Sums:
         self.ids: Fingerprint = totals.ids
         self.offsets: Fingerprint = totals.offsets
         self.offsets_of: set[str] = set(totals.offsets_of)
-        self._latencies = Latencies.from_bytes(totals.latencies) if totals.latencies else None
+        self._latencies: Latencies | bytes = totals.latencies
         self.first_ms, self.last_ms = totals.first_ms, totals.last_ms
         self.span = span  # of offsets, of what was counted from a log
 
@@ -71,10 +72,17 @@ class Sums:
 
     @property
     def latencies(self) -> Latencies:
-        """Made when first asked for: 11 kB."""
-        if self._latencies is None:
-            self._latencies = Latencies()
+        """11 kB, until they are packed again."""
+        if isinstance(self._latencies, bytes):
+            self._latencies = Latencies.from_bytes(self._latencies)
         return self._latencies
+
+    def pack(self) -> None:
+        """Makes the latencies small, until some are added: to most windows of a part nothing is."""
+        self._latencies = self._packed()
+
+    def _packed(self) -> bytes:
+        return self._latencies if isinstance(self._latencies, bytes) else self._latencies.to_bytes()
 
     def add(self, other: Sums) -> None:
         """Takes in what another one has, of other records."""
@@ -86,8 +94,10 @@ class Sums:
         self.ids = self.ids.plus(other.ids)
         self.offsets = self.offsets.plus(other.offsets)
         self.offsets_of |= other.offsets_of
-        if other._latencies is not None:
-            self.latencies.merge(other._latencies)
+        if isinstance(other._latencies, bytes) and not self._latencies:
+            self._latencies = other._latencies
+        elif other._latencies:
+            self.latencies.merge(other.latencies)
         self.seen(other.first_ms, other.last_ms)
         self.span = hull(self.span, other.span)
 
@@ -100,8 +110,7 @@ class Sums:
     def totals(self) -> Totals:
         return Totals(
             self.count, self.nbytes, self.duplicates, self.ids, self.identified, self.offsets, self.sourced,
-            tuple(sorted(self.offsets_of)), b"" if self._latencies is None else self._latencies.to_bytes(),
-            self.first_ms, self.last_ms,
+            tuple(sorted(self.offsets_of)), self._packed(), self.first_ms, self.last_ms,
         )  # fmt: skip
 
 
@@ -189,7 +198,8 @@ class Tally:
         if not timestamps.size:
             return
         starts = np.where(timestamps < 0, UNTIMED, timestamps - timestamps % self.width_ms)
-        for start in np.unique(starts).tolist():
+        found = np.unique(starts).tolist()
+        for start in found:
             mask = starts == start
             sums, here = self.sums(start), timestamps[mask]
             sums.count += here.size
@@ -208,6 +218,8 @@ class Tally:
             if seen_at_ms is not None and start != UNTIMED:
                 seen = seen_at_ms if isinstance(seen_at_ms, int) else seen_at_ms[mask]
                 sums.latencies.add(seen - here)
+                if len(found) > MANY_WINDOWS:
+                    sums.pack()
         self.max_timestamp_ms = max(self.max_timestamp_ms, int(timestamps.max()))
 
 
