@@ -37,6 +37,8 @@ from app.core.ranges import Range, union
 PART_OFFSETS = 1 << 16
 NO_PART = -1
 MOST_IDS = 10_000
+MOST_SOURCE_CHARS = 600
+MOST_OF_REPORT = 1 << 50  # records or bytes of a window
 MOST_SOURCES = 10_000  # of a tier's shard, and of a window
 SHARD_PARTITIONS = 8  # whose windows share a table value, which is written with every report: some 10 kB
 # As of Kafka's topics; keys of tables are made of names and slashes. A group's place: `tiers.place_of`.
@@ -125,6 +127,8 @@ def _fault(report: Report) -> str:
     for field, name, pattern in names:
         if not pattern.fullmatch(name):
             return f"{field} {name[:60]!r}: use letters, digits, '.', '_' and '-', at most 249"
+    if not 0 < len(report.source) <= MOST_SOURCE_CHARS:
+        return f"a source's name of {len(report.source)} characters; it has 1 to {MOST_SOURCE_CHARS}"
     if report.shard < 0:
         return f"shard {report.shard}"
     if report.late_ms < 0 or report.at_ms < 0:
@@ -140,8 +144,11 @@ def _fault(report: Report) -> str:
         totals = increment.totals
         if increment.start_ms != -1 and (increment.start_ms < 0 or increment.start_ms % report.width_ms):
             return f"no window begins at {increment.start_ms}"
-        if min(totals.count, totals.nbytes, totals.duplicates, totals.identified, totals.sourced) < 0:
+        many = totals.count, totals.nbytes, totals.duplicates, totals.identified, totals.sourced
+        if min(many) < 0:
             return "a count below 0"
+        if max(many) > MOST_OF_REPORT:
+            return f"a count of {max(many)}, above {MOST_OF_REPORT}"
         if not 0 <= increment.span[0] <= increment.span[1]:
             return f"offsets [{increment.span[0]}, {increment.span[1]})"
         try:

@@ -144,7 +144,12 @@ def test_the_same_report_has_the_same_uuid_whoever_makes_it() -> None:
         ({"windows": (Increment(5, Totals()),)}, "begins at 5"),
         ({"windows": (Increment(0, Totals()), Increment(0, Totals()))}, "twice"),
         ({"windows": (Increment(0, Totals(count=-1)),)}, "below 0"),
+        ({"windows": (Increment(0, Totals(count=1 << 51)),)}, "a count of 2251799813685248"),
+        ({"windows": (Increment(0, Totals(nbytes=1 << 51)),)}, "a count of 2251799813685248"),
         ({"windows": (Increment(0, Totals(latencies=b"x")),)}, "histogram"),
+        ({"windows": (Increment(0, Totals(latencies=b"\1\x08\1\0\0\0" + b"\x7f" * 8)),)}, "histogram"),
+        ({"source": ""}, "name of 0 characters"),
+        ({"source": "s" * 601}, "name of 601 characters"),
     ],
 )
 def test_a_report_that_says_what_none_can_say_is_refused(change: dict[str, object], words: str) -> None:
