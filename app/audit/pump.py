@@ -160,7 +160,10 @@ class AuditPump:
 
     def _pass(self, gap: Gap) -> None:
         if gap.end > self.reader.next_offset:
-            self.reader.fetched(b"", gap.end, at_ms=time.time_ns() // 1_000_000)
+            at_ms = time.time_ns() // 1_000_000
+            self.reader.fetched(b"", gap.end, at_ms=at_ms)
+            # This tier had what is gone: nobody knows of which windows, but that they began before now.
+            self.reader.complete_ms = max(self.reader.complete_ms, at_ms)
 
     def ended(self, end: int, at_ms: int) -> None:
         """The log ends there now. Where that is what was counted, nothing older is on its way."""
