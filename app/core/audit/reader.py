@@ -14,11 +14,11 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from app.core.audit.count import UNTIMED, How, Sums, Tally, count_chunk
+from app.core.audit.count import UNTIMED, How, Tally, count_chunk
 from app.core.audit.fingerprint import Source
 from app.core.audit.reports import PART_OFFSETS, Increment, Report, Scope, report_id, shard_of
 from app.core.audit.tiers import INCARNATION
-from app.core.audit.totals import NEVER_MS
+from app.core.audit.totals import NEVER_MS, Sums
 from app.core.record_batch import LOG_OVERHEAD_BYTES, Committed
 
 # A log that was read to its end for so long is believed to have said everything. Knowing where it ends does

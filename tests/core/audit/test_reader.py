@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 
-from app.core.audit.count import How
+from app.core.audit.count import UNTIMED, How
 from app.core.audit.fingerprint import Source
 from app.core.audit.latencies import BINS
 from app.core.audit.reader import PartitionReader
@@ -72,3 +72,17 @@ def test_a_time_in_the_future_makes_nothing_late() -> None:
         one.fetched(data, end, at_ms=BEGAN_MS + 100, at_end=True)
     (report,) = one.reports(BEGAN_MS + 100)
     assert report.late_ms == 0
+
+
+def test_a_time_beyond_all_calendars_is_none() -> None:
+    """Microseconds, say: each batch would have a window of its own that never ends."""
+    one, log = reader(), Log()
+    log.append([BEGAN_MS])
+    log.append([BEGAN_MS * 1_000])
+    log.append([BEGAN_MS * 1_000_000, BEGAN_MS + 1])
+    data, end = log.fetch(0, 3)
+    one.fetched(data, end, at_ms=BEGAN_MS + 100, at_end=True)
+    (report,) = one.reports(BEGAN_MS + 100)
+    counts = {increment.start_ms: increment.totals.count for increment in report.windows}
+    assert counts == {UNTIMED: 2, BEGAN_MS - BEGAN_MS % SCOPE.width_ms: 2}
+    assert one.max_timestamp_ms == BEGAN_MS + 1
