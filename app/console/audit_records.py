@@ -69,7 +69,7 @@ class AuditRecordRoutes:
         """What this worker's books hold of where a topic's windows are: for the other workers."""
         wanted = wanted_of(self._api, *_named(request.query))
         return web.Response(
-            body=msgspec.json.encode(own_share(self._api, wanted)), content_type=JSON,
+            body=msgspec.json.encode(await own_share(self._api, wanted)), content_type=JSON,
             headers={"Cache-Control": "no-store"},
         )  # fmt: skip
 

@@ -14,7 +14,7 @@ Rules
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from app.audit.prints import Reader
@@ -120,9 +120,9 @@ async def copy_again(runtime: Runtime, answer: Answer, tell: Tell) -> dict[str, 
         try:
             waiting: list[asyncio.Future[int]] = []
             most_bytes = await _max_bytes(cluster.client, target.place.topic)
-            for run in _runs(sorted(seen)):
-                async for batch in _batches(part.client, place, run):
-                    there = _same(batch, seen, part.reader)
+            for run in runs_of(seen):
+                async for batch in _batches(part.client, place, (min(run), max(run) + 1)):
+                    there = same_of(batch, run, part.reader)
                     for data, count in _encoded(batch, there, target.edit, most_bytes):
                         waiting.append(await lane.append(data, count))
                         copied += count
@@ -144,14 +144,16 @@ async def _max_bytes(client: Any, topic: str) -> int:
     return int(found.config[MAX_BYTES]) if isinstance(found, TopicSettings) else KAFKA_MAX_BYTES
 
 
-def _runs(offsets: Sequence[int]) -> list[tuple[int, int]]:
-    """Spans that hold them all, without long gaps."""
-    found: list[tuple[int, int]] = []
-    for offset in offsets:
-        if found and offset - found[-1][1] < NEAR:
-            found[-1] = found[-1][0], offset + 1
-        else:
-            found.append((offset, offset + 1))
+def runs_of(seen: Mapping[int, Seen]) -> list[dict[int, Seen]]:
+    """All of them, by offset, in runs without long gaps. A batch may hold some of several runs: of each run
+    only its own are copied."""
+    found: list[dict[int, Seen]] = []
+    last = -NEAR - 1
+    for offset in sorted(seen):
+        if offset - last > NEAR:
+            found.append({})
+        found[-1][offset] = seen[offset]
+        last = offset
     return found
 
 
@@ -164,7 +166,7 @@ async def _batches(client: Any, place: Partition, run: tuple[int, int]) -> Any:
                 yield batch
 
 
-def _same(batch: Batch, seen: Mapping[int, Seen], reader: Reader) -> set[int]:
+def same_of(batch: Batch, seen: Mapping[int, Seen], reader: Reader) -> set[int]:
     """Those offsets of the batch that hold what was found there."""
     header = batch.header
     if not any(header.base_offset <= offset < header.next_offset for offset in seen):
