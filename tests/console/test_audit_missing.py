@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
 from typing import Any
@@ -111,7 +112,7 @@ def finished(console: Console, **lacks: set[int]) -> tuple[Audited, int]:
 def test_what_a_group_lacks_is_the_difference_from_its_own_cluster(console: Console) -> None:
     _, start_ms = finished(console, billing={7})
     runtime: Any = console.fed
-    known = joined([own_share(runtime.audit_books, Wanted("orders"))], audit_partition)
+    known = joined([asyncio.run(own_share(runtime.audit_books, Wanted("orders")))], audit_partition)
     question = Question("orders", "regional", "consumer", start_ms)
     assert audit_missing._ids(known, question, "billing") == of_ids(ids_of([b"7"]))
 
