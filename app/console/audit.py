@@ -25,6 +25,7 @@ from app.console.defining import (
     DRY_RUN,
     MATCH,
     YAML,
+    check_address,
     condition,
     define,
     defined,
@@ -261,9 +262,7 @@ class AuditRoutes:
         wanted, warnings = await asyncio.to_thread(
             parse_audit, body.data, layout=audits.layout, file=body.file, node=body.node
         )
-        if wanted.name != (told := request.match_info["name"]):
-            detail = f"the definition is of {wanted.name}, the address of {told[:100]}"
-            raise ApiError(422, "Wrong address", detail)
+        check_address(request, wanted.name)
         current = self._api.runtime.control.view.audits.get(wanted.key)
         expected = condition(request, current)
         planned = plan({}, [wanted], audits={one.key: one for one in audits.plans()})
