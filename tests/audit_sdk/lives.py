@@ -26,7 +26,7 @@ from app.audit_sdk.outputs import Output
 from app.core.audit.reports import Report
 
 TOPIC, CLUSTER, WIDTH_MS = "orders", "east", 1_000
-RECORDS = 60_000  # of the partition that is consumed
+RECORDS = 30_000  # of the partition that is consumed
 BEGAN_MS = 1_700_000_000_000
 MOST_LIFE_S, MOST_CPU_S = 0.1, 0.06
 WAL, REPORTS, KNOWN, COMMITTED = "audit-wal", "reports", "known", "committed"
@@ -76,7 +76,7 @@ def consume(folder: Path, chance: random.Random) -> None:
         committed = folder / COMMITTED
         at = int(committed.read_bytes()) if committed.exists() else 0
         while at < RECORDS:
-            end = min(RECORDS, at + chance.choice([1, 3, 40, 500]))
+            end = min(RECORDS, at + chance.choice([1, 3, 40]))
             numbers = range(at, end)
             if chance.random() < 0.3:
                 for number in numbers:
