@@ -198,7 +198,7 @@ class Chaos:
                     tell(f"         {worker.name} ended with {code} on SIGTERM, while a broker was away")
         for worker in [*self.ready, *self.starting]:
             code = worker.popen.poll()
-            assert code is None, f"{worker.name} ended by itself with {code}:\n{worker.tail(40)}"
+            assert code is None, f"{worker.name} ended by itself with {code}:\n{worker.tail(400)}"
 
     def _do(self, step: Step) -> str:
         """One step; says whom it hit."""
