@@ -34,6 +34,7 @@ settings.load_profile(PROFILE)
 
 STARTING = {"_shared_yard", "bootstrap", "cached", "engine"}  # fixtures that start brokers or containers
 BESIDE = {"cli", "config", "console", "core", "dlq", "payload"}  # nothing there depends on how long it takes
+WHOLE = {"docker", "system"}  # whole workers, on a yard of their own; as long as all others with brokers
 PURE = {"config", "core", "payload"}
 COUNTED = {"system"}  # every message, after kills: what is not as it should be there once is a finding
 
@@ -53,12 +54,14 @@ def second_try(folder: str, name: str) -> pytest.MarkDecorator:
     return pytest.mark.flaky(reruns=1, rerun_except=final)
 
 
-@pytest.hookimpl(tryfirst=True)  # `-m beside` is looked at after that
+@pytest.hookimpl(tryfirst=True)  # `-m` is looked at after that
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         assert isinstance(item, pytest.Function)
         folder = item.path.relative_to(Path(__file__).parent).parts[0]
         starts = not STARTING.isdisjoint(item.fixturenames) or item.get_closest_marker("browser")
+        if folder in WHOLE:
+            item.add_marker("whole")
         if folder in BESIDE and not starts:
             item.add_marker("beside")
         if PROFILE == "ci" and folder not in PURE and not is_hypothesis_test(item.obj):
