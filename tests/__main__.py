@@ -1,7 +1,7 @@
 """All tests, in much less time than one after the other: `python -m tests`, or `make test`.
 
-Tests with brokers wait most of the time, so three processes of pytest share the machine, each with the tests of
-a marker, which conftest gives:
+Tests with brokers wait most of the time, so three processes of pytest share the machine, each with the tests
+of a marker, which conftest gives:
 
 - `whole`: tests of whole workers and of containers, on a yard of their own.
 - `beside`: those that need no broker, at a priority that leaves the machine to the others, whose brokers must
@@ -104,7 +104,7 @@ class Front:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit code: 0, or the highest of pytest's."""
+    """The exit code of pytest, of the first whose is not 0."""
     with tempfile.TemporaryFile() as whole, tempfile.TemporaryFile() as beside:
         first = Front("not beside and not whole", "The tests with brokers", None)
         second = Front("whole", "The tests of whole workers and of containers", whole)
@@ -124,7 +124,7 @@ def main(arguments: Sequence[str]) -> int:
             low.start_low(arguments)
             for front in fronts:
                 codes.append(front.wait())
-                if codes[-1] == pytest.ExitCode.INTERRUPTED:
+                if codes[-1] in {pytest.ExitCode.INTERRUPTED, -signal.SIGINT}:
                     return codes[-1]
         finally:
             for front in fronts:
@@ -134,11 +134,9 @@ def main(arguments: Sequence[str]) -> int:
     sys.stdout.write("\n")
     for front, code in zip(fronts, codes, strict=True):
         sys.stdout.write(f"{front.told}: pytest ended with {code}.\n")
-    if (
-        NOTHING_RAN in codes and 0 in codes
-    ):  # there are some of the tests that were asked for, not of each kind
+    if arguments and 0 in codes:  # of what was asked for, there may be tests of one kind only
         codes = [code for code in codes if code != NOTHING_RAN]
-    return max(codes)
+    return next((code for code in codes if code), 0)
 
 
 if __name__ == "__main__":
