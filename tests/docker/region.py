@@ -7,7 +7,7 @@ import contextlib
 import json
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
@@ -178,14 +178,21 @@ class Region:
     # -- messages --------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def load(self, sent: list[Sent], per_second: float) -> Iterator[None]:
-        """Produces at an even rate while the block runs, and to its end."""
-        self.sent += sent
+    def load(self, messages: Iterable[Sent], per_second: float, *, to_its_end: bool = True) -> Iterator[None]:
+        """Produces at an even rate while the block runs; then the rest, or no more."""
         failures: list[BaseException] = []
+        ended = threading.Event()
+
+        def noted() -> Iterator[Sent]:
+            for message in messages:
+                if ended.is_set() and not to_its_end:
+                    return
+                self.sent.append(message)
+                yield message
 
         def work() -> None:
             try:
-                asyncio.run(produce(self.bootstrap, TOPIC, sent, per_second=per_second))
+                asyncio.run(produce(self.bootstrap, TOPIC, noted(), per_second=per_second))
             except BaseException as error:  # noqa: BLE001 - raised again by the one who waits
                 failures.append(error)
 
@@ -194,6 +201,7 @@ class Region:
         try:
             yield
         finally:
+            ended.set()
             thread.join()
         if failures:
             raise failures[0]
