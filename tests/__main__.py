@@ -17,6 +17,7 @@ Ctrl-C and SIGTERM end all; brokers and containers are taken down first.
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -28,6 +29,9 @@ from typing import IO
 
 import pytest
 
+from app.yard.broker import AUTOMATIC_PORTS
+from tests.conftest import PORTS_VARIABLE
+
 PYTEST = (sys.executable, "-m", "pytest")
 NICENESS = 15
 TIMEOUT_S = 1200  # of one test beside: it may get little of the machine for as long as the others need it
@@ -36,10 +40,14 @@ NOTHING_RAN = int(pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
 class Front:
-    """A process of pytest with the tests of a marker. Its output waits, or is seen at once where None."""
+    """A process of pytest with the tests of a marker, which start whatever they start on ports of its own.
 
-    def __init__(self, marker: str, told: str, output: IO[bytes] | None) -> None:
+    Its output waits, or is seen at once where None.
+    """
+
+    def __init__(self, marker: str, told: str, ports: range, output: IO[bytes] | None) -> None:
         self.told = told
+        self._env = {**os.environ, PORTS_VARIABLE: f"{ports.start}-{ports.stop}"}
         self._command: list[str] = [*PYTEST, "-m", marker]
         self._output = output
         self._process: subprocess.Popen[bytes] | None = None
@@ -49,7 +57,7 @@ class Front:
         """Starts it: with the terminal, or in a session that no Ctrl-C reaches."""
         command = [*self._command, *arguments]
         if self._output is None:
-            self._process = subprocess.Popen(command)
+            self._process = subprocess.Popen(command, env=self._env)
             return
         command.append(f"--color={'yes' if sys.stdout.isatty() else 'no'}")
         self._process = subprocess.Popen(
@@ -57,6 +65,7 @@ class Front:
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=subprocess.STDOUT,
+            env=self._env,
             start_new_session=True,
         )
 
@@ -106,9 +115,11 @@ class Front:
 def main(arguments: Sequence[str]) -> int:
     """The exit code of pytest, of the first whose is not 0."""
     with tempfile.TemporaryFile() as whole, tempfile.TemporaryFile() as beside:
-        first = Front("not beside and not whole", "The tests with brokers", None)
-        second = Front("whole", "The tests of whole workers and of containers", whole)
-        low = Front("beside", "The tests beside them, which need no brokers", beside)
+        third = len(AUTOMATIC_PORTS) // 3
+        some, others, rest = (AUTOMATIC_PORTS[n * third : (n + 1) * third] for n in range(3))
+        first = Front("not beside and not whole", "The tests with brokers", some, None)
+        second = Front("whole", "The tests of whole workers and of containers", others, whole)
+        low = Front("beside", "The tests beside them, which need no brokers", rest, beside)
         fronts = (first, second, low)
 
         def told_to_end(number: int, frame: FrameType | None) -> None:

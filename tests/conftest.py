@@ -21,9 +21,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 
-from app.yard import Yard
+from app.yard import Yard, broker
 
 BOOTSTRAP_VARIABLE = "SWITCHYARD_TEST_BOOTSTRAP"
+PORTS_VARIABLE = "SWITCHYARD_TEST_PORTS"  # "20000-24000": of this process, beside others (tests/__main__.py)
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev")
 
 BUSY = [HealthCheck.too_slow]  # examples are the same each time: that they came slowly says who was busy
@@ -31,6 +32,9 @@ settings.register_profile("dev", max_examples=50, deadline=None)
 settings.register_profile("ci", max_examples=200, deadline=None, derandomize=True, suppress_health_check=BUSY)
 settings.register_profile("soak", max_examples=20_000, deadline=None)
 settings.load_profile(PROFILE)
+
+if os.environ.get(PORTS_VARIABLE):
+    broker.AUTOMATIC_PORTS = range(*map(int, os.environ[PORTS_VARIABLE].split("-")))
 
 STARTING = {"_shared_yard", "bootstrap", "cached", "engine"}  # fixtures that start brokers or containers
 BESIDE = {"cli", "config", "console", "core", "dlq", "payload"}  # nothing there depends on how long it takes
