@@ -16,6 +16,7 @@ import orjson
 from testcontainers.core.container import DockerContainer
 from testcontainers.core.network import Network
 
+from app.config.definitions import Workload
 from app.demo.report import Report, count
 from app.demo.stage import free_port, http, wait_until
 from app.demo.traffic import Sent, create_topic, produce, read_all
@@ -229,11 +230,15 @@ class Region:
         return count(self.sent, self.deliveries(), [orjson.loads(record.value)["id"] for record in dead])
 
     async def _lag(self) -> int:
-        """Messages of the topic beyond what is committed, as any Kafka tool sees it."""
+        """Messages of the topic, and copies to be tried again, beyond what is committed, as any Kafka tool sees it.
+
+        A copy that is left may be of a message that has come.
+        """
         client = ClusterClient(ClusterSpec("test", (self.bootstrap,)))
         await client.start()
         try:
-            at = [(TOPIC, p) for p in range(PARTITIONS)]
+            topics = (TOPIC, *Workload.model_validate(WORKLOAD).retry_topics())
+            at = [(topic, p) for topic in topics for p in range(await client.partitions(topic) or 0)]
             committed = await OffsetCommitter(client).committed(GROUP, at)
             ends = await client.end_offsets(at)
             return sum(ends[key] - (committed[key] or 0) for key in at)
