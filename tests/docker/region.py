@@ -230,7 +230,7 @@ class Region:
         return count(self.sent, self.deliveries(), [orjson.loads(record.value)["id"] for record in dead])
 
     async def _lag(self) -> int:
-        """Messages of the topic, and copies to be tried again, beyond what is committed, as any Kafka tool sees it.
+        """Messages of the topic, and copies to be tried again, beyond what is committed: as Kafka's tools do.
 
         A copy that is left may be of a message that has come.
         """
