@@ -21,9 +21,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 
-from app.yard import Yard
+from app.yard import Yard, broker
 
 BOOTSTRAP_VARIABLE = "SWITCHYARD_TEST_BOOTSTRAP"
+PORTS_VARIABLE = "SWITCHYARD_TEST_PORTS"  # "20000-24000": of this process, beside others (tests/__main__.py)
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev")
 
 BUSY = [HealthCheck.too_slow]  # examples are the same each time: that they came slowly says who was busy
@@ -32,8 +33,12 @@ settings.register_profile("ci", max_examples=200, deadline=None, derandomize=Tru
 settings.register_profile("soak", max_examples=20_000, deadline=None)
 settings.load_profile(PROFILE)
 
+if os.environ.get(PORTS_VARIABLE):
+    broker.AUTOMATIC_PORTS = range(*map(int, os.environ[PORTS_VARIABLE].split("-")))
+
 STARTING = {"_shared_yard", "bootstrap", "cached", "engine"}  # fixtures that start brokers or containers
 BESIDE = {"cli", "config", "console", "core", "dlq", "payload"}  # nothing there depends on how long it takes
+WHOLE = {"docker", "system"}  # whole workers, on a yard of their own; as long as all others with brokers
 PURE = {"config", "core", "payload"}
 COUNTED = {"system"}  # every message, after kills: what is not as it should be there once is a finding
 
@@ -53,12 +58,14 @@ def second_try(folder: str, name: str) -> pytest.MarkDecorator:
     return pytest.mark.flaky(reruns=1, rerun_except=final)
 
 
-@pytest.hookimpl(tryfirst=True)  # `-m beside` is looked at after that
+@pytest.hookimpl(tryfirst=True)  # `-m` is looked at after that
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         assert isinstance(item, pytest.Function)
         folder = item.path.relative_to(Path(__file__).parent).parts[0]
         starts = not STARTING.isdisjoint(item.fixturenames) or item.get_closest_marker("browser")
+        if folder in WHOLE:
+            item.add_marker("whole")
         if folder in BESIDE and not starts:
             item.add_marker("beside")
         if PROFILE == "ci" and folder not in PURE and not is_hypothesis_test(item.obj):

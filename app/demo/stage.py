@@ -269,7 +269,7 @@ def route(name: str, source: str, target: str, *topics: str, **spec: Any) -> dic
     }
 
 
-def http(method: str, url: str, body: Any = None, timeout_s: float = 10.0) -> tuple[int, Any]:
+def http(method: str, url: str, body: Any = None, timeout_s: float = 30.0) -> tuple[int, Any]:
     """One request to a worker; status and decoded JSON (or text). Raises OSError when nobody answers."""
     data = None if body is None else orjson.dumps(body)
     request = urllib.request.Request(  # noqa: S310 - our own worker

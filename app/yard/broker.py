@@ -20,6 +20,7 @@ import socket
 import subprocess
 import tempfile
 import uuid
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,7 @@ FORMAT_TIMEOUT_S = 60.0
 # Below the range from which Linux and macOS draw ports for outgoing connections: a client that keeps
 # calling a killed broker could otherwise be given the broker's own port and keep it from coming back.
 AUTOMATIC_PORTS = range(20_000, 32_000)
+_chosen: deque[int] = deque(maxlen=500)
 
 # Why each value differs from Kafka's own:
 _PROPERTIES = """\
@@ -217,9 +219,15 @@ class Broker:
 
 
 def choose_ports(count: int) -> list[int]:
-    """Ports nobody listens on now, below those drawn for outgoing connections."""
-    shuffled = random.sample(AUTOMATIC_PORTS, len(AUTOMATIC_PORTS))
-    found = list(itertools.islice(filter(is_free, shuffled), count))
+    """Ports nobody listens on now, below those drawn for outgoing connections.
+
+    None that was chosen here lately: somebody may be about to listen on it.
+    """
+    chance = random.Random()  # noqa: S311 - tests set back the one that all share: the same would come again
+    shuffled = chance.sample(AUTOMATIC_PORTS, len(AUTOMATIC_PORTS))
+    others = (port for port in shuffled if port not in _chosen)
+    found = list(itertools.islice(filter(is_free, others), count))
+    _chosen.extend(found)
     if len(found) < count:
         msg = f"No {count} free ports between {AUTOMATIC_PORTS.start} and {AUTOMATIC_PORTS.stop}."
         raise PortTakenError(msg)

@@ -32,7 +32,7 @@ from app.audit_sdk.outputs import Output, read_lines
 from app.core.audit.collect import Collector
 from app.core.audit.reports import Report
 
-ENOUGH_S = 30.0
+ENOUGH_S = 150.0
 QUICK: dict[str, Any] = {"origin": "billing", "tier": "consumer", "cluster": "east", "window_ms": 1_000,
                          "log_interval_s": 0.01, "report_interval_s": 0.01}  # fmt: skip
 
@@ -40,6 +40,7 @@ QUICK: dict[str, Any] = {"origin": "billing", "tier": "consumer", "cluster": "ea
 @pytest.fixture(autouse=True)
 def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(thread, "BACKOFF_S", 0.005)
+    monkeypatch.setattr(thread, "MOST_BACKOFF_S", 0.02)
 
 
 class Taken:

@@ -47,7 +47,7 @@ class Shell:
         own = {"SWITCHYARD_URL": self.url, "SWITCHYARD_CONFIG": str(self.home / "none.yaml"), **env}
         return subprocess.run(
             [sys.executable, "-c", SCRIPT, *arguments], cwd=self.home, env={**os.environ, **own},
-            capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=150, check=False, stdin=subprocess.DEVNULL,
         )  # fmt: skip
 
     def file(self, *definitions: dict[str, Any], name: str = "workloads.yaml") -> str:

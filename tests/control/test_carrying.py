@@ -250,7 +250,7 @@ async def test_it_is_not_looked_for_for_ever_nor_for_a_pump_that_is_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "LOOK_S", 0.01)
-    monkeypatch.setattr(module, "LAG_S", 0.3)
+    monkeypatch.setattr(module, "LAG_S", 1.0)
     side = Side()
     side.found = Carried(over=over(lags=True))
     async with looking(side):
@@ -269,14 +269,14 @@ async def test_where_a_role_was_handed_over_in_order_it_is_waited_for_as_long_as
 ) -> None:
     monkeypatch.setattr(module, "LOOK_S", 0.01)
     monkeypatch.setattr(module, "AGAIN_S", 0.01)
-    monkeypatch.setattr(module, "LAG_S", 0.5)
+    monkeypatch.setattr(module, "LAG_S", 2.0)
     side, pump = Side(), Pump(holds=True)
     side.handed_over()
     side.found = Carried(over=over(lags=True))
     await side.begin(pump)
     began_s, reached = time.monotonic(), 0
     async with looking(side):
-        while time.monotonic() < began_s + 3 * module.LAG_S:
+        while time.monotonic() < began_s + 1.5 * module.LAG_S:
             reached += 1
             side.found = Carried(over=over(lags=True, reached=reached))
             await until(lambda count=reached: len(pump.longer) > count)

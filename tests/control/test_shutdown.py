@@ -101,7 +101,7 @@ def test_a_process_that_hangs_at_its_end_says_by_its_code_whether_all_was_handed
 ) -> None:
     ends = f"from app.application import _end_after; _end_after({args}); import time; time.sleep(600)"
     ended = subprocess.run(
-        [sys.executable, "-c", ends], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", ends], capture_output=True, text=True, timeout=150, check=False
     )
     assert ended.returncode == code, ended.stderr
     assert "ending the process" in ended.stderr

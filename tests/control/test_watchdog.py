@@ -139,5 +139,5 @@ async def main():
 
 asyncio.run(main())
 """
-    ended = subprocess.run([sys.executable, "-c", script], timeout=60, capture_output=True, check=False)
+    ended = subprocess.run([sys.executable, "-c", script], timeout=150, capture_output=True, check=False)
     assert ended.returncode == EXIT_STALLED, ended.stderr

@@ -7,7 +7,7 @@ import contextlib
 import json
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
@@ -16,6 +16,7 @@ import orjson
 from testcontainers.core.container import DockerContainer
 from testcontainers.core.network import Network
 
+from app.config.definitions import Workload
 from app.demo.report import Report, count
 from app.demo.stage import free_port, http, wait_until
 from app.demo.traffic import Sent, create_topic, produce, read_all
@@ -178,14 +179,21 @@ class Region:
     # -- messages --------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def load(self, sent: list[Sent], per_second: float) -> Iterator[None]:
-        """Produces at an even rate while the block runs, and to its end."""
-        self.sent += sent
+    def load(self, messages: Iterable[Sent], per_second: float, *, to_its_end: bool = True) -> Iterator[None]:
+        """Produces at an even rate while the block runs; then the rest, or no more."""
         failures: list[BaseException] = []
+        ended = threading.Event()
+
+        def noted() -> Iterator[Sent]:
+            for message in messages:
+                if ended.is_set() and not to_its_end:
+                    return
+                self.sent.append(message)
+                yield message
 
         def work() -> None:
             try:
-                asyncio.run(produce(self.bootstrap, TOPIC, sent, per_second=per_second))
+                asyncio.run(produce(self.bootstrap, TOPIC, noted(), per_second=per_second))
             except BaseException as error:  # noqa: BLE001 - raised again by the one who waits
                 failures.append(error)
 
@@ -194,6 +202,7 @@ class Region:
         try:
             yield
         finally:
+            ended.set()
             thread.join()
         if failures:
             raise failures[0]
@@ -221,11 +230,15 @@ class Region:
         return count(self.sent, self.deliveries(), [orjson.loads(record.value)["id"] for record in dead])
 
     async def _lag(self) -> int:
-        """Messages of the topic beyond what is committed, as any Kafka tool sees it."""
+        """Messages of the topic, and copies to be tried again, beyond what is committed: as Kafka's tools do.
+
+        A copy that is left may be of a message that has come.
+        """
         client = ClusterClient(ClusterSpec("test", (self.bootstrap,)))
         await client.start()
         try:
-            at = [(TOPIC, p) for p in range(PARTITIONS)]
+            topics = (TOPIC, *Workload.model_validate(WORKLOAD).retry_topics())
+            at = [(topic, p) for topic in topics for p in range(await client.partitions(topic) or 0)]
             committed = await OffsetCommitter(client).committed(GROUP, at)
             ends = await client.end_offsets(at)
             return sum(ends[key] - (committed[key] or 0) for key in at)

@@ -7,17 +7,18 @@ import pytest
 from app.demo.stage import wait_until
 from app.demo.traffic import messages
 from tests.docker.region import JOBS, MAX_IN_FLIGHT, READY_S, Region, state
+from tests.system.fleet import most_within
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1500)]  # the first one here builds the images
 PER_SECOND = 400.0
-# Snapshots are taken ten times a second, and pushing stops half a second after one was not taken. Half of the
-# jobs are the lost worker's, and a burst may be twice the even rate.
-UNSAVED = PER_SECOND * 0.6
+UNSAVED_MS = (
+    600.0  # snapshots are taken ten times a second, and pushing stops half a second after one was not
+)
 
 
 def test_docker_stop_of_a_worker_under_load_drains_it_and_delivers_nothing_twice(region: Region) -> None:
     first, second = region.two_workers()
-    with region.load(list(messages(4_000)), PER_SECOND):
+    with region.load(messages(4_000), PER_SECOND):
         region.wait_delivered(1_000)
         assert second.stop() == 0
         wait_until(lambda: list(first.owners().values()) == [JOBS], READY_S, lambda: str(first.owners()))
@@ -32,7 +33,7 @@ def test_a_worker_cut_off_under_load_loses_nothing_repeats_only_what_was_in_flig
     first, second = region.two_workers()
     both = first.alive()
     assert len(both) == 2
-    with region.load(list(messages(8_000)), PER_SECOND):
+    with region.load(messages(1_000_000), PER_SECOND, to_its_end=False):
         region.wait_delivered(1_500)
         region.cut_off(second)
         wait_until(lambda: list(first.owners().values()) == [JOBS], READY_S, lambda: str(first.owners()))
@@ -40,17 +41,18 @@ def test_a_worker_cut_off_under_load_loses_nothing_repeats_only_what_was_in_flig
         assert state(second.container)["Running"], "it was cut off, not killed"
         wait_until(lambda: not second.ready(), READY_S, lambda: "it is cut off, and says that it is ready")
         # It comes back while messages flow, and what it last knew is that half of the jobs are its own.
-        assert len(region.deliveries()) < len(region.sent)
+        before = len(region.sent)
         region.reconnect(second)
         wait_until(lambda: first.alive() == both, READY_S, lambda: str(first.alive()))
         wait_until(second.ready, READY_S, lambda: "it is not ready again")
+        assert len(region.sent) > before
     report = region.settle()
     assert report.sound, report
-    assert report.duplicates <= MAX_IN_FLIGHT + UNSAVED
+    assert report.duplicates <= MAX_IN_FLIGHT + most_within(region.deliveries(), UNSAVED_MS)
 
     # It is a worker like any other again: alone, it delivers everything.
     assert first.stop() == 0
-    with region.load(list(messages(500, prefix="later")), PER_SECOND):
+    with region.load(messages(500, prefix="later"), PER_SECOND):
         pass
     later = region.settle()
     assert later.sound, later

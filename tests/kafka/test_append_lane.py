@@ -24,7 +24,7 @@ from app.kafka.append_pending import Pending, stamp_of
 from app.kafka.append_producers import ProducerId
 
 OUT_OF_ORDER, OLD_EPOCH, TOO_LARGE, TOO_FEW, TOO_FEW_AFTER_APPEND, NOT_LEADER = 45, 47, 10, 19, 20, 6
-ENOUGH_S = 5.0
+ENOUGH_S = 60.0
 LARGE = 100  # a batch of so many records is refused
 TAKEN_BEFORE = "a batch was taken before the one in front of it; none is lost"
 

@@ -29,7 +29,7 @@ async def test_many_bytes_that_are_due_within_seconds_are_looked_at_once(
     async with standing(lambda _: None, target={"contract": "unary"}) as stand:
         pump = stand.pump()
         for _ in range(4):
-            stand.feed(pump, [(None, bytes(500_000))] * 10, headers=not_before(now_ms() + 4_000))
+            stand.feed(pump, [(None, bytes(500_000))] * 10, headers=not_before(now_ms() + 8_000))
         stand.feed(pump, numbers(200))
         await stand.until(lambda: pump.delivered >= 200)
         assert len(pump._line.ahead) == 40

@@ -370,7 +370,7 @@ async def test_on_real_kafka_it_goes_from_level_to_level_and_every_message_comes
             return made
 
         began_ms = now_ms()
-        dues_ms = [began_ms + 6_000 + number * 7 for number in range(200)]
+        dues_ms = [began_ms + 12_000 + number * 7 for number in range(200)]  # the others have come by then
         headers = [not_before(due_ms) for due_ms in dues_ms] + [[]] * 100
         rows = [(b"%d" % number, [*of]) for number, of in enumerate(headers)]
         await asyncio.gather(*(producer.send(topic_name, None, value, [*of]) for value, of in rows))

@@ -107,7 +107,7 @@ async def test_a_receiver_that_stops_and_comes_back_is_found_again_by_all_channe
         await asyncio.sleep(3)  # gRPC's default backoff has grown by then
         await call.place.begin(accept)
 
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(ENOUGH_S):
             answered = 0
             while answered < 4:  # one after the other on each channel
                 answered = answered + 1 if (await call()).code == 0 else 0

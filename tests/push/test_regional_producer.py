@@ -118,7 +118,7 @@ async def test_more_than_may_wait_is_not_taken_until_there_is_room(
     killable_yard: Yard, topic_name: str
 ) -> None:
     await topics(killable_yard, topic_name)
-    options: dict[str, Any] = {**QUICK, "max_pending": 5, "delivery_timeout_s": 2.0}
+    options: dict[str, Any] = {**QUICK, "max_pending": 5, "delivery_timeout_s": 3.5}
     async with RegionalProducer(regions(killable_yard, HOME), **options) as producer:
         await producer.send_and_wait(topic_name, b"first")
         await asyncio.to_thread(killable_yard.kill, HOME)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -200,6 +201,14 @@ def doubled(taken: list[Taken]) -> list[Taken]:
     """Deliveries beyond the first of their message."""
     seen: set[str] = set()
     return [one for one in taken if one.id in seen or seen.add(one.id)]  # type: ignore[func-returns-value]
+
+
+def most_within(deliveries: list[dict[str, Any]], within_ms: float) -> int:
+    """The most that were made within any such time, whatever the rate on average."""
+    at_ms = sorted(one["at_ms"] for one in deliveries)
+    return max(
+        (number - bisect_left(at_ms, at - within_ms) + 1 for number, at in enumerate(at_ms)), default=0
+    )
 
 
 def pauses(taken: list[Taken], there: Mapping[str, float]) -> list[tuple[float, float]]:

@@ -32,6 +32,7 @@ from tests.system.test_audit import AWAY, ENOUGH_S, HOME, WIDTH_MS, listed, plan
 pytestmark = pytest.mark.system
 
 PARTITIONS = 2
+LONG_MS = 20_000  # a window in which a route is paused, reset and resumed
 SETTLED = ("ok", "lossy", "duplicated", "corrupted", "late")
 Sent = dict[str, Any]
 
@@ -87,7 +88,12 @@ def verdict_of(worker: Process, topic: str, start_ms: int) -> dict[str, Any]:
 
 
 def until_closed(
-    worker: Process, topic: str, start_ms: int, *bootstraps: str, also: Callable[[], None] = lambda: None
+    worker: Process,
+    topic: str,
+    start_ms: int,
+    *bootstraps: str,
+    also: Callable[[], None] = lambda: None,
+    width_ms: int = WIDTH_MS,
 ) -> dict[str, Any]:
     """What the audit says of a window in the end. Later records in these clusters, and what is done `also`,
     move the watermarks on."""
@@ -95,7 +101,7 @@ def until_closed(
 
     def closed() -> bool:
         now_ms = time.time_ns() // 1_000_000
-        if now_ms < start_ms + 20_000:  # no window of these tests is longer
+        if now_ms < start_ms + width_ms:  # they would be in it
             return False
         tick = [{"partition": p, "value": b"tick", "timestamp_ms": now_ms} for p in range(PARTITIONS)]
         for bootstrap in bootstraps:
@@ -181,11 +187,13 @@ def test_what_a_route_left_out_is_named_though_all_records_are_alike(stage: Stag
     home = stage.yard.bootstrap(HOME)
     asyncio.run(create_topic(home, topic_name, PARTITIONS))
     worker = stage.worker()
-    stage.deploy(worker, plan("all", topic_name, clusters=["regional", "aggregate"], window="20s"))
+    stage.deploy(
+        worker, plan("all", topic_name, clusters=["regional", "aggregate"], window=f"{LONG_MS // 1_000}s")
+    )
     name = f"copy-{topic_name}"[:60]
     stage.deploy(worker, route(name, HOME, AWAY, topic_name, checkpoint={"every": "1s"}))
     now_ms = time.time_ns() // 1_000_000
-    start_ms = now_ms - now_ms % 20_000 + 20_000
+    start_ms = now_ms - now_ms % LONG_MS + LONG_MS
     wait_until(lambda: time.time_ns() // 1_000_000 > start_ms, 30.0, worker.tail)
     same: Sent = {"partition": 0, "value": b"same", "timestamp_ms": start_ms + 1}
 
@@ -210,7 +218,7 @@ def test_what_a_route_left_out_is_named_though_all_records_are_alike(stage: Stag
     change("resume", "--execute", "--yes")
     asyncio.run(write(home, topic_name, [same] * 50))
     wait_until(lambda: copied(150), ENOUGH_S, worker.tail)
-    verdict = until_closed(worker, topic_name, start_ms, home)
+    verdict = until_closed(worker, topic_name, start_ms, home, width_ms=LONG_MS)
     assert (verdict["state"], verdict["missing"]) == ("lossy", 10)
     rows = named(worker, topic_name, start_ms)
     assert [row[:3] for row in rows] == [("missing", "0", str(offset)) for offset in range(100, 110)]
@@ -218,7 +226,9 @@ def test_what_a_route_left_out_is_named_though_all_records_are_alike(stage: Stag
     assert (done.exit_code, orjson.loads(done.stdout)["copied"]) == (0, 10), done.output
     assert named(worker, topic_name, start_ms) == []
     wait_until(
-        lambda: until_closed(worker, topic_name, start_ms, home)["missing"] == 0, ENOUGH_S, worker.tail
+        lambda: until_closed(worker, topic_name, start_ms, home, width_ms=LONG_MS)["missing"] == 0,
+        ENOUGH_S,
+        worker.tail,
     )
     again = ask(worker, "copy-again", topic_name, start_ms, "--execute", "--yes")
     assert (again.exit_code, "nothing is missing" in again.stderr) == (0, True), again.output

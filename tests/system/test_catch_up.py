@@ -15,7 +15,7 @@ from tests.system.test_delivery import GROUP, SETTLE_S, Scene, owners
 pytestmark = pytest.mark.system
 
 BACKLOG, FRESH = 8_000, 200
-RATE, SOON = 250, 4_000  # of the backlog: while it is looked at, and afterwards
+RATE, SOON = 50, 4_000  # of the backlog: while it is looked at, and afterwards
 
 
 def test_the_latest_comes_before_the_backlog_and_nothing_is_lost_or_doubled_by_a_move(

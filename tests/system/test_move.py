@@ -24,7 +24,7 @@ pytestmark = pytest.mark.system
 
 THERE = "east-regional"
 BEFORE, AFTER, PER_SECOND = 1_800, 400, 300
-RATE, SOON = 100, 2_000  # slower than it is produced: a part is unfinished when it moves; and afterwards
+RATE, SOON = 30, 2_000  # far slower than it is produced: a part is unfinished when it moves; and afterwards
 MARGIN_S = 0.5
 
 

@@ -37,7 +37,7 @@ OTHERS = 8
 EARLY = 50  # messages in a new partition before anybody can have discovered it
 SAMPLE_MS = 100
 GAP_MS = 500
-QUIET_S, PACE_S, ENOUGH_S = 5.0, 0.4, 60.0
+QUIET_S, PACE_S, ENOUGH_S = 5.0, 0.4, 150.0
 IDLE = "1m"  # the shortest there is; it goes by while the changes are made
 
 
@@ -203,7 +203,7 @@ class Region:
         """Until nobody has a job of it, since nothing came."""
         wait_until(
             lambda: not self.held(self.sleeper) and self.shown()["hibernated"],
-            2 * ENOUGH_S,
+            ENOUGH_S,
             lambda: f"{self.held(self.sleeper)} {self.shown()}",
         )
 

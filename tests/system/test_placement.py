@@ -107,7 +107,7 @@ def switchyard(worker: Process, *arguments: str, code: int = 0) -> Any:
     ended = subprocess.run(
         [sys.executable, "-c", "from app.cli.main import main; main()", *arguments, "--url", worker.url,
          "-o", "json"],
-        capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, timeout=150, check=False, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     assert ended.returncode == code, ended.stderr
     return orjson.loads(ended.stdout) if ended.stdout else None

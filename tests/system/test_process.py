@@ -45,7 +45,7 @@ def faust(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Runs `faust -A app ...` to its end."""
     return subprocess.run(
         [sys.executable, "-m", "faust", "-A", "app", *arguments],
-        env={**os.environ, **env}, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+        env={**os.environ, **env}, cwd=ROOT, capture_output=True, text=True, timeout=150, check=False,
     )  # fmt: skip
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,9 +12,9 @@ import pytest
 
 from app.core.control_events import Assignment, Claim
 from app.demo.stage import Process, Stage, wait_until
-from app.demo.traffic import Sent, messages, produce
-from tests.system.fleet import Journal, assignments, control_log, doubled, known_workers
-from tests.system.test_delivery import MAX_IN_FLIGHT, Scene
+from app.demo.traffic import messages
+from tests.system.fleet import Journal, assignments, control_log, doubled, known_workers, most_within
+from tests.system.test_delivery import MAX_IN_FLIGHT, UNSAVED_MS, Scene
 from tests.system.test_no_storms import gaps, longest
 from tests.system.waits import Waits
 
@@ -25,7 +23,6 @@ pytestmark = pytest.mark.system
 ENOUGH_S = 150.0
 WARM, PER_SECOND = 500, 400
 GAP_MS = 1_000  # a leader is missed for longer
-UNSAVED_S = 0.6  # a snapshot interval, and what the lease allows it to be late
 
 
 class Cast:
@@ -69,27 +66,9 @@ class Cast:
     @contextmanager
     def load(self) -> Iterator[None]:
         """Produces meanwhile."""
-        scene, ended = self.play, threading.Event()
-
-        def endless() -> Iterator[Sent]:
-            for message in messages(1_000_000):
-                if ended.is_set():
-                    return
-                scene.sent.append(message)
-                yield message
-
-        producing = threading.Thread(
-            target=lambda: asyncio.run(
-                produce(scene.bootstrap, scene.topic, endless(), per_second=PER_SECOND)
-            )
-        )
-        producing.start()
-        try:
-            wait_until(lambda: len(scene.stage.deliveries()) >= WARM, ENOUGH_S, self._seen)
+        with self.play.load(messages(1_000_000), PER_SECOND):
+            wait_until(lambda: len(self.play.stage.deliveries()) >= WARM, ENOUGH_S, self._seen)
             yield
-        finally:
-            ended.set()
-            producing.join()
 
     @contextmanager
     def unbroken(self, seen_by: Process, without: Process) -> Iterator[None]:
@@ -150,7 +129,8 @@ class Cast:
         """Every message has an end; what came twice was in flight or unsaved when a worker was lost."""
         report = self.play.settle()
         assert report.sound, report
-        assert report.duplicates <= deaths * (MAX_IN_FLIGHT + 2 * PER_SECOND * UNSAVED_S), report
+        unsaved = most_within(self.play.stage.deliveries(), 2 * UNSAVED_MS)
+        assert report.duplicates <= deaths * (MAX_IN_FLIGHT + unsaved), report
         self.play.wait_committed()
 
 

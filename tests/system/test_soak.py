@@ -1,6 +1,7 @@
 """Random trouble under traffic that never stops: every message has its end, and every repetition a cause.
 
-SWITCHYARD_SOAK_S: seconds of traffic (60). SWITCHYARD_SOAK_SEED: what to draw the trouble from; printed.
+SWITCHYARD_SOAK_S: seconds of traffic (30, in which every kind of trouble comes once at least).
+SWITCHYARD_SOAK_SEED: what to draw the trouble from; printed.
 SWITCHYARD_SOAK_KEEP: a folder for the logs and the receivers' journal.
 """
 
@@ -19,7 +20,7 @@ from tests.system.conftest import make_stage
 from tests.system.soak.play import Play
 from tests.system.soak.report import report
 
-FOR_S = float(os.environ.get("SWITCHYARD_SOAK_S") or 60)
+FOR_S = float(os.environ.get("SWITCHYARD_SOAK_S") or 30)
 SEED = int(os.environ.get("SWITCHYARD_SOAK_SEED") or random.SystemRandom().randrange(1_000_000))
 
 

@@ -62,7 +62,7 @@ def test_two_processes_that_mend_at_once_both_end_with_whole_jars(copy: JarSet, 
     damage(copy)
     command = [sys.executable, "-c", MEND, str(copy.folder.parent)]
     both = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    told = [process.communicate(timeout=60)[1] for process in both]
+    told = [process.communicate(timeout=150)[1] for process in both]
     assert [process.returncode for process in both] == [0, 0], told
     assert sum("Fetched and verified" in text for text in told) == 1
 
@@ -128,7 +128,7 @@ def test_java_reads_the_trust_store_written_for_it(tmp_path: Path) -> None:
         [keytool, "-list", "-keystore", str(store), "-storepass", TRUST_STORE_PASSWORD],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
         check=False,
     )
     assert listed.returncode == 0, listed.stdout

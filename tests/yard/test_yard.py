@@ -147,7 +147,7 @@ def test_kafkas_own_tools_run_against_the_yard(yard: Yard) -> None:
         [*command, "--bootstrap-server", yard.bootstrap("east-regional")],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
         check=False,
     )
     assert done.returncode == 0, done.stderr
