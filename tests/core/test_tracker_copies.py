@@ -195,6 +195,27 @@ def test_before_the_table_has_come_that_far_only_owners_count_who_asked_within_t
     assert (found.epoch, found.worker, found.base) == (2, "b", 5)
 
 
+def test_what_came_too_early_counts_once_the_table_has_come_and_knows_its_owner_no_other() -> None:
+    job, early = JOBS[0], Table()
+    for events in ([saved("a", 1, 7)], [saved("b", 2, 5), saved("a", 1, 9)], [saved("a", 1, 11)]):
+        copied = Copied(early=early.get(job))
+        fold = CopyFold("dispatch:", {job: copied}.__getitem__, joined=False)
+        for offset, event in enumerate(events):
+            fold.apply(event, offset)
+        assert fold.records() == {}
+        early |= fold.early()
+    assert (early[job].epoch, early[job].worker, early[job].base) == (2, "b", 5), (
+        "all former ones are deposed"
+    )
+    for epoch, worker, base in ((2, "b", 5), (1, "a", 3), (3, "c", 3), (2, "c", 3)):
+        table = TrackerRecord(epoch=epoch, worker=worker, base=3, snapshot=Snapshot(3).to_bytes())
+        known = together(Copied(table, early=early[job]), joined=True)
+        assert known is not None
+        assert (known.epoch, known.worker, known.base) == (epoch, worker, base)
+        assert together(Copied(table, early=early[job]), joined=False) == table
+    assert together(Copied(early=early[job]), joined=True) is None
+
+
 def test_other_jobs_than_those_that_are_meant_are_passed_over() -> None:
     asked = Takeover(job=OTHERS, epoch=1, worker="a", nonce="", at_ms=0)
     assert fold(asked, saved("a", 1, 5, OTHERS), joined=True) == {}
