@@ -20,7 +20,9 @@ Rules
    whose offsets are others (`CopyFold`). Of both it knows the further (`together`). Where the changelog's
    copy has come past the beginning of that end, every takeover is in one or the other, and whom this region
    refuses is refused there. Until then only owners count who asked within the end: a snapshot of an epoch
-   whose question is above it may be of one who was deposed in between.
+   whose question is above it may be of one who was deposed in between. It is kept (`early`), and counts once
+   the changelog's copy has come so far and knows its owner: what is known depends on what has come, not on
+   which of the two was read first.
 
 Why the order of the topic is the fence, whoever answers: let the question of an epoch stand at offset T. A
 snapshot of an older epoch below T is in every reader's record when it comes to T, so it is in every answer.
@@ -39,6 +41,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import msgspec
 
@@ -101,6 +104,11 @@ class TrackerFold:
             self.changed.add(item.job)
         return None
 
+    def owner(self, job: str) -> tuple[int, str] | None:
+        """The epoch of a job, and who has it."""
+        record = self._records.get(job)
+        return None if record is None else (record.epoch, record.worker)
+
     def record(self, job: str) -> TrackerRecord | None:
         """A job's record, with all that was saved so far."""
         record, last = self._records.get(job), self._last.pop(job, None)
@@ -109,30 +117,34 @@ class TrackerFold:
         return record
 
 
+class Copied(NamedTuple):
+    """What is known of a job elsewhere: its record of the changelog's copy, what was folded of the end on top
+    of it, and what came too early to count."""
+
+    table: TrackerRecord | None = None
+    end: TrackerRecord | None = None
+    early: TrackerRecord | None = None
+
+
 class CopyFold:
     """Events of a copied partition's end, folded on top of what was known of their jobs (rule 6).
 
     Args:
         prefix: of the jobs that are meant.
-        known: a job -> its record of the changelog's copy, and what former folds made of it.
+        known: a job -> what the changelog's copy and former folds say of it.
         joined: whether the changelog's copy has come past the beginning of that end.
     """
 
-    __slots__ = ("_asked", "_fold", "_joined", "_known", "_prefix", "_tables")
+    __slots__ = ("_asked", "_early", "_fold", "_joined", "_known", "_prefix", "_tables")
 
-    def __init__(
-        self,
-        prefix: str,
-        known: Callable[[str], tuple[TrackerRecord | None, TrackerRecord | None]],
-        *,
-        joined: bool,
-    ) -> None:
+    def __init__(self, prefix: str, known: Callable[[str], Copied], *, joined: bool) -> None:
         self._prefix = prefix
         self._known = known
         self._joined = joined
         self._fold = TrackerFold()
-        self._tables: dict[str, TrackerRecord | None] = {}  # of jobs that were looked at
+        self._tables: dict[str, Copied] = {}  # of jobs that were looked at
         self._asked: set[str] = set()  # jobs whose owner has asked within the end
+        self._early: dict[str, tuple[SnapshotItem, Snapshots]] = {}  # the last of the latest epoch
 
     def apply(self, event: TrackerEvent, offset: int) -> None:
         """Folds the event at `offset` of the copy in."""
@@ -153,40 +165,73 @@ class CopyFold:
 
     def _look(self, job: str) -> None:
         if job not in self._tables:
-            table, end = self._known(job)
-            self._tables[job] = table
-            if (known := together(table, end)) is not None:
+            copied = self._tables[job] = self._known(job)
+            if (known := together(copied, joined=self._joined)) is not None:
                 self._fold.restore(job, known)
-            if end is not None and not _is_past(table, end):
+            if copied.end is not None and not _is_past(copied.table, copied.end):
                 self._asked.add(job)
 
     def _counts(self, event: Snapshots, item: SnapshotItem) -> bool:
         self._look(item.job)
-        table = self._tables[item.job]
+        table = self._tables[item.job].table
         if table is not None and event.at_ms < table.at_ms:
-            owner = item.epoch, event.worker, item.lineage
-            if owner == (table.epoch, table.worker, table.lineage):
+            told = item.epoch, event.worker, item.lineage
+            if told == (table.epoch, table.worker, table.lineage):
                 return False  # the table has a later one of it, whose note says more
-        return self._joined or item.job in self._asked
+        if self._joined:
+            return True
+        owner = self._fold.owner(item.job)
+        if owner == (item.epoch, event.worker) and item.job in self._asked:
+            return True
+        early = self._early.get(item.job)
+        if (owner is None or item.epoch >= owner[0]) and (early is None or item.epoch >= early[0].epoch):
+            self._early[item.job] = item, event
+        return False
 
     def records(self) -> dict[str, TrackerRecord]:
         """What has changed, by job: to be `known` to the next."""
         found = {job: self._fold.record(job) for job in self._fold.changed}
         return {job: _of_no_offset(record) for job, record in found.items() if record is not None}
 
+    def early(self) -> dict[str, TrackerRecord]:
+        """What came too early, by job, where that has changed: likewise."""
+        found: dict[str, TrackerRecord] = {}
+        for job, (item, event) in self._early.items():
+            early = self._tables[job].early
+            if early is not None and early.epoch > item.epoch:
+                continue  # of one who was deposed by then
+            if early is None or (early.epoch, early.worker) != (item.epoch, event.worker):
+                early = TrackerRecord(epoch=item.epoch, worker=event.worker)
+            with contextlib.suppress(CorruptSnapshot):  # the next says more
+                if (told := on_snapshot(early, item, worker=event.worker, at_ms=event.at_ms)) is not None:
+                    found[job] = told
+        return found
 
-def together(table: TrackerRecord | None, end: TrackerRecord | None) -> TrackerRecord | None:
+
+def together(copied: Copied, *, joined: bool) -> TrackerRecord | None:
     """What the copies of the changelog and of the topic's end say of a job. Either may be behind the other;
-    what the changelog says is right."""
-    if end is None or table is None or _is_past(table, end):
-        known = end if table is None else table
-        return None if known is None else _of_no_offset(known)
+    what the changelog says is right. `joined`: as for `CopyFold`, by now."""
+    table, end, early = copied
+    if joined and table is not None and early is not None and _is_owner(table, early):
+        table = _put_together(table, early)
+    if end is not None and table is not None and not _is_past(table, end):
+        return _put_together(table, end)
+    known = end if table is None else table
+    return None if known is None else _of_no_offset(known)
+
+
+def _put_together(table: TrackerRecord, end: TrackerRecord) -> TrackerRecord:
+    """The record with what was read of the end, of the same owner or a later one."""
     known = msgspec.structs.replace(table, epoch=end.epoch, worker=end.worker, offset=-1)
     newest = max(end, table, key=lambda record: (record.lineage, record.base, record.at_ms))
     item = SnapshotItem("", end.epoch, end.snapshot, end.lineage, end.log, newest.note)
     with contextlib.suppress(CorruptSnapshot):  # or none: then the changelog's is all there is
         known = on_snapshot(known, item, worker=end.worker, at_ms=end.at_ms) or known
     return known
+
+
+def _is_owner(table: TrackerRecord, early: TrackerRecord) -> bool:
+    return (table.epoch, table.worker) == (early.epoch, early.worker)
 
 
 def _is_past(table: TrackerRecord | None, end: TrackerRecord) -> bool:

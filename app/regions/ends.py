@@ -10,17 +10,20 @@ a worker that begins again goes on there.
 Rules
 1. What is read first, or after more than `MAX_EVENTS` have come, begins `MARGIN_MS` before the newest record
    of the table's copy, by the time at which it was written, and `MAX_EVENTS` before the end at the most: of
-   what is older the table's copy has to tell.
+   what is older the table's copy has to tell. So it is read behind that copy, not beside it: by a time that
+   is hours old it would begin above all that is needed, and never be joined with a region that is lost.
 2. A partition's end and table are joined once the table's copy has come `MARGIN_MS` past the time since
    which all is read. The margin is for clocks, and for what the table's writer writes late: its records are
-   of all that it has folded by then.
+   of all that it has folded by then. That is asked when somebody asks, not when an event was read: what came
+   before they were joined is kept beside, by partition and job, and counts from then on.
 3. A region whose topic is not copied here (an older one) has no end: its table's copy is all there is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import msgspec
 import structlog
@@ -30,7 +33,7 @@ from app import wire
 from app.clock import now_ms
 from app.core.fencing import TrackerRecord
 from app.core.job import JobId, Kind
-from app.core.tracker_fold import CopyFold, together
+from app.core.tracker_fold import Copied, CopyFold, together
 from app.regions.store import ENDS, TRACKERS, Origin, Store
 
 log = structlog.get_logger(__name__)
@@ -38,13 +41,7 @@ log = structlog.get_logger(__name__)
 MARGIN_MS = 60_000
 MAX_EVENTS = 10_000  # of a partition
 PREFIX = f"{Kind.DISPATCH.value}:"
-
-
-class Beginning(NamedTuple):
-    """Where reading begins, and since when all is read (ms), by partition."""
-
-    next_offsets: dict[TopicPartition, int]
-    since_ms: dict[int, int]
+EARLY = "early"  # before a key of `ENDS`, with the partition: no job begins so
 
 
 def goes_on(
@@ -65,17 +62,20 @@ def lies_far_behind(origin: Origin, ends: Mapping[TopicPartition, int]) -> bool:
 
 
 async def beginning(
+    fresh: Origin,
     consumer: AIOKafkaConsumer,
     starts: Mapping[TopicPartition, int],
     ends: Mapping[TopicPartition, int],
     table: Origin | None,
-) -> Beginning:
-    """Rule 1. `table`: how far its copy was read. Raises KafkaError."""
+) -> Origin:
+    """The `fresh` origin with where reading begins, and since when all is read (rule 1). `table`: how far its
+    copy was read: to its end, or this begins later than it could. Raises KafkaError."""
     newest_ms = {} if table is None else table.newest_ms
     wanted = {at: newest_ms[at.partition] - MARGIN_MS for at in ends if at.partition in newest_ms}
     found = await consumer.offsets_for_times(wanted) if wanted else {}
     at_ms = now_ms()
-    begun = Beginning({}, {})
+    nexts: dict[int, int] = {}
+    since: dict[int, int] = {}
     for at, end in ends.items():
         start, since_ms = starts[at], at_ms
         if at in wanted and (lately := found.get(at)) is not None:
@@ -86,8 +86,8 @@ async def beginning(
             start, since_ms = end, wanted[at]
         if start < end - MAX_EVENTS:
             start, since_ms = end - MAX_EVENTS, at_ms
-        begun.next_offsets[at], begun.since_ms[at.partition] = start, since_ms
-    return begun
+        nexts[at.partition], since[at.partition] = start, since_ms
+    return msgspec.structs.replace(fresh, next_offsets=nexts, since_ms=since)
 
 
 def fold_in(
@@ -97,16 +97,17 @@ def fold_in(
     table = store.origin(TRACKERS, region)
     changed: dict[bytes, bytes | None] = {}
     for at, read in records.items():
-        fold = CopyFold(
-            PREFIX, lambda job: _known(store, region, job), joined=_is_joined(at.partition, table, origin)
-        )
+        early = f"{EARLY}/{at.partition}/"
+        known, joined = partial(_copied, store, region, early), _is_joined(at.partition, table, origin)
+        fold = CopyFold(PREFIX, known, joined=joined)
         for record in read:
             try:
                 fold.apply(wire.tracker_event(record.value), record.offset)
             except wire.BadEvent as error:
                 log.error("an event of a region's tracker topic is passed over", region=region,
                           offset=record.offset, error=str(error))  # fmt: skip
-        changed |= {job.encode(): wire.encode(known) for job, known in fold.records().items()}
+        told = fold.records() | {early + job: known for job, known in fold.early().items()}
+        changed |= {key.encode(): wire.encode(known) for key, known in told.items()}
     store.write(ENDS, region, changed, origin)
 
 
@@ -117,19 +118,35 @@ def _is_joined(partition: int, table: Origin | None, origin: Origin) -> bool:
     return table.newest_ms[partition] >= origin.since_ms[partition] + MARGIN_MS
 
 
-def _known(store: Store, region: str, job: str) -> tuple[TrackerRecord | None, TrackerRecord | None]:
-    table, end = (_read(store.record(name, region, job), region, job) for name in (TRACKERS, ENDS))
-    return table, end
+def _copied(store: Store, region: str, early: str, job: str) -> Copied:
+    keys = (TRACKERS, job), (ENDS, job), (ENDS, early + job)
+    return Copied(*(_read(store.record(table, region, key), region, job) for table, key in keys))
 
 
 def positions(store: Store, region: str, prefix: str) -> dict[str, TrackerRecord]:
     """How far a region's jobs are whose names begin so, by all that was read. Blocking."""
+    tables, ends = (_records(store, region, table, "", prefix) for table in (TRACKERS, ENDS))
+    early: dict[str, TrackerRecord] = {}
+    table, end = (store.origin(one, region) for one in (TRACKERS, ENDS))
+    if end is not None:
+        for partition in end.next_offsets:
+            if _is_joined(partition, table, end):
+                early |= _records(store, region, ENDS, f"{EARLY}/{partition}/", prefix)
     found: dict[str, TrackerRecord] = {}
-    for name in (TRACKERS, ENDS):
-        for job, value in store.records(name, region, prefix):
-            known = together(found.get(job), _read(value, region, job))
-            if known is not None:
-                found[job] = known
+    for job in {**tables, **ends}:
+        copied = Copied(tables.get(job), ends.get(job), early.get(job))
+        if (known := together(copied, joined=True)) is not None:  # or there is none that came early
+            found[job] = known
+    return found
+
+
+def _records(store: Store, region: str, table: str, before: str, prefix: str) -> dict[str, TrackerRecord]:
+    """By job; `before` stands before it in the key."""
+    found: dict[str, TrackerRecord] = {}
+    for key, value in store.records(table, region, before + prefix):
+        job = key.removeprefix(before)
+        if (record := _read(value, region, job)) is not None:
+            found[job] = record
     return found
 
 

@@ -11,7 +11,7 @@ Rules
    read in this region's control cluster. Where there is no copy they are read there, if that one answers;
    but for ends of events, which are read here only: they are of use beside a table.
 2. They are read to the ends they have when somebody asks. Nobody who does not ask reads them. Of one kind
-   one at a time is read; kinds do not wait for each other.
+   one at a time is read; kinds do not wait for each other, but for an end that is to be begun (anew).
 3. What was read stays when its region is lost: barriers stay true. A changelog that was made anew, or whose
    offsets are none of those that were read, is read anew from its start.
 4. A region that never ran Switchyard knows nothing. One of which that cannot be known is `away`: there may be
@@ -33,7 +33,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 import structlog
-from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError
 
 from app.clock import now_ms
@@ -158,14 +158,18 @@ class Tables:
         return await self.ask(lambda store: store.record(table, region, key))
 
     async def ask(self, question: Callable[[Store], T]) -> T:
-        """Asks the store, in a thread.
+        """Asks the store, in a thread. Who is cancelled before its turn has asked nothing: late, it would
+        undo what whoever reads next has written.
 
         Raises:
             NotRead: it was damaged, and is made anew.
         """
+        is_asked = True
 
         def asked() -> T:
             with self._one_at_a_time:
+                if not is_asked:
+                    raise NotRead("who asked has gone")
                 if not self._is_open:
                     self._store.open()
                     self._is_open = True
@@ -173,6 +177,9 @@ class Tables:
 
         try:
             return await asyncio.to_thread(asked)
+        except asyncio.CancelledError:
+            is_asked = False
+            raise
         except StoreDamaged as error:
             log.error("the store of regions is made anew", error=str(error))
             self._forget("its store was damaged, and is being made anew")
@@ -230,35 +237,43 @@ class Tables:
 
     async def _read(self, region: str, tables: Sequence[str]) -> RegionMap:
         state: State = "own" if region == self.atlas.region else "copied"
-        why = ""
-        begun = await self.ask(lambda store: [one for one in tables if store.origin(one, region) is not None])
-        # What was begun is read side by side; an end that was not, behind its table (`_begun`).
-        for some in (begun, *([table] for table in tables if table not in begun)):
-            readings = (self._read_one(region, table, is_first=table == tables[0]) for table in some)
-            for read in await asyncio.gather(*readings, return_exceptions=True):
-                if isinstance(read, (*AWAY, NotRead)):
-                    state, why = "away", str(read) or repr(read)
-                elif isinstance(read, BaseException):
-                    raise read
-                elif read is not None and not why:
-                    state = read
+        why, read = "", set[str]()
+        begun = await self._begun_of(region, tables)
+        # What was begun is read side by side; an end that is to be begun (anew), behind its table.
+        for some in (begun, *([table] for table in tables)):
+            now = [table for table in some if table not in read]
+            readings = (self._read_one(region, table, waits=some is begun) for table in now)
+            found = await asyncio.gather(*readings, return_exceptions=True)
+            for table, where in zip(now, found, strict=True):
+                if isinstance(where, (*AWAY, NotRead)):
+                    state, why = "away", str(where) or repr(where)
+                elif isinstance(where, BaseException):
+                    raise where
+                elif where is not None:
+                    read.add(table)
+                    state = where if table == tables[0] and not why else state
             if why:
                 break
+            if some is begun:  # an end is gone that its table has thrown away
+                read -= set(begun) - set(await self._begun_of(region, begun))
         origin = await self.ask(lambda store: store.origin(tables[0], region))
         read_ms = origin.read_ms if origin is not None and origin.complete else None
         return RegionMap(region, state, read_ms, why)
 
-    async def _read_one(self, region: str, table: str, *, is_first: bool) -> State | None:
-        """Where the first of its tables is. Raises `AWAY`."""
-        found, where = await self._find(region, table)
-        if found is not None:
-            await self._follow(region, table, *found)
-        elif is_first:
-            await self.ask(lambda store: _note_none(store, table, region))
-        return where if is_first else None
+    async def _begun_of(self, region: str, tables: Sequence[str]) -> list[str]:
+        return await self.ask(lambda store: [one for one in tables if store.origin(one, region) is not None])
 
-    async def _find(self, region: str, table: str) -> tuple[tuple[Cluster, str, int, str] | None, State]:
-        """The changelog to read: cluster, topic, partitions, id (rule 1); None: the region has none."""
+    async def _read_one(self, region: str, table: str, *, waits: bool) -> State | None:
+        """Where it is. None: it is an end that waits, as it is to be begun, for its table. Raises `AWAY`."""
+        found, where = await self._find(region, table)
+        if found is None:
+            if table not in TABLE_OF:
+                await self.ask(lambda store: _note_none(store, table, region))
+            return where
+        return where if await self._follow(region, table, *found, waits=waits and table in TABLE_OF) else None
+
+    async def _find(self, region: str, table: str) -> tuple[tuple[Cluster, Place] | None, State]:
+        """The changelog to read (rule 1); None: the region has none."""
         own, topic = self.atlas.control[self.atlas.region], _topic(region, table)
         here = await self._look(own, topic)
         if here is not None:
@@ -269,10 +284,10 @@ class Tables:
         found = await self._look(there, topic)
         return found, "none" if found is None else "remote"
 
-    async def _look(self, name: str, topic: str) -> tuple[Cluster, str, int, str] | None:
+    async def _look(self, name: str, topic: str) -> tuple[Cluster, Place] | None:
         cluster = await self.reach(name)
         count, ids = await asyncio.gather(cluster.client.partitions(topic), cluster.client.topic_ids([topic]))
-        return None if count is None or topic not in ids else (cluster, topic, count, ids[topic])
+        return None if count is None or topic not in ids else (cluster, Place(name, topic, ids[topic], count))
 
     async def reach(self, name: str) -> Cluster:
         """A cluster, if it answers. Raises ClusterUnreachable."""
@@ -291,23 +306,25 @@ class Tables:
 
     # -- one changelog -----------------------------------------------------------------------------
 
-    async def _follow(
-        self, region: str, table: str, cluster: Cluster, topic: str, count: int, topic_id: str
-    ) -> None:
+    async def _follow(self, region: str, table: str, cluster: Cluster, place: Place, *, waits: bool) -> bool:
+        """Reads it to the end it has now. False: it is to be begun, and `waits`."""
         made, origin = self._made, await self.ask(lambda store: store.origin(table, region))
-        fresh = Origin(cluster=cluster.name, topic_id=topic_id)
-        place = Place(cluster.name, topic, topic_id, count)
-        parts = place.parts
+        fresh, parts = Origin(cluster=cluster.name, topic_id=place.topic_id), place.parts
         async with self._readers.of(place) as consumer:
             starts, ends = await asyncio.gather(
                 consumer.beginning_offsets(parts), consumer.end_offsets(parts)
             )
             is_old = origin is not None and table in TABLE_OF and lies_far_behind(origin, ends)
             if origin is None or is_old or not goes_on(origin, fresh, starts, ends):
+                if waits:
+                    return False
                 if origin is not None and origin.cluster:
-                    log.warning("a region's table is read anew", region=region, table=table, topic=topic)
-                if table in TABLE_OF:
-                    fresh = await self._begun(region, TABLE_OF[table], fresh, consumer, starts, ends)
+                    log.warning(
+                        "a region's table is read anew", region=region, table=table, topic=place.topic
+                    )
+                if (its := TABLE_OF.get(table)) is not None:
+                    known = await self.ask(lambda store: store.origin(its, region))
+                    fresh = await beginning(fresh, consumer, starts, ends, known)
                 origin = fresh
                 if table == CHECKPOINTS:
                     self.regions[region] = RegionMap(region, "away", None, "it is being read anew")
@@ -324,22 +341,7 @@ class Tables:
                 origin = await self._write(table, region, got, origin, nexts, made)
             at_end = msgspec.structs.replace(origin, complete=True, read_ms=now_ms())
             await self._write(table, region, {}, at_end, nexts, made)
-
-    async def _begun(
-        self,
-        region: str,
-        table: str,
-        fresh: Origin,
-        consumer: AIOKafkaConsumer,
-        starts: Mapping[TopicPartition, int],
-        ends: Mapping[TopicPartition, int],
-    ) -> Origin:
-        """Of an end: where it begins. Read behind its table, or it begins later than it could."""
-        begun = await beginning(
-            consumer, starts, ends, await self.ask(lambda store: store.origin(table, region))
-        )
-        nexts = {at.partition: next_offset for at, next_offset in begun.next_offsets.items()}
-        return msgspec.structs.replace(fresh, next_offsets=nexts, since_ms=begun.since_ms)
+        return True
 
     async def _write(
         self,
@@ -355,6 +357,8 @@ class Tables:
         def write(store: Store) -> None:
             if self._made != made:
                 raise NotRead("the store was made anew meanwhile; ask again")
+            if table in TABLE_OF and store.origin(table, region) is None:
+                return  # thrown away with its table: it is read again, behind it
             if table == ENDS:
                 fold_in(store, region, got, new)
             elif table == BARRIERS:
@@ -391,4 +395,5 @@ def _note_none(store: Store, table: str, region: str) -> None:
     """That a region has none is known of it when it is away, too."""
     origin = store.origin(table, region)
     if origin is None or not origin.cluster:
-        store.begin(table, region, Origin(cluster="", topic_id="", complete=True, read_ms=now_ms()))
+        none = Origin(cluster="", topic_id="", complete=True, read_ms=now_ms())
+        store.write(table, region, {}, none)  # an end that it has nevertheless stays

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from app.core.fencing import LogId, Snapshots, Takeover, TrackerEvent, TrackerRecord, on_takeover
 from app.core.ranges import Snapshot
-from app.core.tracker_fold import CopyFold, together
+from app.core.tracker_fold import Copied, CopyFold, together
 from tests.core.test_tracker_fold import END, JOBS, WORKERS, Owner, Table, finished, truth_after
 
 SHIFT = 1_000  # a copy's offsets are others
@@ -32,6 +32,7 @@ class Copies(RuleBasedStateMachine):
         self.table: Table = {}
         self.table_at = dict.fromkeys(JOBS, 0)
         self.ends: Table = {}
+        self.early: Table = {}
 
     def append(self, event: TrackerEvent) -> None:
         self.truth.append(truth_after(self.truth[-1], event, len(self.log)))
@@ -82,10 +83,14 @@ class Copies(RuleBasedStateMachine):
         for offset in range(self.read, upto):
             fold.apply(self.log[offset], offset + SHIFT)
         self.ends |= fold.records()
+        self.early |= fold.early()
         self.read = upto
 
-    def known(self, job: str) -> tuple[TrackerRecord | None, TrackerRecord | None]:
-        return self.table.get(job), self.ends.get(job)
+    def known(self, job: str) -> Copied:
+        return Copied(self.table.get(job), self.ends.get(job), self.early.get(job))
+
+    def told(self, job: str) -> TrackerRecord | None:
+        return together(self.known(job), joined=self.is_joined)
 
     @property
     def is_joined(self) -> bool:
@@ -94,7 +99,7 @@ class Copies(RuleBasedStateMachine):
     @invariant()
     def it_knows_nothing_that_the_region_would_not(self) -> None:
         for job in JOBS:
-            known = together(*self.known(job))
+            known = self.told(job)
             if known is None or not known.snapshot:
                 continue
             newest = max(self.read, self.table_at[job])
@@ -112,7 +117,7 @@ class Copies(RuleBasedStateMachine):
         for job in JOBS:
             newest = max(self.read, self.table_at[job])
             right = self.truth[newest].get(job)
-            known = together(*self.known(job))
+            known = self.told(job)
             assert (known is None) == (right is None)
             if known is not None and right is not None:
                 assert (known.epoch, known.worker, known.lineage) == (
@@ -121,6 +126,20 @@ class Copies(RuleBasedStateMachine):
                     right.lineage,
                 )
                 assert (finished(known.snapshot), known.note) == (finished(right.snapshot), right.note)
+
+    @precondition(lambda self: self.is_joined and self.read >= self.start and self.read == self.now)
+    @invariant()
+    def whichever_came_first_of_what_has_come_all_is_known(self) -> None:
+        for job in JOBS:
+            known, right = self.told(job), self.truth[-1].get(job)
+            assert (known is None) == (right is None)
+            if known is not None and right is not None:
+                assert (known.epoch, known.worker, known.lineage) == (
+                    right.epoch,
+                    right.worker,
+                    right.lineage,
+                )
+                assert finished(known.snapshot) == finished(right.snapshot)
 
     def teardown(self) -> None:
         """Once the changelog has come, it is known as well as there, and what is saved then counts."""
@@ -134,7 +153,7 @@ class Copies(RuleBasedStateMachine):
             self.append(Snapshots(worker=owner.worker, at_ms=self.now, items=[owner.snapshot()]))
         self.events_come(self.now)
         for job in JOBS:
-            known, right = together(*self.known(job)), self.truth[-1].get(job)
+            known, right = self.told(job), self.truth[-1].get(job)
             if right is not None:
                 assert known is not None
                 assert (known.epoch, known.worker, known.lineage) == (
@@ -151,7 +170,7 @@ TestCopies.settings = settings(max_examples=150, stateful_step_count=30)
 
 def fold(*events: TrackerEvent, joined: bool, **table: TrackerRecord) -> Table:
     made = CopyFold(
-        "dispatch:", lambda job: (table.get("known") if job == JOBS[0] else None, None), joined=joined
+        "dispatch:", lambda job: Copied(table.get("known") if job == JOBS[0] else None), joined=joined
     )
     for offset, event in enumerate(events):
         made.apply(event, offset)
@@ -176,6 +195,27 @@ def test_before_the_table_has_come_that_far_only_owners_count_who_asked_within_t
     assert (found.epoch, found.worker, found.base) == (2, "b", 5)
 
 
+def test_what_came_too_early_counts_once_the_table_has_come_and_knows_its_owner_no_other() -> None:
+    job, early = JOBS[0], Table()
+    for events in ([saved("a", 1, 7)], [saved("b", 2, 5), saved("a", 1, 9)], [saved("a", 1, 11)]):
+        copied = Copied(early=early.get(job))
+        fold = CopyFold("dispatch:", {job: copied}.__getitem__, joined=False)
+        for offset, event in enumerate(events):
+            fold.apply(event, offset)
+        assert fold.records() == {}
+        early |= fold.early()
+    assert (early[job].epoch, early[job].worker, early[job].base) == (2, "b", 5), (
+        "all former ones are deposed"
+    )
+    for epoch, worker, base in ((2, "b", 5), (1, "a", 3), (3, "c", 3), (2, "c", 3)):
+        table = TrackerRecord(epoch=epoch, worker=worker, base=3, snapshot=Snapshot(3).to_bytes())
+        known = together(Copied(table, early=early[job]), joined=True)
+        assert known is not None
+        assert (known.epoch, known.worker, known.base) == (epoch, worker, base)
+        assert together(Copied(table, early=early[job]), joined=False) == table
+    assert together(Copied(early=early[job]), joined=True) is None
+
+
 def test_other_jobs_than_those_that_are_meant_are_passed_over() -> None:
     asked = Takeover(job=OTHERS, epoch=1, worker="a", nonce="", at_ms=0)
     assert fold(asked, saved("a", 1, 5, OTHERS), joined=True) == {}
@@ -188,6 +228,6 @@ def test_of_another_log_or_a_snapshot_that_cannot_be_read_the_table_is_believed(
     )
     end = replace(table, base=other, snapshot=Snapshot(other).to_bytes(), topic_id="another")
     for told in (end, replace(end, topic_id="t", snapshot=b"?")):
-        known = together(table, told)
+        known = together(Copied(table, told), joined=True)
         assert known is not None
         assert (known.base, known.log) == (one, LogId("c", "t"))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +13,7 @@ from app import wire
 from app.core.fencing import LogId
 from app.core.offset_map import Barrier, BarrierItem, NeedItem, Needs
 from app.regions import ends as ends_module
-from app.regions.store import BARRIERS
+from app.regions.store import BARRIERS, CHECKPOINTS
 from app.topics import ControlTopics
 from app.yard import Yard
 from tests.regions.stand import COMPACTED, HERE, THERE, Regions, a_line, regions
@@ -69,6 +71,39 @@ async def test_what_the_tables_do_not_say_yet_is_known_by_barriers_here_and_of_o
         origin = await stand.tables.ask(lambda store: store.origin(BARRIERS, own))
         assert origin is not None
         assert origin.next_offsets == {0: 7, 1: 0}
+
+
+@pytest.mark.parametrize("first", [CHECKPOINTS, BARRIERS])
+async def test_an_end_that_is_thrown_away_with_its_table_is_read_again_whichever_is_read_first(
+    yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    async with regions(yard, tmp_path) as stand:
+        own, tables = stand.own, stand.tables
+        await stand.send(HERE, stand.topic(own), {b"r/orders/0": line(10)})
+        await stand.make(HERE, ControlTopics(own).checkpoints.name)
+        await told(stand, own, event(12))
+        assert await known(stand) == {f"{own}/r": 12}
+        await stand.make(HERE, stand.topic(own), **COMPACTED)
+        await stand.send(HERE, stand.topic(own), {b"r/orders/0": line(11)})
+        follow, write, first_was_read = tables._follow, tables._write, asyncio.Event()
+
+        async def followed(region: str, table: str, *words: Any, **more: Any) -> Any:
+            if (region, table, first) == (own, CHECKPOINTS, BARRIERS):
+                await first_was_read.wait()
+            found = await follow(region, table, *words, **more)
+            if (region, table) == (own, first):
+                first_was_read.set()
+            return found
+
+        async def written(table: str, region: str, *words: Any) -> Any:
+            if (region, table, first) == (own, BARRIERS, CHECKPOINTS):
+                await first_was_read.wait()
+            return await write(table, region, *words)
+
+        monkeypatch.setattr(tables, "_follow", followed)
+        monkeypatch.setattr(tables, "_write", written)
+        assert await known(stand) == {f"{own}/r": 12}
+        assert first_was_read.is_set()
 
 
 async def test_one_that_is_long_is_read_near_its_end_and_one_that_is_not_here_is_not_read(

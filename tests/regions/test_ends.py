@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from app.core.fencing import SnapshotItem, Snapshots, Takeover, TrackerEvent
 from app.core.ranges import Snapshot
 from app.regions import carry as carry_module
 from app.regions import ends as module
-from app.regions.store import ENDS
+from app.regions.store import ENDS, TRACKERS
 from app.regions.tables import NotRead
 from app.topics import ControlTopics
 from app.yard import Yard
@@ -102,6 +103,58 @@ async def test_an_end_that_begins_above_the_table_counts_for_owners_who_asked_wi
         assert await base(stand, stand.third) == 110
         origin = await stand.stand.tables.ask(lambda store: store.origin(ENDS, stand.third))
         assert origin is not None
+        # Once the table's copy has come past it, it counts, whichever of the two is read first.
+        monkeypatch.setattr(module, "MARGIN_MS", 0)
+        await stand.trackers(stand.third, a_record(113))
+        assert await base(stand, stand.third) == 114, "what came before it had"
+        await told(stand, saved(stand, 120), region=stand.third)
+        assert await base(stand, stand.third) == 120
+
+
+@pytest.mark.parametrize("first", [TRACKERS, ENDS])
+async def test_a_table_and_its_end_may_be_read_in_either_order(
+    yard: Yard, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    async with carrying(yard, tmp_path, topic_name) as stand:
+        await stand.trackers(stand.other, a_record(110))
+        await make(stand)
+        await told(stand, saved(stand, 111))
+        assert await base(stand) == 110, "of who was deposed before that, for all that is known"
+        monkeypatch.setattr(module, "MARGIN_MS", 0)
+        await stand.trackers(stand.other, a_record(113))
+        await told(stand, saved(stand, 120))
+        for table in (first, *({TRACKERS, ENDS} - {first})):
+            await stand.stand.tables.read(30.0, (table,), {stand.other})
+        assert await base(stand) == 120
+
+
+async def test_an_end_that_lies_far_behind_begins_behind_its_table(
+    yard: Yard, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with carrying(yard, tmp_path, topic_name) as stand:
+        await stand.trackers(stand.other, a_record(110))
+        await make(stand)
+        await told(stand, saved(stand, 105), ago_s=OLD_S)
+        assert await base(stand) == 110
+        # Nobody reads for long. The region is lost, and its table is not to come any further.
+        monkeypatch.setattr(module, "MAX_EVENTS", 2)
+        monkeypatch.setattr(module, "MARGIN_MS", 0)
+        await told(stand, *(saved(stand, at) for at in range(111, 118)))
+        await stand.trackers(stand.other, a_record(117))
+        await told(stand, saved(stand, 120))
+        follow, end_was_there = stand.stand.tables._follow, asyncio.Event()
+
+        async def table_is_slow(region: str, table: str, *words: Any, **more: Any) -> Any:
+            if (region, table) == (stand.other, TRACKERS):
+                await end_was_there.wait()
+            found = await follow(region, table, *words, **more)
+            if (region, table) == (stand.other, ENDS):
+                end_was_there.set()
+            return found
+
+        monkeypatch.setattr(stand.stand.tables, "_follow", table_is_slow)
+        assert await base(stand) == 120
+        assert end_was_there.is_set()
 
 
 async def test_a_topic_that_was_made_anew_is_read_anew(yard: Yard, tmp_path: Path, topic_name: str) -> None:

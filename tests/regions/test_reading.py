@@ -4,12 +4,13 @@ The clusters are played."""
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from app.regions.store import CHECKPOINTS
+from app.regions.store import CHECKPOINTS, Store
 from app.regions.tables import Atlas, RegionMap, Tables
 
 
@@ -51,4 +52,28 @@ async def test_a_reading_that_fails_leaves_no_other_behind_that_still_reads(tmp_
         with pytest.raises(ZeroDivisionError):
             await one
     assert (tables.reads, tables.together) == (0, 1)
+    await tables.close()
+
+
+async def test_who_gave_up_before_its_turn_changes_nothing_any_more(tmp_path: Path) -> None:
+    tables, waits, goes_on = Played(tmp_path), threading.Event(), threading.Event()
+    asked: list[str] = []
+
+    def slow(_: Store) -> None:
+        waits.set()
+        goes_on.wait()
+        asked.append("slow")
+
+    first = asyncio.create_task(tables.ask(slow))
+    await asyncio.to_thread(waits.wait)
+    late = asyncio.create_task(tables.ask(lambda _: asked.append("late")))
+    await turns()
+    for given_up in (late, first):
+        given_up.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await given_up
+    goes_on.set()
+    await tables.ask(lambda _: asked.append("next"))
+    await tables.ask(lambda _: None)
+    assert asked == ["slow", "next"], "what was begun is ended before anybody else is asked"
     await tables.close()
