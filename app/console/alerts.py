@@ -135,6 +135,7 @@ class AlertRoutes:
             told = [one.told.get(channel.key, Told(0, 0)) for one in states]
             last = max(told, key=lambda one: one.at_ms, default=Told(0, 0))
             waits = any(channel.key in due(one, definition.rule) for one in states)
+            trouble = trouble_of(everywhere, channel.key) if waits else None
             found.append(
                 {
                     "channel": channel.kind,
@@ -142,7 +143,8 @@ class AlertRoutes:
                     "notice": last.notice or None,
                     "at_ms": last.at_ms or None,
                     "waits": waits,
-                    "trouble": trouble_of(everywhere, channel.key) if waits else "",
+                    "trouble": trouble.why if trouble else "",
+                    "failing_ms": trouble.failing_ms if trouble else None,
                 }
             )
         return found

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import msgspec
 import structlog
 from aiokafka.errors import KafkaError
 from mode import Service
@@ -34,7 +35,7 @@ from app.control.definitions import Parsed
 from app.control.log import ControlLog
 from app.control.tail import bounded
 from app.core import alerts
-from app.core.alert_state import AlertState, AlertWindow, Group, alert_key
+from app.core.alert_state import AlertState, AlertWindow, Group, Told, alert_key
 
 log = structlog.get_logger(__name__)
 
@@ -241,7 +242,11 @@ def _parsed(_: str, data: Mapping[str, Any]) -> AlertDefinition:
     return AlertDefinition.from_wire(data)
 
 
-def trouble_of(states: Iterable[AlertState], channel: str) -> str:
-    """Why a channel takes nothing, by what stands in the control log of any of these; "": it does."""
+def trouble_of(states: Iterable[AlertState], channel: str) -> Told | None:
+    """Why a channel takes nothing, and since when, by what stands in the control log of any of these.
+    None: it takes what comes."""
     failing = [one.told[channel] for one in states if channel in one.told and one.told[channel].why]
-    return max(failing, key=lambda told: told.failing_ms).why if failing else ""
+    if not failing:
+        return None
+    newest = max(failing, key=lambda told: told.failing_ms)
+    return msgspec.structs.replace(newest, failing_ms=min(told.failing_ms for told in failing))
