@@ -1,17 +1,21 @@
 """One notice to one channel, once: by HTTP or SMTP, within a time.
 
-Redirects are not followed: a POST that becomes a GET tells nobody anything. What environment variables hold
-is read when something is sent, and stands in no error.
+Redirects are not followed: a POST that becomes a GET tells nobody anything, and whoever answers must not say
+where workers go next. What environment variables hold is read when something is sent, and stands in no error.
+Where it is configured, nothing is sent to what is near the workers only (`app.config.alert_places`): neither
+by its name, nor by the address that a name leads to at that moment.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 import ssl
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import aiosmtplib
@@ -21,6 +25,7 @@ from app.alerts.bodies import alertmanager, mail, slack, webhook
 from app.alerts.words import Notice, plain
 from app.clock import now_ms
 from app.config.alert_channels import Alertmanager, Channel, Email, MissingVariable, Slack, Webhook, revealed
+from app.config.alert_places import leads_inside
 
 SEND_S = 15.0
 MAX_TOLD_CHARS = 200
@@ -36,11 +41,30 @@ class NotTaken(Exception):
         self.after_s = after_s
 
 
-class Sender:
-    """Sends; closed when nothing is to be sent any more."""
+class Outside(aiohttp.ThreadedResolver):
+    """Looks names up, and refuses those that lead inside."""
 
-    def __init__(self, env: Mapping[str, str] = os.environ) -> None:
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[aiohttp.abc.ResolveResult]:
+        """Raises OSError: any of its addresses leads inside."""
+        found = await super().resolve(host, port, family)
+        if inside := next(filter(None, (leads_inside(one["host"]) for one in found)), ""):
+            raise OSError(errno.EACCES, refusal(inside))
+        return found
+
+
+def refusal(inside: str) -> str:
+    """Why nothing is sent there."""
+    return f"the address leads to {inside}, which this worker's configuration refuses (alerts.local)"
+
+
+class Sender:
+    """Sends; closed when nothing is to be sent any more. `refuses_local`: nothing to what leads inside."""
+
+    def __init__(self, env: Mapping[str, str] = os.environ, *, refuses_local: bool = False) -> None:
         self._env = env
+        self.refuses_local = refuses_local
         self._session: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
@@ -76,14 +100,18 @@ class Sender:
         return {name: revealed(text, self._env) for name, text in told.items()}
 
     async def _post(self, url: str, body: Any, headers: Mapping[str, str]) -> None:
+        url = revealed(url, self._env)
+        if self.refuses_local and (inside := _inside(url)):
+            raise NotTaken(refusal(inside))
         if self._session is None:
+            resolver = Outside() if self.refuses_local else None
             self._session = aiohttp.ClientSession(
                 timeout=aiohttp.ClientTimeout(total=None), trust_env=True,  # `send` sees to the time
-                connector=aiohttp.TCPConnector(limit_per_host=4),
+                connector=aiohttp.TCPConnector(limit_per_host=4, resolver=resolver),
             )  # fmt: skip
         try:
             async with self._session.post(
-                revealed(url, self._env), data=orjson.dumps(body), allow_redirects=False,
+                url, data=orjson.dumps(body), allow_redirects=False,
                 headers={**headers, "Content-Type": "application/json"},
             ) as answer:  # fmt: skip
                 if not 200 <= answer.status < 300:
@@ -118,6 +146,13 @@ class Sender:
         if refused:
             names = ", ".join(sorted(refused))
             raise NotTaken(f"took the mail, but not for {plain(names)[:MAX_TOLD_CHARS]}")
+
+
+def _inside(url: str) -> str:
+    try:
+        return leads_inside(urlsplit(url).hostname or "")
+    except ValueError:  # no address at all: that is told when it is asked
+        return ""
 
 
 def _why(error: BaseException) -> str:

@@ -59,15 +59,17 @@ class Alerts(Service):
             could.
         left_out: alerts for which there is no room.
         auditor: asks all workers, for whoever asks for windows, too.
+        refuses_local: nothing is told to addresses that lead inside (`app.config.alert_places`).
     """
 
     def __init__(
         self, control: ControlLog, auditor: Auditor, may_act: Callable[[], bool], tell: Tell, region: str,
-        env: Mapping[str, str] = os.environ,
+        env: Mapping[str, str] = os.environ, *, refuses_local: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
         self._env = env
-        self.deliveries = Deliveries(Sender(env), tell)
+        self.refuses_local = refuses_local
+        self.deliveries = Deliveries(self._sender(), tell)
         self.looked_ms = 0
         self.unknown = ""
         self.left_out = 0
@@ -217,12 +219,15 @@ class Alerts(Service):
             **TEST_GROUP._replace(rule=definition.name)._asdict(),
         )  # fmt: skip
         notice = self.notice(definition, state)._replace(is_test=True)
-        sender = Sender(self._env)
+        sender = self._sender()
         try:
             tried = (_tried(sender, channel, notice) for channel in definition.spec.channels)
             return list(await asyncio.gather(*tried))
         finally:
             await sender.close()
+
+    def _sender(self) -> Sender:
+        return Sender(self._env, refuses_local=self.refuses_local)
 
     def _unread(self, key: str, why: str) -> None:
         self._tell("alert-trouble", key.removeprefix(PREFIX), why, "deploy the alert again")

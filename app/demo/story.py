@@ -21,6 +21,7 @@ from rich.table import Table
 
 from app.demo import failover_story
 from app.demo.audited import WINDOW, Audited, plan, until_counted
+from app.demo.background import Background
 from app.demo.report import Report, count
 from app.demo.stage import Process, Stage, StageError, route, wait_until, workload
 from app.demo.traffic import Sent, create_topic, messages, produce, read_all
@@ -33,6 +34,7 @@ COPYING = PARTITIONS * 3  # copied, and counted in both clusters
 JOBS = COPYING + PARTITIONS * (1 + len(RETRY))  # delivered, and retried in each tier
 AUDITED = ("regional", "aggregate", "consumer")  # tiers
 MESSAGES = 30_000
+LAST_SHARE, LAST_PER_SECOND = 75, 100.0
 MAX_IN_FLIGHT = 200
 SETTLE_S, SHARED_S = 120.0, 30.0
 # What kill -9 may deliver again: what was in flight, and what was acknowledged since the last snapshot that
@@ -50,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--story", choices=("delivery", "failover"), default="delivery",
                         help="a worker is lost (default), or a region")  # fmt: skip
     parser.add_argument("--once", action="store_true", help="play to the end, report and exit")
-    parser.add_argument("--messages", type=int, default=MESSAGES, help=f"how many (default {MESSAGES})")
+    parser.add_argument("--messages", type=_enough, default=MESSAGES, help=f"how many (default {MESSAGES})")
     parser.add_argument(
         "--regions", type=int, choices=(1, 2), default=2, help="regions of the yard (default 2)"
     )
@@ -62,6 +64,25 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 0
+
+
+def _enough(text: str) -> int:
+    """How many messages: so many that there are some of each kind. Raises ValueError."""
+    if (count := int(text)) < LAST_SHARE:
+        raise argparse.ArgumentTypeError(f"{count} is too few; write {LAST_SHARE} or more")
+    return count
+
+
+class Last(Background):
+    """The last messages come bit by bit: only what comes later tells an audit that a window is over."""
+
+    def __init__(self, bootstrap: str, sent: list[Sent]) -> None:
+        super().__init__()
+        self._bootstrap, self._sent = bootstrap, sent
+
+    def work(self) -> None:
+        """Produces them."""
+        asyncio.run(produce(self._bootstrap, TOPIC, self._sent, per_second=LAST_PER_SECOND))
 
 
 def _play(options: argparse.Namespace) -> int:
@@ -97,9 +118,11 @@ def _play(options: argparse.Namespace) -> int:
         err.print(f"[bold]3.[/bold] {options.messages:,} messages: 1 % poison, 2 % retryable, some slow; "
                   "a third of the way, one worker is killed with -9")  # fmt: skip
         sent = list(messages(options.messages))
-        asyncio.run(produce(source, TOPIC, sent))
+        last = len(sent) // LAST_SHARE
+        asyncio.run(produce(source, TOPIC, sent[:-last]))
         started_s = time.monotonic()
-        rate, third = _until_settled(stage, sent, first, second)
+        with Last(source, sent[-last:]):
+            rate, third = _until_settled(stage, sent, first, second)
         took_s = time.monotonic() - started_s
         dead = [
             orjson.loads(record.value)["id"]

@@ -37,12 +37,14 @@ def fires(fed: HandFed, alert: str = "f00-1", rule: str = "orders-lost", **told:
         "fired_ms": AT_MS + 5,
         "notice": 1,
         "topic": "orders",
+        "from_tier": "regional",
+        "to_tier": "aggregate",
+        "windows": (window,),
         **told,
     }
     return AlertState(
-        at_ms=AT_MS + 5, id=alert, term=fed.control.view.term, rule=rule,
-        from_tier="regional", to_tier="aggregate", since_ms=AT_MS, windows=(window,), noticed_ms=AT_MS + 5,
-        **fields,
+        at_ms=AT_MS + 5, id=alert, term=fed.control.view.term, rule=rule, since_ms=AT_MS,
+        noticed_ms=AT_MS + 5, **fields,
     )  # fmt: skip
 
 

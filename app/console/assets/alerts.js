@@ -13,13 +13,13 @@ const PATIENCE_MS = 30000;
 const alertPath = (name) => `/alerts/${encodeURIComponent(name)}`;
 const tiers = (one) => `${one.from_tier} → ${tierOf(one.to_tier, one.group)}`;
 const severity = (text) => pill(text, SEVERITIES[text] ?? "");
-const ago = (ms) => `${clock(ms)} (${duration(Math.max(0, Date.now() - ms) / 1000)} ago)`;
+const ago = (ms) => `${duration(Math.max(0, Date.now() - ms) / 1000)} ago`;
 const lines = (parts) => parts.map((part) => el("div", {}, part));
 
 // What a channel was told last, and what keeps it from taking the current notice.
 function said(channel) {
   const last = channel.at_ms ? `took notice ${number(channel.notice)} at ${clock(channel.at_ms)}` : "";
-  if (channel.trouble) return [pill("does not take it", "bad"), ` ${[channel.trouble, channel.failing_ms ? `since ${clock(channel.failing_ms)}` : "", last || "took nothing yet"].filter(Boolean).join("; ")}`];
+  if (channel.trouble) return [pill("does not take it", "bad"), `: ${[channel.trouble, channel.failing_ms ? `since ${clock(channel.failing_ms)}` : "", last || "took nothing yet"].filter(Boolean).join("; ")}`];
   if (channel.waits) return [pill("is being told", "warn"), last ? ` ${last}` : ""];
   return [last || "nothing was to be told"];
 }
@@ -30,7 +30,8 @@ const told = (one) => (one.channels.length ? lines(one.channels.map((c) => [`${c
 function condition(spec) {
   const above = spec.above ? ` above ${spec.above}` : "";
   const holds = spec.for && spec.for !== "0s" ? ` for ${spec.for}` : "";
-  return `${[spec.on].flat().join(", ")}${above}${holds}`;
+  const of = `topics ${(spec.topics ?? []).join(", ")}${spec.exclude?.length ? ` except ${spec.exclude.join(", ")}` : ""}`;
+  return `${[spec.on].flat().join(", ")}${above}${holds}; ${of}; ${spec.tiers ? spec.tiers.join(" → ") : "any two tiers"}`;
 }
 
 // A definition for people: no paths and queries of addresses, nor what headers hold, which may be secrets.
@@ -45,23 +46,27 @@ function shown(definition) {
   return { ...definition, spec: { ...definition.spec, channels: clean(definition.spec.channels ?? [], "channels") } };
 }
 
+// The same in a word for each channel; the alert's own page says more.
+function toldShort(one) {
+  if (one.state === "pending") return "not yet: it must hold for longer";
+  if (!one.channels.length) return told(one);
+  return lines(one.channels.map((c) => [`${c.channel} `, c.trouble ? pill("does not take it", "bad") : c.waits ? pill("is being told", "warn") : c.at_ms ? `took notice ${number(c.notice)}` : "nothing was to be told"]));
+}
+
 function alertsTable(caption, alerts, empty) {
-  const columns = [["Alert"], ["State"], ["Severity"], ["Topic"], ["Tiers"], ["What", "wrap"], ["Holds since"], ["Told", "wrap"]];
+  const columns = [["Alert"], ["What", "wrap"], ["Holds since"], ["Told"]];
   return table(caption, columns, alerts.map((one) => [
-    link(alertPath(one.name), one.name), pill(one.state, STATES[one.state] ?? ""), severity(one.severity), one.topic, tiers(one), one.what,
-    one.resolved_ms ? `${clock(one.since_ms)}, over ${clock(one.resolved_ms)}` : ago(one.since_ms), one.state === "pending" ? "not yet: it must hold for longer" : told(one),
+    lines([link(alertPath(one.name), one.name), [pill(one.state, STATES[one.state] ?? ""), " ", severity(one.severity)]]), [el("b", {}, one.topic), `, ${tiers(one)}: ${one.what}`],
+    lines([clock(one.since_ms), one.resolved_ms ? `over ${clock(one.resolved_ms)}` : ago(one.since_ms)]), toldShort(one),
   ]), empty);
 }
 
 function rulesTable(rules) {
-  const columns = [["Alert"], ["Fires on", "wrap"], ["Topics", "wrap"], ["Tiers"], ["Severity"], ["Firing", "n"], ["Pending", "n"], ["Channels", "wrap"]];
-  return table("Definitions", columns, rules.map((rule) => {
-    const spec = rule.definition.spec;
-    return [
-      link(alertPath(rule.name), rule.name), condition(spec), (spec.topics ?? []).join(", "), spec.tiers ? spec.tiers.join(" → ") : "any two", severity(spec.severity ?? "warning"),
-      number(rule.firing), number(rule.pending), rule.channels.length ? lines(rule.channels.map((c) => [`${c.channel} ${c.place}`, c.trouble ? [" ", pill("does not take it", "bad"), ` ${c.trouble}`] : ""])) : "none: nobody is told",
-    ];
-  }), "No alert is defined yet. Deploy one (kind: Alert): switchyard config deploy -f alert.yaml --execute");
+  const columns = [["Alert"], ["Fires on", "wrap"], ["Firing", "n"], ["Pending", "n"], ["Channels"]];
+  return table("Definitions", columns, rules.map((rule) => [
+    lines([link(alertPath(rule.name), rule.name), severity(rule.definition.spec.severity ?? "warning")]), condition(rule.definition.spec), number(rule.firing), number(rule.pending),
+    rule.channels.length ? lines(rule.channels.map((c) => [`${c.channel} ${c.place}`, c.trouble ? [" ", pill("does not take it", "bad")] : ""])) : "none: nobody is told",
+  ]), "No alert is defined yet. Deploy one (kind: Alert): switchyard config deploy -f alert.yaml --execute");
 }
 
 // The first thing to read.
@@ -110,7 +115,7 @@ function rulePage(rule, alerts, { tiles, where }) {
   const channels = rule.channels.map((c) => [c.channel, c.place, said(c)]);
   const test = rule.channels.length ? el("p", { class: "acts" }, el("button", { type: "button", "data-act": "test", "data-of": rule.name }, "Send a test"), el("span", { class: "quiet" }, ` or: switchyard alert test ${rule.name}`)) : "";
   return [
-    where(link("/alerts", "Alerts")), el("h1", {}, rule.name), el("p", {}, severity(spec.severity ?? "warning"), ` ${condition(spec)}; topics ${(spec.topics ?? []).join(", ")}; ${spec.tiers ? spec.tiers.join(" → ") : "any two tiers"}`),
+    where(link("/alerts", "Alerts")), el("h1", {}, rule.name), el("p", {}, severity(spec.severity ?? "warning"), ` ${condition(spec)}`),
     tiles([["firing", number(rule.firing)], ["pending", number(rule.pending)], ["resolved within a day", number(alerts.filter((one) => one.state === "resolved").length)]]),
     el("h2", {}, "Channels"), table("Channels", [["Kind"], ["Leads to"], ["Told", "wrap"]], channels, "None: nobody is told. Add some to its definition."), test,
     el("h2", {}, "What it found"), alerts.length ? alerts.slice(0, MOST_SHOWN).flatMap(episode) : el("p", { class: "quiet" }, "Nothing fires, nor did within a day."),
