@@ -56,7 +56,7 @@ function toldShort(one) {
 function alertsTable(caption, alerts, empty) {
   const columns = [["Alert"], ["What", "wrap"], ["Holds since"], ["Told"]];
   return table(caption, columns, alerts.map((one) => [
-    lines([link(alertPath(one.name), one.name), [pill(one.state, STATES[one.state] ?? ""), " ", severity(one.severity)]]), [el("b", {}, one.topic), `, ${tiers(one)}: ${one.what}`],
+    lines([one.severity === "unknown" ? one.name : link(alertPath(one.name), one.name), [pill(one.state, STATES[one.state] ?? ""), " ", severity(one.severity)]]), [el("b", {}, one.topic), `, ${tiers(one)}: ${one.what}`],
     lines([clock(one.since_ms), one.resolved_ms ? `over ${clock(one.resolved_ms)}` : ago(one.since_ms)]), toldShort(one),
   ]), empty);
 }
@@ -112,12 +112,12 @@ function episode(one) {
 
 function rulePage(rule, alerts, { tiles, where }) {
   const spec = rule.definition.spec;
-  const channels = rule.channels.map((c) => [c.channel, c.place, said(c)]);
+  const channels = rule.channels.map((c) => [lines([c.channel, c.place]), said(c)]);
   const test = rule.channels.length ? el("p", { class: "acts" }, el("button", { type: "button", "data-act": "test", "data-of": rule.name }, "Send a test"), el("span", { class: "quiet" }, ` or: switchyard alert test ${rule.name}`)) : "";
   return [
     where(link("/alerts", "Alerts")), el("h1", {}, rule.name), el("p", {}, severity(spec.severity ?? "warning"), ` ${condition(spec)}`),
     tiles([["firing", number(rule.firing)], ["pending", number(rule.pending)], ["resolved within a day", number(alerts.filter((one) => one.state === "resolved").length)]]),
-    el("h2", {}, "Channels"), table("Channels", [["Kind"], ["Leads to"], ["Told", "wrap"]], channels, "None: nobody is told. Add some to its definition."), test,
+    el("h2", {}, "Channels"), table("Channels", [["Channel"], ["Told", "wrap"]], channels, "None: nobody is told. Add some to its definition."), test,
     el("h2", {}, "What it found"), alerts.length ? alerts.slice(0, MOST_SHOWN).flatMap(episode) : el("p", { class: "quiet" }, "Nothing fires, nor did within a day."),
     alerts.length > MOST_SHOWN ? alertsTable("Others", alerts.slice(MOST_SHOWN), "") : "",
     el("h2", {}, "Definition"), el("p", { class: "quiet" }, `deployed ${clock(rule.deployed.at_ms)} by ${rule.deployed.by}; paths of addresses are not shown, as they may be secrets`),
