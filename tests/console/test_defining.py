@@ -47,12 +47,16 @@ def test_a_definition_that_is_there_is_not_changed_by_one_of_another_name(
 ) -> None:
     for name in ("mine", "other"):
         assert console.ask("PUT", f"/api/v1/{path}/{name}", named(data, name)).status == 201
-    etags = [console.ask("GET", f"/api/v1/{path}/{name}").json["etag"] for name in ("mine", "other")]
+    etags = _etags(console, path)
     changed = named(data, "mine")
     changed["metadata"]["owner"] = "somebody"
     assert console.ask("PUT", f"/api/v1/{path}/other", changed, If_Match=etags[0]).status == 422
     assert console.ask("PUT", f"/api/v1/{path}/other", changed).status == 422
-    assert etags == [console.ask("GET", f"/api/v1/{path}/{n}").json["etag"] for n in ("mine", "other")]
+    assert _etags(console, path) == etags
+
+
+def _etags(console: Console, path: str) -> list[str]:
+    return [console.ask("GET", f"/api/v1/{path}/{name}").headers["ETag"] for name in ("mine", "other")]
 
 
 def test_a_workload_goes_to_its_own_group_and_topic_only(console: Console) -> None:
