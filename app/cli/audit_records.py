@@ -34,7 +34,7 @@ WHY = {
 }
 
 
-@click.command()
+@click.command(short_help="A topic's records of a time, by their event time.")
 @click.option("--topic", required=True, help="The topic.")
 @click.option("--cluster", required=True, help="In this cluster.")
 @click.option("--from", "since", metavar="TIME", required=True,

@@ -105,7 +105,7 @@ def _table(rows: Iterable[Row], words: str) -> Table:
     return table
 
 
-@click.command()
+@click.command(short_help="Differences between tiers as they come and go.")
 @click.option("--topic", help="Of this topic only.")
 @click.option(
     "--from", "since", metavar="TIME", default="2h", show_default=True,

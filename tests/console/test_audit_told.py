@@ -141,6 +141,12 @@ def test_watch_tells_changes_and_ends_by_what_it_found(
     told = [json.loads(line) for line in lost.stdout.splitlines()]
     assert sorted(one["state"] for one in told) == ["corrupted", "duplicated", "late", "lossy", "lossy"]
     assert {one["before"] for one in told} == {None}
+    file = shell(*watch, "--topic", "orders", "--from", "24h", "--until-ok", "0", "--csv")
+    rows = list(csv.DictReader(io.StringIO(file.stdout)))
+    assert (file.returncode, tuple(rows[0])) == (8, audit_watch.COLUMNS)
+    assert [(one["state"], one["start"], one["before"]) for one in rows] == [
+        (one["state"], one["start"], "") for one in told
+    ]
     for tier in (HOME, AWAY):
         audited.count("payments", tier, 5, range(10))
     unknown = shell(*watch, "--topic", "payments", "--until-ok", "0.3")
@@ -148,6 +154,22 @@ def test_watch_tells_changes_and_ends_by_what_it_found(
     nothing = shell(*watch, "--topic", "none", "--until-ok", "0.3")
     assert (nothing.returncode, nothing.stdout) == (6, "")
     assert shell(*watch, "--until-ok", "0", SWITCHYARD_URL="http://127.0.0.1:1").returncode == 7
+
+
+def test_who_asks_where_there_is_nothing_is_told_why(console: Console, tmp_path: Path) -> None:
+    shell = InProcess(console.url, console.fed, tmp_path)
+    for verb in ("report", "loss"):
+        asked = shell("audit", verb, "--json")
+        assert (asked.returncode, json.loads(asked.stdout)) == (0, [])
+        assert "there is no audit plan" in asked.stderr
+    assert console.ask("PUT", "/api/v1/audit/plans/all", plan()).status == 201
+    for verb in ("report", "loss"):
+        assert "nothing was counted of that in this time, by all;" in shell("audit", verb).stderr
+    made = Audited(console)
+    for tier in (HOME, AWAY):
+        made.count("payments", tier, 5, range(10))
+    assert shell("audit", "loss").stderr == "nothing differs of what is over\n"
+    assert shell("audit", "report").stderr == ""
 
 
 def test_where_a_cluster_does_not_answer_its_audit_tells_the_offsets_of_a_time(
