@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import re
 import socket
 import ssl
 from collections.abc import Mapping
@@ -29,8 +30,11 @@ from app.config.alert_places import leads_inside
 
 SEND_S = 15.0
 MAX_TOLD_CHARS = 200
+MOST_READ_BYTES = 2_000  # of an answer: more than is told, so that no secret is cut in two before it is found
 API_V2 = "/api/v2/alerts"
 MOST_WAIT_S = 3600.0
+LEAST_SECRET_CHARS = 6
+_PIECES = re.compile(r"[/?&=\s]+")
 
 
 class NotTaken(Exception):
@@ -115,8 +119,8 @@ class Sender:
                 headers={**headers, "Content-Type": "application/json"},
             ) as answer:  # fmt: skip
                 if not 200 <= answer.status < 300:
-                    said = (await answer.content.read(MAX_TOLD_CHARS)).decode("utf-8", "replace")
-                    told = plain(" ".join(said.split()))
+                    said = (await answer.content.read(MOST_READ_BYTES)).decode("utf-8", "replace")
+                    told = without_secrets(plain(" ".join(said.split())), url, headers)[:MAX_TOLD_CHARS]
                     raise NotTaken(f"answered {answer.status}: {told}", _after_s(answer.headers))
         except TimeoutError:
             raise
@@ -141,11 +145,24 @@ class Sender:
             raise NotTaken(f"cannot be reached: {_why(error.__cause__ or error)}") from error
         except aiosmtplib.SMTPException as error:
             raise NotTaken(f"did not take the mail: {plain(str(error))[:MAX_TOLD_CHARS]}") from error
+        except ValueError as error:  # such as a password that is no text
+            raise NotTaken(f"cannot be asked: {type(error).__name__}") from None
         except OSError as error:
             raise NotTaken(f"cannot be reached: {_why(error)}") from error
         if refused:
             names = ", ".join(sorted(refused))
             raise NotTaken(f"took the mail, but not for {plain(names)[:MAX_TOLD_CHARS]}")
+
+
+def without_secrets(said: str, url: str, headers: Mapping[str, str]) -> str:
+    """What a receiver said, without what it was sent: some repeat the path or the token that they refuse."""
+    parts = urlsplit(url)
+    sent = [url, parts.path, parts.query, *headers.values()]
+    pieces = {piece for text in sent for piece in (text, *_PIECES.split(text))}
+    for piece in sorted(pieces, key=len, reverse=True):
+        if len(piece) >= LEAST_SECRET_CHARS:
+            said = said.replace(piece, "…")
+    return said
 
 
 def _inside(url: str) -> str:

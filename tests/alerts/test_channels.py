@@ -165,6 +165,10 @@ async def test_what_is_not_taken_is_told_and_no_secret_with_it() -> None:
         assert await why(hook) == "answered 500: not now"
         assert await why(hook) == "answered 404: not now"
         assert (await why(hook)).startswith("answered 302"), "redirects are not followed"
+        receiver.answers, receiver.words = [401], "not {request.headers[X-Token]} at {request.path_qs}"
+        headers = {"X-Token": "env:SWITCHYARD_ALERT_TOKEN"}
+        talks = channel("webhook", url=f"{receiver.url}/in/s3cret?k=s3cret2", headers=headers)
+        assert await why(talks) == "answered 401: not … at …?…"
         nobody = channel("webhook", url="http://127.0.0.1:1/s3cret")
         assert (await why(nobody)).startswith("cannot be reached: ")
         strange = channel("webhook", url="env:SWITCHYARD_ALERT_URL")
@@ -175,6 +179,8 @@ async def test_what_is_not_taken_is_told_and_no_secret_with_it() -> None:
         assert await why(mail_to(box.place), {"SWITCHYARD_ALERT_WORD": "s3cret"}) == (
             "refused user and password: 535"
         )
+        no_text = {"SWITCHYARD_ALERT_WORD": "s3cret\udcff"}
+        assert await why(mail_to(box.place), no_text) == "cannot be asked: UnicodeEncodeError"
         assert "did not take the mail" in await why(mail_to(box.place, "a@elsewhere.net"))
         assert "not for b@elsewhere.net" in await why(
             mail_to(box.place, ["a@example.org", "b@elsewhere.net"])
