@@ -45,16 +45,20 @@ class NotTaken(Exception):
         self.after_s = after_s
 
 
+class LeadsInside(OSError):
+    """A name does."""
+
+
 class Outside(aiohttp.ThreadedResolver):
     """Looks names up, and refuses those that lead inside."""
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[aiohttp.abc.ResolveResult]:
-        """Raises OSError: any of its addresses leads inside."""
+        """Raises LeadsInside: any of its addresses does."""
         found = await super().resolve(host, port, family)
         if inside := next(filter(None, (leads_inside(one["host"]) for one in found)), ""):
-            raise OSError(errno.EACCES, refusal(inside))
+            raise LeadsInside(errno.EACCES, refusal(inside))
         return found
 
 
@@ -173,9 +177,12 @@ def _inside(url: str) -> str:
 
 
 def _why(error: BaseException) -> str:
-    """Without addresses, which may be secrets."""
+    """Without addresses, which may be secrets: asyncio puts them beside what the system says."""
     reason = getattr(error, "os_error", None) or error
-    return getattr(reason, "strerror", None) or type(reason).__name__
+    number, words = getattr(reason, "errno", None), getattr(reason, "strerror", None)
+    if number in errno.errorcode and not isinstance(reason, LeadsInside):
+        return os.strerror(number)
+    return words or type(reason).__name__
 
 
 def _after_s(headers: Mapping[str, str]) -> float:

@@ -121,7 +121,8 @@ def nothing_counted(client: Client) -> str:
             "switchyard config deploy -f plan.yaml --execute"
         )
     names = ", ".join(map(printable, plans[:MOST_NAMED])) + (", …" if len(plans) > MOST_NAMED else "")
-    return f"nothing was counted of that in this time, by {names}; see --from, or ask without --topic"
+    plural = "plans" if len(plans) > 1 else "plan"
+    return f"{plural} {names}: nothing was counted of that in this time; see --from, or ask without --topic"
 
 
 def _some(client: Client, what: str, **wanted: Any) -> bool:
