@@ -180,7 +180,7 @@ def _why(error: BaseException) -> str:
     """Without addresses, which may be secrets: asyncio puts them beside what the system says."""
     reason = getattr(error, "os_error", None) or error
     number, words = getattr(reason, "errno", None), getattr(reason, "strerror", None)
-    if number in errno.errorcode and not isinstance(reason, LeadsInside):
+    if isinstance(number, int) and number in errno.errorcode and not isinstance(reason, LeadsInside):
         return os.strerror(number)
     return words or type(reason).__name__
 
