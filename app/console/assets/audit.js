@@ -40,7 +40,7 @@ function downloads(topic) {
 // Alerts that fire: whoever does not tell of any is no reason to show nothing.
 function alertNotes(alerts) {
   const firing = alerts.filter((one) => (one.state ?? "firing") === "firing");
-  return firing.map((one) => el("div", { class: "note" }, pill(one.severity ?? "alert", one.severity === "info" ? "" : "bad"), " ", el("b", {}, one.name ?? ""), ` ${[one.topic, one.from_tier ? `${one.from_tier} → ${tierOf(one.to_tier, one.group)}` : "", one.what].filter(Boolean).join(": ")}`,
+  return firing.map((one) => el("div", { class: "note" }, pill(one.severity ?? "alert", one.severity === "info" ? "" : "bad"), " ", link(`/alerts/${encodeURIComponent(one.name)}`, one.name), ` ${[one.topic, one.from_tier ? `${one.from_tier} → ${tierOf(one.to_tier, one.group)}` : "", one.what].filter(Boolean).join(": ")}`,
     el("small", {}, [one.since_ms ? `since ${clock(one.since_ms)}` : "", ...(one.todo ?? [])].filter(Boolean).join(" · "))));
 }
 
