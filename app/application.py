@@ -172,6 +172,7 @@ class SwitchyardApp(faust.App):
             interceptors=self.interceptors,
             atlas=atlas(settings),
             layout=settings.layout(),
+            refuses_local_alerts=settings.alerts.local == "refuse",
             directory=worker_directory(settings.data_path, worker_name(settings)),
         )
         await self.add_runtime_dependency(self.runtime)

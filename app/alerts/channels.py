@@ -1,17 +1,22 @@
 """One notice to one channel, once: by HTTP or SMTP, within a time.
 
-Redirects are not followed: a POST that becomes a GET tells nobody anything. What environment variables hold
-is read when something is sent, and stands in no error.
+Redirects are not followed: a POST that becomes a GET tells nobody anything, and whoever answers must not say
+where workers go next. What environment variables hold is read when something is sent, and stands in no error.
+Where it is configured, nothing is sent to what is near the workers only (`app.config.alert_places`): neither
+by its name, nor by the address that a name leads to at that moment.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import re
 import socket
 import ssl
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import aiosmtplib
@@ -21,11 +26,15 @@ from app.alerts.bodies import alertmanager, mail, slack, webhook
 from app.alerts.words import Notice, plain
 from app.clock import now_ms
 from app.config.alert_channels import Alertmanager, Channel, Email, MissingVariable, Slack, Webhook, revealed
+from app.config.alert_places import leads_inside
 
 SEND_S = 15.0
 MAX_TOLD_CHARS = 200
+MOST_READ_BYTES = 2_000  # of an answer: more than is told, so that no secret is cut in two before it is found
 API_V2 = "/api/v2/alerts"
 MOST_WAIT_S = 3600.0
+LEAST_SECRET_CHARS = 6
+_PIECES = re.compile(r"[/?&=\s]+")
 
 
 class NotTaken(Exception):
@@ -36,11 +45,34 @@ class NotTaken(Exception):
         self.after_s = after_s
 
 
-class Sender:
-    """Sends; closed when nothing is to be sent any more."""
+class LeadsInside(OSError):
+    """A name does."""
 
-    def __init__(self, env: Mapping[str, str] = os.environ) -> None:
+
+class Outside(aiohttp.ThreadedResolver):
+    """Looks names up, and refuses those that lead inside."""
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[aiohttp.abc.ResolveResult]:
+        """Raises LeadsInside: any of its addresses does."""
+        found = await super().resolve(host, port, family)
+        if inside := next(filter(None, (leads_inside(one["host"]) for one in found)), ""):
+            raise LeadsInside(errno.EACCES, refusal(inside))
+        return found
+
+
+def refusal(inside: str) -> str:
+    """Why nothing is sent there."""
+    return f"the address leads to {inside}, which this worker's configuration refuses (alerts.local)"
+
+
+class Sender:
+    """Sends; closed when nothing is to be sent any more. `refuses_local`: nothing to what leads inside."""
+
+    def __init__(self, env: Mapping[str, str] = os.environ, *, refuses_local: bool = False) -> None:
         self._env = env
+        self.refuses_local = refuses_local
         self._session: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
@@ -76,19 +108,23 @@ class Sender:
         return {name: revealed(text, self._env) for name, text in told.items()}
 
     async def _post(self, url: str, body: Any, headers: Mapping[str, str]) -> None:
+        url = revealed(url, self._env)
+        if self.refuses_local and (inside := _inside(url)):
+            raise NotTaken(refusal(inside))
         if self._session is None:
+            resolver = Outside() if self.refuses_local else None
             self._session = aiohttp.ClientSession(
                 timeout=aiohttp.ClientTimeout(total=None), trust_env=True,  # `send` sees to the time
-                connector=aiohttp.TCPConnector(limit_per_host=4),
+                connector=aiohttp.TCPConnector(limit_per_host=4, resolver=resolver),
             )  # fmt: skip
         try:
             async with self._session.post(
-                revealed(url, self._env), data=orjson.dumps(body), allow_redirects=False,
+                url, data=orjson.dumps(body), allow_redirects=False,
                 headers={**headers, "Content-Type": "application/json"},
             ) as answer:  # fmt: skip
                 if not 200 <= answer.status < 300:
-                    said = (await answer.content.read(MAX_TOLD_CHARS)).decode("utf-8", "replace")
-                    told = plain(" ".join(said.split()))
+                    said = (await answer.content.read(MOST_READ_BYTES)).decode("utf-8", "replace")
+                    told = without_secrets(plain(" ".join(said.split())), url, headers)[:MAX_TOLD_CHARS]
                     raise NotTaken(f"answered {answer.status}: {told}", _after_s(answer.headers))
         except TimeoutError:
             raise
@@ -113,6 +149,8 @@ class Sender:
             raise NotTaken(f"cannot be reached: {_why(error.__cause__ or error)}") from error
         except aiosmtplib.SMTPException as error:
             raise NotTaken(f"did not take the mail: {plain(str(error))[:MAX_TOLD_CHARS]}") from error
+        except ValueError as error:  # such as a password that is no text
+            raise NotTaken(f"cannot be asked: {type(error).__name__}") from None
         except OSError as error:
             raise NotTaken(f"cannot be reached: {_why(error)}") from error
         if refused:
@@ -120,10 +158,31 @@ class Sender:
             raise NotTaken(f"took the mail, but not for {plain(names)[:MAX_TOLD_CHARS]}")
 
 
+def without_secrets(said: str, url: str, headers: Mapping[str, str]) -> str:
+    """What a receiver said, without what it was sent: some repeat the path or the token that they refuse."""
+    parts = urlsplit(url)
+    sent = [url, parts.path, parts.query, *headers.values()]
+    pieces = {piece for text in sent for piece in (text, *_PIECES.split(text))}
+    for piece in sorted(pieces, key=len, reverse=True):
+        if len(piece) >= LEAST_SECRET_CHARS:
+            said = said.replace(piece, "…")
+    return said
+
+
+def _inside(url: str) -> str:
+    try:
+        return leads_inside(urlsplit(url).hostname or "")
+    except ValueError:  # no address at all: that is told when it is asked
+        return ""
+
+
 def _why(error: BaseException) -> str:
-    """Without addresses, which may be secrets."""
+    """Without addresses, which may be secrets: asyncio puts them beside what the system says."""
     reason = getattr(error, "os_error", None) or error
-    return getattr(reason, "strerror", None) or type(reason).__name__
+    number, words = getattr(reason, "errno", None), getattr(reason, "strerror", None)
+    if isinstance(number, int) and number in errno.errorcode and not isinstance(reason, LeadsInside):
+        return os.strerror(number)
+    return words or type(reason).__name__
 
 
 def _after_s(headers: Mapping[str, str]) -> float:

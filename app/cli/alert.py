@@ -41,8 +41,16 @@ def list_command(states: tuple[str, ...], topic: str | None, url: str | None, ou
     switchyard alert list -o json | jq '.[] | .windows'
     """
     query = urlencode([*(("state", state) for state in states), *([("topic", topic)] if topic else [])])
-    rows = Client(url).all("/alerts", query)
+    client = Client(url)
+    rows = client.all("/alerts", query)
     emit([_row(row) for row in rows], COLUMNS, output, whole=rows)
+    if not rows:
+        rules = client.all("/alert-rules")
+        said = f"none, of {len(rules)} that are defined" if rules else (
+            "no alert is defined: nobody is told when records are missing. Write one (kind: Alert), then: "
+            "switchyard config deploy -f alert.yaml --execute"
+        )  # fmt: skip
+        click.echo(said, err=True)
 
 
 @alert.command()

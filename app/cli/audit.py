@@ -11,12 +11,13 @@ from app.cli.audit_missing import copy_again, missing
 from app.cli.audit_records import records
 from app.cli.audit_watch import LOSS, STATES, watch
 from app.cli.client import EXIT_LOSS, Client, guarded
-from app.cli.output import emit, output_option, url_option
+from app.cli.output import emit, output_option, printable, url_option
 
 WINDOWS = ["topic", "tier", "cluster", "start", "state", "count", "bytes", "late", "duplicates", "p50_ms",
            "p95_ms", "p99_ms"]  # fmt: skip
 VERDICTS = ["topic", "from_tier", "to_tier", "group", "start", "state", "from_count", "to_count", "missing",
             "extra", "absent", "lag_ms"]  # fmt: skip
+MOST_NAMED = 5
 TOPIC = click.option("--topic", help="Of this topic only.")
 FROM = click.option(
     "--from", "since", metavar="TIME", default="24h", show_default=True,
@@ -44,7 +45,7 @@ audit.add_command(watch)
 audit.add_command(records)
 
 
-@audit.command()
+@audit.command(short_help="What was counted, window by window, at every tier.")
 @TOPIC
 @click.option("--tier", help="At this tier only.")
 @click.option("--cluster", help="In this cluster only.")
@@ -65,14 +66,15 @@ def report(
     switchyard audit report --topic orders --from 2h
     switchyard audit report --tier aggregate -o csv > windows.csv
     """
-    rows = _rows(
-        Client(url), "windows", topic=topic, tier=tier, cluster=cluster, **{"from": since, "to": until}
-    )
+    client = Client(url)
+    rows = _rows(client, "windows", topic=topic, tier=tier, cluster=cluster, **{"from": since, "to": until})
     shown = [{**row, "start": row["start"] or "none"} for row in rows]
     emit(shown, WINDOWS, output, whole=rows)
+    if not rows:
+        click.echo(nothing_counted(client), err=True)
 
 
-@audit.command()
+@audit.command(short_help="Windows in which a tier lacks what the one before has.")
 @TOPIC
 @click.option(
     "--all", "with_sound", is_flag=True, help="Also windows that are as they should be, or not over."
@@ -93,17 +95,41 @@ def loss(
     switchyard audit loss --topic orders
     switchyard audit loss --from 2026-01-31T12:00 --all -o json
     """
+    client = Client(url)
     rows = _rows(
-        Client(url), "loss", topic=topic, state=STATES if with_sound else None,
+        client, "loss", topic=topic, state=STATES if with_sound else None,
         **{"from": since, "to": until},
     )  # fmt: skip
     shown = [{**row, "absent": row["absent"] or "", "group": row["group"] or ""} for row in rows]
     emit(shown, VERDICTS, output, whole=rows)
+    if not rows:
+        compared = _some(client, "loss", topic=topic, state=STATES, **{"from": since, "to": until})
+        click.echo("nothing differs of what is over" if compared else nothing_counted(client), err=True)
     lost = [row for row in rows if row["state"] in LOSS]
     if lost:
         known = sum(row["missing"] or 0 for row in lost)
         click.echo(f"{len(lost)} windows lack records: {known} at least", err=True)
         raise SystemExit(EXIT_LOSS)
+
+
+def nothing_counted(client: Client) -> str:
+    """Why there is nothing to show, as far as the plans tell it."""
+    plans = [item["name"] for item in client.all("/audit/plans")]
+    if not plans:
+        return (
+            "nothing is counted: there is no audit plan. Write one (kind: AuditPlan), then: "
+            "switchyard config deploy -f plan.yaml --execute"
+        )
+    names = ", ".join(map(printable, plans[:MOST_NAMED])) + (", …" if len(plans) > MOST_NAMED else "")
+    plural = "plans" if len(plans) > 1 else "plan"
+    return f"{plural} {names}: nothing was counted of that in this time; see --from, or ask without --topic"
+
+
+def _some(client: Client, what: str, **wanted: Any) -> bool:
+    """Whether a list has any item."""
+    query = {name: value for name, value in wanted.items() if value}
+    page = client.ask("GET", f"/audit/{what}?{urlencode({**query, 'limit': '1'}, doseq=True)}")
+    return bool(page["items"])
 
 
 def _rows(client: Client, what: str, **wanted: Any) -> list[Any]:

@@ -35,7 +35,7 @@ def window_options(command: Any) -> Any:
     return command
 
 
-@click.command()
+@click.command(short_help="Which records of a window did not arrive, by name.")
 @window_options
 @click.option("--again", is_flag=True, help="Read the logs anew, though that was just done.")
 @url_option
@@ -63,7 +63,7 @@ def missing(
         raise SystemExit(EXIT_LOSS)
 
 
-@click.command("copy-again")
+@click.command("copy-again", short_help="Copies the missing records of a window again.")
 @window_options
 @click.option("--execute", is_flag=True, help="Do it.")
 @click.option("--yes", is_flag=True, help="Do not ask.")

@@ -22,7 +22,7 @@ from app.cli.client import (
     actor,
     guarded,
 )
-from app.cli.output import emit, printable, url_option
+from app.cli.output import emit, formats, printable, url_option
 
 COLUMNS = ["partition", "offset", "time", "key", "value"]
 PATIENCE_S = 90.0  # longer than a worker reads for one answer
@@ -34,15 +34,14 @@ WHY = {
 }
 
 
-@click.command()
+@click.command(short_help="A topic's records of a time, by their event time.")
 @click.option("--topic", required=True, help="The topic.")
 @click.option("--cluster", required=True, help="In this cluster.")
 @click.option("--from", "since", metavar="TIME", required=True,
               help="Event times from then on: 2h (ago), an ISO 8601 time, or milliseconds.")  # fmt: skip
 @click.option("--to", "until", metavar="TIME", help="Event times before; without it, now.")
 @click.option("--limit", type=click.IntRange(1, 100_000), default=1_000, show_default=True)
-@click.option("-o", "--output", type=click.Choice(("table", "json", "csv")), default="table",
-              show_default=True, help="json: a record as an object in a line.")  # fmt: skip
+@formats("table", "json", "csv", about="json: a record as an object in a line.")
 @url_option
 @guarded
 def records(

@@ -21,11 +21,12 @@ from rich.table import Table
 from rich.text import Text
 
 from app.cli.client import EXIT_LOSS, EXIT_PARTIAL, EXIT_UNREACHABLE, Client, Failure, guarded
-from app.cli.output import cell, printable, url_option
+from app.cli.output import cell, csv_text, formats, printable, url_option
 
 STATES = ("ok", "provisional", "lossy", "duplicated", "corrupted", "late", "absent-audit")
 LOSS = {"lossy", "corrupted"}  # records that a tier had are not in the next one
 SHOWN = ("topic", "from_tier", "to_tier", "start", "state", "from_count", "to_count", "missing", "extra")
+COLUMNS = ("before", *SHOWN[:3], "group", *SHOWN[3:], "absent")  # of a file
 STYLES = {"lossy": "bold red", "corrupted": "bold red", "ok": "green", "provisional": "dim"}
 MOST_ROWS = 30  # of the table: what is wrong first, then what is new
 EVERY_S = 2.0
@@ -104,7 +105,7 @@ def _table(rows: Iterable[Row], words: str) -> Table:
     return table
 
 
-@click.command()
+@click.command(short_help="Differences between tiers as they come and go.")
 @click.option("--topic", help="Of this topic only.")
 @click.option(
     "--from", "since", metavar="TIME", default="2h", show_default=True,
@@ -117,8 +118,7 @@ def _table(rows: Iterable[Row], words: str) -> Table:
     "--until-ok", "until_ok_s", metavar="SECONDS", type=click.FloatRange(0, 86_400),
     help="End as soon as all has arrived; after SECONDS end with 8 (lost) or 6 (not known).",
 )  # fmt: skip
-@click.option("-o", "--output", type=click.Choice(("table", "json")), default="table", show_default=True,
-              help="json: every change as an object in a line.")  # fmt: skip
+@formats("table", "json", "csv", about="json, csv: every change in a line.")
 @url_option
 @guarded
 def watch(
@@ -156,6 +156,8 @@ def _follow(
     ask: Callable[[], list[Row]], live: Live | None, every_s: float, until_ok_s: float | None, output: str
 ) -> int:
     """Until all is well, or the time is over: the exit code."""
+    if output == "csv":
+        click.echo(csv_text([COLUMNS]), nl=False)
     known: dict[Name, Row] | None = None
     began_s, away = time.monotonic(), ""
     while True:
@@ -185,6 +187,9 @@ def _follow(
 def _tell(change: Change, output: str) -> None:
     if output == "json":
         click.echo(orjson.dumps({"before": change.before, **change.row}).decode())
+    elif output == "csv":
+        row = {"before": change.before or "", **change.row, "group": change.row["group"] or ""}
+        click.echo(csv_text([[row[column] for column in COLUMNS]]), nl=False)
     else:
         click.echo(line(change))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -20,11 +20,23 @@ FORMATS = ("table", "json", "yaml", "csv")
 PLAIN_WIDTH = 100_000  # when stdout is no terminal: one row is one line, for grep and awk
 
 
-def output_option(command: Any) -> Any:
-    """-o table|json|yaml|csv."""
-    return click.option("-o", "--output", type=click.Choice(FORMATS), default="table", show_default=True)(
-        command
-    )
+def formats(*names: str, about: str | None = None) -> Callable[[Any], Any]:
+    """-o with these formats, of which the first is usual; --json and --csv say the same."""
+
+    def decorated(command: Any) -> Any:
+        for name in ("csv", "json"):
+            if name in names:
+                command = click.option(
+                    f"--{name}", "output", flag_value=name, help=f"The same as -o {name}."
+                )(command)
+        return click.option(
+            "-o", "--output", type=click.Choice(names), default=names[0], show_default=True, help=about
+        )(command)
+
+    return decorated
+
+
+output_option = formats(*FORMATS)
 
 
 def url_option(command: Any) -> Any:
@@ -45,11 +57,7 @@ def emit(
         yaml.default_flow_style = False
         yaml.dump(rows if whole is None else whole, sys.stdout)
     elif output == "csv":
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows([_csv_cell(row.get(column)) for column in columns] for row in rows)
-        click.echo(text.getvalue(), nl=False)
+        click.echo(csv_text([columns, *([row.get(column) for column in columns] for row in rows)]), nl=False)
     else:
         terminal = sys.stdout.isatty()
         console = Console(width=None if terminal else PLAIN_WIDTH)
@@ -60,6 +68,13 @@ def emit(
             # Text, not markup: what stands in records must not style the operator's terminal.
             table.add_row(*[Text(printable(cell(row.get(column)))) for column in columns])
         console.print(table)
+
+
+def csv_text(rows: Iterable[Iterable[Any]]) -> str:
+    """Lines of CSV."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(map(_csv_cell, row) for row in rows)
+    return text.getvalue()
 
 
 def _csv_cell(value: Any) -> str:

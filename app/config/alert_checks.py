@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from app.config.alert import AlertDefinition
-from app.config.alert_channels import Email
+from app.config.alert_channels import REFERENCE, REMEDY, Alertmanager, Email, Webhook
+from app.config.alert_places import inside_of, secrets_of
 from app.config.checks import problem_at
 from app.config.problems import Document, Problem
 from app.config.route_checks import TOPICS
@@ -72,6 +73,24 @@ def _topics(document: Document, alert: AlertDefinition) -> Iterator[Problem]:
         yield problem_at(document, TOPICS, message, remedy)
 
 
+def _address(document: Document, at: Path_, target: Webhook | Alertmanager) -> Iterator[Problem]:
+    """What is sent where. Problems are told of the whole channel: so no value is repeated."""
+    if target.url.startswith(REFERENCE):
+        url = ""
+    else:
+        url = target.url
+        if inside := inside_of(url):
+            yield problem_at(
+                document, at, f"the address leads to {inside}, on every worker to another one",
+                "name a host that all workers reach under one name", "warning",
+            )  # fmt: skip
+    for what in secrets_of(url, target.headers):
+        yield problem_at(
+            document, at, f"{what} looks like a secret, and whoever sees the definition sees it", REMEDY,
+            "warning",
+        )  # fmt: skip
+
+
 def _channels(document: Document, alert: AlertDefinition) -> Iterator[Problem]:
     if not alert.spec.channels:
         yield problem_at(
@@ -85,6 +104,8 @@ def _channels(document: Document, alert: AlertDefinition) -> Iterator[Problem]:
         if seen[channel.key] > 1:
             yield problem_at(document, at, "leads to the same place as one before it", "remove one")
         target = channel.target
+        if isinstance(target, Webhook | Alertmanager):
+            yield from _address(document, at, target)
         if not isinstance(target, Email):
             continue
         if (target.user is None) != (target.password is None):

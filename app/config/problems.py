@@ -19,7 +19,7 @@ from app.config.trees import Node, Path_, Unreadable, read_trees
 
 MAX_FILE_BYTES = 4 * 1024 * 1024  # a configuration larger than this is a mistake
 MAX_SHOWN_CHARS = 80
-SECRET_FIELDS = {"password", "username", "secret", "token", "key"}
+SECRET_FIELDS = {"password", "username", "secret", "token", "key", "slack"}  # Slack: an address that is one
 _CREDENTIALS = re.compile(r"[^\s'\"/]+@")  # as in sasl://me:secret@host
 
 # pydantic's kinds of mistakes in our words: what is wrong, and what to do.

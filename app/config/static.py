@@ -144,6 +144,13 @@ class Capacity(_Model):
     network: Size | None = None
 
 
+class Alerts(_Model):
+    """Where alerts may be told. `local`: addresses of a worker's machine, its link, or a cloud's metadata
+    service are told of when an alert is deployed (warn), or not taken, nor sent to (refuse)."""
+
+    local: Literal["warn", "refuse"] = "warn"
+
+
 class Worker(_Model):
     """This worker: its name (host and port when left out), its limits, and the isolation group it serves."""
 
@@ -163,6 +170,7 @@ class Settings(_Model):
     web: Web = Web()
     logging: Logging = Logging()
     worker: Worker = Worker()
+    alerts: Alerts = Alerts()
     data_dir: str | None = None
     interceptors: tuple[str, ...] = ()
 

@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from aiohttp import web
 
+from app.alerts.channels import refusal
 from app.alerts.words import amount, commands
 from app.clock import iso
 from app.config.alert import PREFIX, AlertDefinition
+from app.config.alert_channels import Email
+from app.config.alert_places import inside_of
 from app.config.definitions import parse_alert
 from app.config.plan import plan
 from app.console import shapes, shapes_alerts
@@ -135,6 +138,7 @@ class AlertRoutes:
             told = [one.told.get(channel.key, Told(0, 0)) for one in states]
             last = max(told, key=lambda one: one.at_ms, default=Told(0, 0))
             waits = any(channel.key in due(one, definition.rule) for one in states)
+            trouble = trouble_of(everywhere, channel.key) if waits else None
             found.append(
                 {
                     "channel": channel.kind,
@@ -142,7 +146,8 @@ class AlertRoutes:
                     "notice": last.notice or None,
                     "at_ms": last.at_ms or None,
                     "waits": waits,
-                    "trouble": trouble_of(everywhere, channel.key) if waits else "",
+                    "trouble": trouble.why if trouble else "",
+                    "failing_ms": trouble.failing_ms if trouble else None,
                 }
             )
         return found
@@ -192,6 +197,8 @@ class AlertRoutes:
         dry_run, body = flag(request, "dry_run"), await read_definition(request)
         wanted, warnings = await asyncio.to_thread(parse_alert, body.data, file=body.file, node=body.node)
         check_address(request, wanted.name)
+        if self._api.runtime.alerts.refuses_local:
+            _check_places(wanted)
         current = self._api.runtime.control.view.alerts.get(wanted.key)
         expected = condition(request, current)
         there = {one.key: one for one in self._api.runtime.alerts.definitions()}
@@ -225,6 +232,15 @@ def _window(window: Any) -> dict[str, Any]:
     told: dict[str, Any] = msgspec.structs.asdict(window)
     unknown = {name: None for name in ("missing", "extra", "lag_ms") if told[name] < 0}
     return {**told, **unknown, "start": iso(window.start_ms), "absent": list(window.absent)}
+
+
+def _check_places(definition: AlertDefinition) -> None:
+    """Raises ApiError: a channel leads to what this worker's configuration refuses."""
+    for number, channel in enumerate(definition.spec.channels):
+        target = channel.target
+        if not isinstance(target, Email) and (inside := inside_of(target.url)):
+            field = f"spec.channels.{number}.{channel.kind}.url"
+            raise ApiError(422, "Refused address", f"{field}: {refusal(inside)}; name another host")
 
 
 def _unset(definition: AlertDefinition, worker: str) -> list[str]:

@@ -66,9 +66,9 @@ STATE = Param(
     "state", repeated({"type": "string", "enum": [state.value for state in State]}, len(State)),
     f"verdicts of this state (again: or); without it, {', '.join(state.value for state in TOLD)}",
 )  # fmt: skip
-WINDOW, VERDICT = (
-    list(shapes_audit.AuditWindow.__annotations__),
-    list(shapes_audit.AuditVerdict.__annotations__),
+WINDOW, VERDICT, TOPIC_ROW = (
+    list(shape.__annotations__)
+    for shape in (shapes_audit.AuditWindow, shapes_audit.AuditVerdict, shapes_audit.AuditTopic)
 )
 MOST_REPORTS_BYTES = 1 << 20  # as much as Kafka takes: what is refused here, the client gives up
 _report = msgspec.json.Decoder(Report)
@@ -160,8 +160,11 @@ class AuditRoutes:
         rows = [row for row in verdicts if row["state"] in states]
         return await listed(request, rows, VERDICT, known.notes)
 
-    @described(shapes_audit.Noted[shapes_audit.AuditTopic], query=(*TIMES, *PAGE), problems=(409, 502))
-    async def get_topics(self, request: web.Request) -> web.Response:
+    @described(
+        answers=listing(shapes_audit.Noted[shapes_audit.AuditTopic]), query=(*TIMES, *PAGE, FORMAT),
+        problems=(409, 502),
+    )  # fmt: skip
+    async def get_topics(self, request: web.Request) -> web.StreamResponse:
         """Every topic that is counted, in a row: what is worst of its windows."""
         known = await self.known(_wanted(request))
         meant, at_ms = self._meant(known), now_ms()
@@ -171,8 +174,7 @@ class AuditRoutes:
             verdicts = verdict_rows(known, at_ms, *meant.of_verdicts)
             return topic_rows(known, windows, verdicts, at_ms, meant.bounds_of)
 
-        rows = await asyncio.to_thread(told)
-        return json_response({**paged(rows, request), "notes": known.notes})
+        return await listed(request, await asyncio.to_thread(told), TOPIC_ROW, known.notes)
 
     def _meant(self, known: Known) -> Meant:
         return Meant.of(self._api.runtime.catalog.audits, known)

@@ -29,7 +29,7 @@ from app.console.describe import ACTOR, JSON, PAGE, TEXT, Answer, Param, describ
 from app.console.hop import HOP, HOP_S, ask_worker
 from app.console.offsets import told_apart
 from app.console.operations import STARTED, Operation
-from app.console.tabular import CSV, csv_lines
+from app.console.tabular import CSV, FORMAT, NDJSON, check_whole, csv_lines, format_of
 from app.control import audit_missing
 from app.control.audit_copy import copy_again, targets, wanted
 from app.control.audit_known import unseen
@@ -61,9 +61,9 @@ ASKED = (
     Param("start", TEXT, "when the window begins: an ISO 8601 time (UTC where it names no zone), or "
           "milliseconds; required"),
     Param("again", {"type": "boolean", "default": False}, "read the logs anew, though that was just done"),
-    Param("format", {"type": "string", "enum": ["json", "csv"], "default": "json"}, "csv: all rows at once"),
+    FORMAT,
 )  # fmt: skip
-FOUND = {200: Answer({JSON: shapes_audit.AuditMissing, CSV: TEXT}), **STARTED}
+FOUND = {200: Answer({JSON: shapes_audit.AuditMissing, CSV: TEXT, NDJSON: TEXT}), **STARTED}
 FORESEEN = {200: Answer({JSON: shapes_audit.AuditCopyForeseen}, "what would be copied"), **STARTED}
 
 
@@ -109,9 +109,11 @@ class AuditMissingRoutes:
         while the logs are being read: watch the operation, then ask again."""
         query = request.query
         question = _question(lambda name: query.get(name, ""), parse_when)
-        form, again = query.get("format", "json"), query.get("again", "false")
-        if form not in {"json", "csv"} or again not in {"true", "false"}:
-            raise BadQuery("format is json or csv, again is true or false")
+        form, again = format_of(request), query.get("again", "false")
+        if form != "json":
+            check_whole(request, form)
+        if again not in {"true", "false"}:
+            raise BadQuery("again is true or false")
         leader = self._leader(request)
         if leader:
             return await self._handed_over(request, leader, form)
@@ -121,27 +123,27 @@ class AuditMissingRoutes:
             return _begun(kept)
         answer, verdict = kept.answer, kept.verdict
         rows = audit_missing.rows(answer)
-        if form == "csv":
-            return _csv(rows)
+        if form != "json":
+            return _file(form, rows)
         told = {**audit_missing.told(answer), "state": verdict.state, "looked_ms": kept.at_ms}
         return json_response({**told, **paged(rows, request)})
 
     async def _handed_over(self, request: web.Request, leader: str, form: str) -> web.Response:
         """The leader's answer as ours."""
         query = {name: value for name, value in request.query.items() if name != "format"}
-        if form == "csv":
+        if form != "json":
             query |= {"limit": "1000"}
         rows: list[dict[str, Any]] = []
         while True:
             status, content = await ask_worker(
                 self._api, request, leader, path=f"{PATH}?{urlencode(query)}", patience_s=HOP_S
             )
-            if status != 200 or form != "csv":
+            if status != 200 or form == "json":
                 return _passed_on(status, content)
             page = orjson.loads(content)
             rows += page["items"]
             if page["next"] is None:
-                return _csv(rows)
+                return _file(form, rows)
             query |= {"cursor": page["next"], "again": "false"}
 
     async def _look(self, request: web.Request, question: Question, age_s: float) -> Kept | Operation:
@@ -343,9 +345,14 @@ def flat(row: Mapping[str, Any]) -> dict[str, Any]:
     return {name: found[name] for name in COLUMNS}
 
 
-def _csv(rows: list[dict[str, Any]]) -> web.Response:
-    lines = csv_lines([COLUMNS, *([flat(row)[name] for name in COLUMNS] for row in rows)])
-    return web.Response(body=lines, content_type=CSV, charset="utf-8", headers={"Cache-Control": "no-store"})
+def _file(form: str, rows: list[dict[str, Any]]) -> web.Response:
+    """All rows as CSV, or else as JSON lines."""
+    if form == "csv":
+        kind, lines = f"{CSV}; charset=utf-8", [[flat(row)[name] for name in COLUMNS] for row in rows]
+        body = csv_lines([COLUMNS, *lines])
+    else:
+        kind, body = NDJSON, b"".join(orjson.dumps(row) + b"\n" for row in rows)
+    return web.Response(body=body, headers={"Content-Type": kind, "Cache-Control": "no-store"})
 
 
 def _readable(handler: Any) -> Any:

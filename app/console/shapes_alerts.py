@@ -24,7 +24,7 @@ class AlertWindowTold(TypedDict):
 
 class ChannelTold(TypedDict):
     """A channel of an alert: the last notice that it took, and when (null: none), and what keeps it from
-    taking the current one. `waits`: it has not taken that."""
+    taking the current one (`trouble`, since `failing_ms`). `waits`: it has not taken that."""
 
     channel: str
     place: str
@@ -32,6 +32,7 @@ class ChannelTold(TypedDict):
     at_ms: int | None
     waits: bool
     trouble: str
+    failing_ms: int | None
 
 
 class Alert(TypedDict):

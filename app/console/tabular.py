@@ -37,13 +37,21 @@ def format_of(request: web.Request) -> str:
     """One of `KINDS`. Raises ApiError."""
     told = request.query.get("format")
     if told is None:
-        accepted = [kind.partition(";")[0].strip() for kind in request.headers.get("Accept", "").split(",")]
+        kinds = request.headers.get("Accept", "").lower().split(",")
+        accepted = [kind.partition(";")[0].strip() for kind in kinds]
         return next((name for kind in accepted for name, known in KINDS.items() if kind == known), "json")
     if told not in KINDS:
         raise ApiError(
             400, "Bad query", f"format={told[:40]!r}: no such format; there are {', '.join(KINDS)}"
         )
     return told
+
+
+def check_whole(request: web.Request, name: str) -> None:
+    """Raises ApiError: a page of a list is asked for in a format that has all rows."""
+    if paging := [param for param in ("limit", "cursor") if param in request.query]:
+        detail = f"{paging[0]}: not with {name}, which has all rows; leave it out"
+        raise ApiError(400, "Bad query", detail)
 
 
 async def listed(
@@ -57,9 +65,7 @@ async def listed(
     name = format_of(request)
     if name == "json":
         return json_response({**paged(rows, request), "notes": list(notes)})
-    if paging := [param for param in ("limit", "cursor") if param in request.query]:
-        detail = f"{paging[0]}: not with {name}, which has all rows; leave it out"
-        raise ApiError(400, "Bad query", detail)
+    check_whole(request, name)
     if notes:
         raise ApiError(409, "Too much", notes[0])
     kind = f"{CSV}; charset=utf-8" if name == "csv" else NDJSON
@@ -100,6 +106,8 @@ def cell(value: Any) -> Any:
     """A value in one cell."""
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, Mapping):
+        value = [f"{name}={one}" for name, one in value.items()]
     if isinstance(value, list | tuple):
         value = "; ".join(map(str, value))
     return text_cell(value) if isinstance(value, str) else value

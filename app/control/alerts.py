@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import msgspec
 import structlog
 from aiokafka.errors import KafkaError
 from mode import Service
@@ -34,7 +35,7 @@ from app.control.definitions import Parsed
 from app.control.log import ControlLog
 from app.control.tail import bounded
 from app.core import alerts
-from app.core.alert_state import AlertState, AlertWindow, Group, alert_key
+from app.core.alert_state import AlertState, AlertWindow, Group, Told, alert_key
 
 log = structlog.get_logger(__name__)
 
@@ -58,15 +59,17 @@ class Alerts(Service):
             could.
         left_out: alerts for which there is no room.
         auditor: asks all workers, for whoever asks for windows, too.
+        refuses_local: nothing is told to addresses that lead inside (`app.config.alert_places`).
     """
 
     def __init__(
         self, control: ControlLog, auditor: Auditor, may_act: Callable[[], bool], tell: Tell, region: str,
-        env: Mapping[str, str] = os.environ,
+        env: Mapping[str, str] = os.environ, *, refuses_local: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
         self._env = env
-        self.deliveries = Deliveries(Sender(env), tell)
+        self.refuses_local = refuses_local
+        self.deliveries = Deliveries(self._sender(), tell)
         self.looked_ms = 0
         self.unknown = ""
         self.left_out = 0
@@ -216,12 +219,15 @@ class Alerts(Service):
             **TEST_GROUP._replace(rule=definition.name)._asdict(),
         )  # fmt: skip
         notice = self.notice(definition, state)._replace(is_test=True)
-        sender = Sender(self._env)
+        sender = self._sender()
         try:
             tried = (_tried(sender, channel, notice) for channel in definition.spec.channels)
             return list(await asyncio.gather(*tried))
         finally:
             await sender.close()
+
+    def _sender(self) -> Sender:
+        return Sender(self._env, refuses_local=self.refuses_local)
 
     def _unread(self, key: str, why: str) -> None:
         self._tell("alert-trouble", key.removeprefix(PREFIX), why, "deploy the alert again")
@@ -241,7 +247,11 @@ def _parsed(_: str, data: Mapping[str, Any]) -> AlertDefinition:
     return AlertDefinition.from_wire(data)
 
 
-def trouble_of(states: Iterable[AlertState], channel: str) -> str:
-    """Why a channel takes nothing, by what stands in the control log of any of these; "": it does."""
+def trouble_of(states: Iterable[AlertState], channel: str) -> Told | None:
+    """Why a channel takes nothing, and since when, by what stands in the control log of any of these.
+    None: it takes what comes."""
     failing = [one.told[channel] for one in states if channel in one.told and one.told[channel].why]
-    return max(failing, key=lambda told: told.failing_ms).why if failing else ""
+    if not failing:
+        return None
+    newest = max(failing, key=lambda told: told.failing_ms)
+    return msgspec.structs.replace(newest, failing_ms=min(told.failing_ms for told in failing))

@@ -20,6 +20,7 @@ from app.audit.how import how_of
 from app.audit.prints import Reader, Window
 from app.audit.scan import Part
 from app.audit.view import OF_CLUSTERS
+from app.clock import iso
 from app.config.audit import AuditPlan
 from app.config.route import RouteDefinition
 from app.core.audit.fingerprint import Source
@@ -148,9 +149,10 @@ class Sider:
             )
         widths = {plan.width_ms for side in sides for plan in side.values()}
         if len(widths) > 1 or start_ms % min(widths):
+            within_ms = start_ms - start_ms % min(widths)
             raise NotReadable(
                 f"no window of {topic[:100]} begins at {start_ms}: windows are {min(widths)} ms long and "
-                "begin at multiples of that; GET /audit/windows lists them"
+                f"begin at multiples of that; the one with that time begins at {iso(within_ms)} ({within_ms})"
             )
         return sides[0], sides[1]
 

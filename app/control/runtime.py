@@ -96,6 +96,7 @@ class Runtime(Service):
         atlas: Atlas | None = None,
         directory: Path | None = None,
         layout: Layout | None = None,
+        refuses_local_alerts: bool = False,
     ) -> None:
         super().__init__()
         self.meter = meter
@@ -172,6 +173,7 @@ class Runtime(Service):
                 lambda: self.members.live(time.monotonic()),
             ),
             lambda: self.leader.leads and self._may_act(), self.tell, topics.region,
+            refuses_local=refuses_local_alerts,
         )  # fmt: skip
         self.regions: Regions | None = None
         self.ended: EndedRoutes | None = None

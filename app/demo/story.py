@@ -20,6 +20,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from app.demo import failover_story
+from app.demo.audited import WINDOW, Audited, plan, until_counted
+from app.demo.background import Background
 from app.demo.report import Report, count
 from app.demo.stage import Process, Stage, StageError, route, wait_until, workload
 from app.demo.traffic import Sent, create_topic, messages, produce, read_all
@@ -28,8 +30,11 @@ from app.yard import Yard, YardError
 SOURCE, TARGET, ROUTE = "east-regional", "east-aggregate", "east-up"
 GROUP, TOPIC, PARTITIONS = "billing", "orders", 4
 RETRY = [{"delay": "1s", "attempts": 3}, {"delay": "5s", "attempts": 3}]
-JOBS = PARTITIONS * (2 + len(RETRY))  # copied, delivered, and retried in each tier
+COPYING = PARTITIONS * 3  # copied, and counted in both clusters
+JOBS = COPYING + PARTITIONS * (1 + len(RETRY))  # delivered, and retried in each tier
+AUDITED = ("regional", "aggregate", "consumer")  # tiers
 MESSAGES = 30_000
+LAST_SHARE, LAST_PER_SECOND = 75, 100.0
 MAX_IN_FLIGHT = 200
 SETTLE_S, SHARED_S = 120.0, 30.0
 # What kill -9 may deliver again: what was in flight, and what was acknowledged since the last snapshot that
@@ -47,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--story", choices=("delivery", "failover"), default="delivery",
                         help="a worker is lost (default), or a region")  # fmt: skip
     parser.add_argument("--once", action="store_true", help="play to the end, report and exit")
-    parser.add_argument("--messages", type=int, default=MESSAGES, help=f"how many (default {MESSAGES})")
+    parser.add_argument("--messages", type=_enough, default=MESSAGES, help=f"how many (default {MESSAGES})")
     parser.add_argument(
         "--regions", type=int, choices=(1, 2), default=2, help="regions of the yard (default 2)"
     )
@@ -59,6 +64,25 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 0
+
+
+def _enough(text: str) -> int:
+    """How many messages: so many that there are some of each kind. Raises ValueError."""
+    if (count := int(text)) < LAST_SHARE:
+        raise argparse.ArgumentTypeError(f"{count} is too few; write {LAST_SHARE} or more")
+    return count
+
+
+class Last(Background):
+    """The last messages come bit by bit: only what comes later tells an audit that a window is over."""
+
+    def __init__(self, bootstrap: str, sent: list[Sent]) -> None:
+        super().__init__()
+        self._bootstrap, self._sent = bootstrap, sent
+
+    def work(self) -> None:
+        """Produces them."""
+        asyncio.run(produce(self._bootstrap, TOPIC, self._sent, per_second=LAST_PER_SECOND))
 
 
 def _play(options: argparse.Namespace) -> int:
@@ -74,9 +98,11 @@ def _play(options: argparse.Namespace) -> int:
         first = stage.worker()
         second = stage.worker()
         err.print(f"   console: [link={first.url}]{first.url}[/link]", highlight=False)
+        stage.deploy(first, plan(TOPIC, TOPIC))
         stage.deploy(first, route(ROUTE, SOURCE, TARGET, TOPIC))
-        wait_until(lambda: first.jobs().total() == PARTITIONS, SHARED_S, lambda: str(first.jobs()))
-        err.print(f"   {TOPIC} is copied from {SOURCE} to {TARGET}, which made the topic there")
+        wait_until(lambda: first.jobs().total() == COPYING, SHARED_S, lambda: str(first.jobs()))
+        err.print(f"   {TOPIC} is copied from {SOURCE} to {TARGET}, which made the topic there; "
+                  "every record is counted in both, and once it is delivered")  # fmt: skip
         flow = {"max_inflight": MAX_IN_FLIGHT}
         stage.deploy(first, workload(GROUP, TOPIC, TARGET, receiver.address, retry=RETRY, flow=flow))
 
@@ -92,9 +118,11 @@ def _play(options: argparse.Namespace) -> int:
         err.print(f"[bold]3.[/bold] {options.messages:,} messages: 1 % poison, 2 % retryable, some slow; "
                   "a third of the way, one worker is killed with -9")  # fmt: skip
         sent = list(messages(options.messages))
-        asyncio.run(produce(source, TOPIC, sent))
+        last = len(sent) // LAST_SHARE
+        asyncio.run(produce(source, TOPIC, sent[:-last]))
         started_s = time.monotonic()
-        rate, third = _until_settled(stage, sent, first, second)
+        with Last(source, sent[-last:]):
+            rate, third = _until_settled(stage, sent, first, second)
         took_s = time.monotonic() - started_s
         dead = [
             orjson.loads(record.value)["id"]
@@ -103,7 +131,8 @@ def _play(options: argparse.Namespace) -> int:
         copied = [orjson.loads(record.value)["id"] for record in asyncio.run(read_all(bootstrap, TOPIC))]
         report = count(sent, stage.deliveries(), dead)
         bound = round(MAX_IN_FLIGHT + rate * SNAPSHOT_BOUND_S)
-        sound = _print(report, copied, took_s, bound)
+        audited = until_counted(first, TOPIC, report.produced, AUDITED)
+        sound = _print(report, copied, audited, took_s, bound)
         for process in (first, third):
             code = process.terminate()
             sound = sound and code == 0
@@ -159,10 +188,11 @@ def _until_settled(
             time.sleep(0.2)
 
 
-def _print(report: Report, copied: list[str], took_s: float, bound: int) -> bool:
+def _print(report: Report, copied: list[str], audited: Audited, took_s: float, bound: int) -> bool:
     """Prints the report to stdout; whether every figure is what it must be."""
     replicated, twice = len(set(copied)), len(copied) - len(set(copied))
     within = report.duplicates <= bound and replicated == report.produced and not twice
+    is_audited = audited.is_all(report.produced, AUDITED)
     table = Table("what", "messages", "must be", title="Switchyard: the report", title_justify="left")
     rows: list[tuple[str, int, str]] = [
         ("produced", report.produced, ""),
@@ -174,16 +204,23 @@ def _print(report: Report, copied: list[str], took_s: float, bound: int) -> bool
         ("lost", len(report.lost), "0"),
         ("in the wrong place", len(report.unexpected), "0"),
         ("duplicates", report.duplicates, f"at most {bound}"),
+        *((f"audited: {tier}", audited.tiers.get(tier, 0), "all of them") for tier in AUDITED),
+        ("audited: lost", audited.missing, "0"),
+        ("audited: too many", audited.extra, "0"),
     ]
     for name, figure, must in rows:
         table.add_row(name, f"{figure:,}", must)
-    table.add_row("audited", "-", "comes with a later release")
     Console().print(table)
     Console().print(
         f"{report.produced:,} messages in {took_s:.1f} s. Duplicates are what the killed worker had in "
         "flight, and what was acknowledged to it since its last snapshot.", highlight=False, soft_wrap=True,
     )  # fmt: skip
-    verdict = report.sound and within
+    Console().print(
+        f"audited: {min(audited.tiers.get(tier, 0) for tier in AUDITED):,} of {report.produced:,}, lost "
+        f"{audited.missing:,}. Compared in windows of {WINDOW}, tier by tier: {audited.words}.",
+        highlight=False, soft_wrap=True,
+    )  # fmt: skip
+    verdict = report.sound and within and is_audited
     Console().print("[green]sound[/green]" if verdict else "[red]NOT sound[/red]")
     return verdict
 
@@ -193,6 +230,7 @@ def _stay(stage: Stage, bootstrap: str, receiver: Process) -> int:
     worker = stage.worker()
     err.print(f"[bold]4.[/bold] the console is at {worker.url} ; light traffic goes on until Ctrl-C")
     err.print(f"   receiver at {receiver.address}, its journal is {stage.journal}")
+    err.print(f"   what arrived, tier by tier: {worker.url}/audit/{TOPIC}", highlight=False)
     round_number = 0
     while worker.running:
         asyncio.run(produce(bootstrap, TOPIC, messages(100, prefix=f"live-{round_number}"), per_second=100))

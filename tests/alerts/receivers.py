@@ -34,6 +34,7 @@ class Hooks:
         self.answers: list[int] = []
         self.down = self.hangs = False
         self.headers: dict[str, str] = {}
+        self.words = "not now"  # of refusals; may name what `request` has
         self.url = ""
 
     async def take(self, request: web.Request) -> web.Response:
@@ -44,7 +45,8 @@ class Hooks:
         status = self.answers.pop(0) if self.answers else 503 if self.down else 200
         if status == 200:
             self.taken.append((request.path, dict(request.headers), orjson.loads(await request.read())))
-        return web.Response(status=status, text="ok" if status == 200 else "not now", headers=self.headers)
+        text = "ok" if status == 200 else self.words.format(request=request)
+        return web.Response(status=status, text=text, headers=self.headers)
 
     @property
     def bodies(self) -> list[Any]:

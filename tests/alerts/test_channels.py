@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import shutil
+import socket
 import ssl
 import subprocess
 from email.header import decode_header, make_header
@@ -164,8 +165,12 @@ async def test_what_is_not_taken_is_told_and_no_secret_with_it() -> None:
         assert await why(hook) == "answered 500: not now"
         assert await why(hook) == "answered 404: not now"
         assert (await why(hook)).startswith("answered 302"), "redirects are not followed"
+        receiver.answers, receiver.words = [401], "not {request.headers[X-Token]} at {request.path_qs}"
+        headers = {"X-Token": "env:SWITCHYARD_ALERT_TOKEN"}
+        talks = channel("webhook", url=f"{receiver.url}/in/s3cret?k=s3cret2", headers=headers)
+        assert await why(talks) == "answered 401: not … at …?…"
         nobody = channel("webhook", url="http://127.0.0.1:1/s3cret")
-        assert (await why(nobody)).startswith("cannot be reached: ")
+        assert await why(nobody) == "cannot be reached: Connection refused", "and not where"
         strange = channel("webhook", url="env:SWITCHYARD_ALERT_URL")
         assert (
             await why(strange, {"SWITCHYARD_ALERT_URL": "s3cret"}) == "cannot be asked: InvalidUrlClientError"
@@ -174,6 +179,8 @@ async def test_what_is_not_taken_is_told_and_no_secret_with_it() -> None:
         assert await why(mail_to(box.place), {"SWITCHYARD_ALERT_WORD": "s3cret"}) == (
             "refused user and password: 535"
         )
+        no_text = {"SWITCHYARD_ALERT_WORD": "s3cret\udcff"}
+        assert await why(mail_to(box.place), no_text) == "cannot be asked: UnicodeEncodeError"
         assert "did not take the mail" in await why(mail_to(box.place, "a@elsewhere.net"))
         assert "not for b@elsewhere.net" in await why(
             mail_to(box.place, ["a@example.org", "b@elsewhere.net"])
@@ -181,6 +188,41 @@ async def test_what_is_not_taken_is_told_and_no_secret_with_it() -> None:
         assert "did not take the mail" in await why(mail_to(box.place, tls="starttls")), "it offers none"
         assert (await why(mail_to("127.0.0.1:1"))).startswith("cannot be reached")
     assert len(box.mails) == 1
+
+
+async def test_a_redirect_is_not_followed() -> None:
+    async with hooks() as receiver, hooks() as elsewhere:
+        receiver.headers = {"Location": f"{elsewhere.url}/taken"}
+        for status in (301, 302, 303, 307, 308):
+            receiver.answers = [status]
+            with pytest.raises(NotTaken, match=f"answered {status}"):
+                await send(channel("webhook", url=receiver.url), notice())
+    assert (receiver.asked, elsewhere.asked) == (5, 0)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0x7f000001", "name.example"])
+async def test_nothing_is_sent_inside_where_that_is_refused_not_even_by_another_name(
+    host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = socket.getaddrinfo
+
+    def looked_up(name: Any, *rest: Any, **more: Any) -> Any:  # a name that somebody lets lead here
+        return known("127.0.0.1" if name == "name.example" else name, *rest, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", looked_up)
+    async with hooks() as receiver:
+        url = receiver.url.replace("127.0.0.1", host)
+        env = {"SWITCHYARD_ALERT_URL": f"{url}/s3cret"}
+        to = channel("webhook", url="env:SWITCHYARD_ALERT_URL")
+        for sender in (Sender(env), Sender(env, refuses_local=True)):
+            if sender.refuses_local:
+                with pytest.raises(NotTaken, match="leads to this machine, which this worker's") as caught:
+                    await sender.send(to, notice())
+                assert "s3cret" not in str(caught.value)
+            else:
+                await sender.send(to, notice())
+            await sender.close()
+        assert receiver.asked == 1
 
 
 async def test_a_receiver_that_stands_still_is_left_in_time() -> None:

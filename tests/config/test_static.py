@@ -239,3 +239,9 @@ def test_a_value_of_the_wrong_kind_is_told_in_our_words_with_a_remedy(
     text = text_of(tmp_path, SETTINGS.replace(before, after, 1))
 
     assert f"error: {told}\n    -> " in text
+
+
+def test_where_alerts_may_be_told_is_warn_or_refuse(tmp_path: Path) -> None:
+    assert load(tmp_path, SETTINGS).alerts.local == "warn"
+    assert load(tmp_path, SETTINGS + "alerts: {local: refuse}\n").alerts.local == "refuse"
+    assert problems(tmp_path, SETTINGS + "alerts: {local: allow}\n")[0][0] == "alerts.local"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from tests.console.browser import browsing
 from tests.console.client import Console
 from tests.console.hand_fed import HandFed, serving
 
@@ -15,3 +17,10 @@ def console() -> Iterator[Console]:
     fed = HandFed()
     with serving(fed) as url:
         yield Console(url, fed)
+
+
+@pytest.fixture
+def browse(console: Console) -> Iterator[Any]:
+    """Opens its pages in a real browser."""
+    with browsing(console.url) as opened:
+        yield opened

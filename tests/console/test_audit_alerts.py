@@ -20,6 +20,7 @@ from tests.console.hand_fed import HandFed
 
 PATH = "/api/v1/alerts/orders-lost"
 AT_MS = 1_800_000_000_000
+SOUND = {"webhook": {"url": "https://alerts.example/hook"}}
 
 
 def definition(*channels: dict[str, Any], **spec: Any) -> dict[str, Any]:
@@ -37,12 +38,14 @@ def fires(fed: HandFed, alert: str = "f00-1", rule: str = "orders-lost", **told:
         "fired_ms": AT_MS + 5,
         "notice": 1,
         "topic": "orders",
+        "from_tier": "regional",
+        "to_tier": "aggregate",
+        "windows": (window,),
         **told,
     }
     return AlertState(
-        at_ms=AT_MS + 5, id=alert, term=fed.control.view.term, rule=rule,
-        from_tier="regional", to_tier="aggregate", since_ms=AT_MS, windows=(window,), noticed_ms=AT_MS + 5,
-        **fields,
+        at_ms=AT_MS + 5, id=alert, term=fed.control.view.term, rule=rule, since_ms=AT_MS,
+        noticed_ms=AT_MS + 5, **fields,
     )  # fmt: skip
 
 
@@ -171,6 +174,28 @@ def test_commands_tell_what_people_on_call_ask(console: Console, tmp_path: Path)
     assert shell("alert", "describe", "none").returncode == 4
     whole = json.loads(shell("alert", "describe", "orders-lost", "-o", "json").stdout)
     assert (whole["firing"], len(whole["alerts"])) == (1, 1)
+
+
+def test_where_it_is_configured_addresses_that_lead_inside_are_refused(console: Console) -> None:
+    inside = {"alertmanager": {"url": "http://169.254.169.254/s3cret"}}
+    warned = console.ask("PUT", PATH, definition(inside))
+    assert warned.status == 201
+    assert "leads to a cloud's metadata service" in warned.json["warnings"][0]
+    assert "s3cret" not in warned.text
+    console.fed.alerts.refuses_local = True
+    for query in ("", "?dry_run=true"):
+        refused = console.ask("PUT", f"{PATH}{query}", definition(SOUND, inside, above=3))
+        assert (refused.status, refused.json["title"]) == (422, "Refused address")
+        assert refused.json["detail"].startswith("spec.channels.1.alertmanager.url: the address leads to")
+        assert "s3cret" not in refused.text
+    assert console.ask("PUT", PATH, definition(SOUND)).status == 200
+
+
+def test_who_asks_for_alerts_where_there_are_none_is_told_why(console: Console, tmp_path: Path) -> None:
+    shell = InProcess(console.url, console.fed, tmp_path)
+    assert "no alert is defined: nobody is told" in shell("alert", "list").stderr
+    console.ask("PUT", PATH, definition(SOUND))
+    assert shell("alert", "list").stderr == "none, of 1 that are defined\n"
 
 
 def test_metrics_tell_what_fires(console: Console) -> None:

@@ -83,7 +83,7 @@ def test_no_cell_of_a_file_becomes_a_formula() -> None:
     place = {"cluster": "east-regional", "topic": "orders", "partition": 0, "offset": 7}
     row = {"kind": "missing", "id": "=1+1", "key": '@"x",\n', "at_ms": 0, "at": "-", "source": place,
            "copy": None, "one_of": 1, "why": ""}  # fmt: skip
-    answer = audit_missing._csv([row])
+    answer = audit_missing._file("csv", [row])
     assert isinstance(answer.body, bytes)
     head, cells = csv.reader(io.StringIO(answer.body.decode(), newline=""))
     assert tuple(head) == audit_missing.COLUMNS

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +9,11 @@ import pytest
 from aiohttp import web
 
 from tests.console.audited import AWAY, HOME, Audited, every_state, plan
+from tests.console.browser import ENOUGH_MS, IN_A_BROWSER
 from tests.console.client import Console
 from tests.console.test_audit_missing import finished
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(
-        CHROMIUM is None, reason="no Chromium on PATH; install Debian's chromium to run these"
-    ),
-]
-ENOUGH_MS = 60_000
+pytestmark = IN_A_BROWSER
 MINUS = "\N{MINUS SIGN}"
 EVIL = "<img src=x onerror=\"document.title='owned'\">"
 
@@ -41,32 +33,6 @@ def audited(console: Console) -> Audited:
     made.count("evil", HOME, 3, range(10))
     made.rename("evil", EVIL)
     return made
-
-
-@pytest.fixture
-def browse(console: Console) -> Iterator[Any]:
-    """A page opener; fails the test on any script error or request to another host."""
-    from playwright.sync_api import sync_playwright
-
-    problems: list[str] = []
-    asked_of: list[str] = []
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-
-        def open_page(path: str, *, dark: bool = False, width: int = 1280) -> Any:
-            page = browser.new_page(
-                viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light"
-            )
-            page.on("pageerror", lambda error: problems.append(str(error)))
-            page.on("request", lambda asked: asked_of.append(asked.url))
-            page.goto(console.url + path)
-            page.wait_for_selector("#live.on", timeout=ENOUGH_MS)
-            return page
-
-        yield open_page
-        browser.close()
-    assert not problems
-    assert not [url for url in asked_of if not url.startswith(console.url)]
 
 
 def test_the_list_tells_what_is_worst_of_each_topic_and_leads_to_it(audited: Audited, browse: Any) -> None:

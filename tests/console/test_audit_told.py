@@ -29,7 +29,7 @@ def audited(console: Console) -> Audited:
 
 
 def test_lists_are_files_of_all_rows_in_csv_or_json_lines(console: Console, audited: Audited) -> None:
-    for path in ("windows?from=24h", f"loss?{ALL}"):
+    for path in ("windows?from=24h", f"loss?{ALL}", "topics?from=24h"):
         page = console.ask("GET", f"/api/v1/audit/{path}&limit=1000").json["items"]
         lines = console.ask("GET", f"/api/v1/audit/{path}&format=ndjson")
         assert [json.loads(line) for line in lines.text.splitlines()] == page
@@ -39,7 +39,10 @@ def test_lists_are_files_of_all_rows_in_csv_or_json_lines(console: Console, audi
         assert file.headers["X-Content-Type-Options"] == "nosniff"
         rows = list(csv.DictReader(io.StringIO(file.text)))
         assert [list(row) for row in rows] == [list(page[0])] * len(page)
-        assert [row["start_ms"] for row in rows] == [str(row["start_ms"]) for row in page]
+        assert [row["topic"] for row in rows] == [row["topic"] for row in page]
+        assert [row.get("start_ms") for row in rows] == [
+            row.get("start_ms") and str(row["start_ms"]) for row in page
+        ]
         accepted = console.ask("GET", f"/api/v1/audit/{path}", Accept="text/csv;q=0.9, */*")
         assert accepted.text == file.text
     assert console.ask("GET", "/api/v1/audit/windows", Accept="*/*").json["items"]
@@ -138,6 +141,12 @@ def test_watch_tells_changes_and_ends_by_what_it_found(
     told = [json.loads(line) for line in lost.stdout.splitlines()]
     assert sorted(one["state"] for one in told) == ["corrupted", "duplicated", "late", "lossy", "lossy"]
     assert {one["before"] for one in told} == {None}
+    file = shell(*watch, "--topic", "orders", "--from", "24h", "--until-ok", "0", "--csv")
+    rows = list(csv.DictReader(io.StringIO(file.stdout)))
+    assert (file.returncode, tuple(rows[0])) == (8, audit_watch.COLUMNS)
+    assert [(one["state"], one["start"], one["before"]) for one in rows] == [
+        (one["state"], one["start"], "") for one in told
+    ]
     for tier in (HOME, AWAY):
         audited.count("payments", tier, 5, range(10))
     unknown = shell(*watch, "--topic", "payments", "--until-ok", "0.3")
@@ -145,6 +154,22 @@ def test_watch_tells_changes_and_ends_by_what_it_found(
     nothing = shell(*watch, "--topic", "none", "--until-ok", "0.3")
     assert (nothing.returncode, nothing.stdout) == (6, "")
     assert shell(*watch, "--until-ok", "0", SWITCHYARD_URL="http://127.0.0.1:1").returncode == 7
+
+
+def test_who_asks_where_there_is_nothing_is_told_why(console: Console, tmp_path: Path) -> None:
+    shell = InProcess(console.url, console.fed, tmp_path)
+    for verb in ("report", "loss"):
+        asked = shell("audit", verb, "--json")
+        assert (asked.returncode, json.loads(asked.stdout)) == (0, [])
+        assert "there is no audit plan" in asked.stderr
+    assert console.ask("PUT", "/api/v1/audit/plans/all", plan()).status == 201
+    for verb in ("report", "loss"):
+        assert "plan all: nothing was counted of that in this time;" in shell("audit", verb).stderr
+    made = Audited(console)
+    for tier in (HOME, AWAY):
+        made.count("payments", tier, 5, range(10))
+    assert shell("audit", "loss").stderr == "nothing differs of what is over\n"
+    assert shell("audit", "report").stderr == ""
 
 
 def test_where_a_cluster_does_not_answer_its_audit_tells_the_offsets_of_a_time(

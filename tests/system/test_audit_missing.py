@@ -52,6 +52,16 @@ def named(worker: Process, topic: str, start_ms: int) -> list[tuple[str, ...]]:
     return sorted(tuple(row[name] for name in columns) for row in rows)
 
 
+def accepted(worker: Process, asked: str, kind: str) -> str:
+    """What is answered to whom takes this kind of file."""
+    request = urllib.request.Request(  # noqa: S310 - our own worker
+        f"{worker.url}/api/v1/audit/missing?{asked}", headers={"Accept": kind}
+    )
+    with urllib.request.urlopen(request, timeout=ENOUGH_S) as answer:  # noqa: S310
+        assert answer.headers["Content-Type"].partition(";")[0] == kind
+        return str(answer.read().decode())
+
+
 def window_ahead() -> int:
     """A window that has only just begun: all that is written now is in it."""
     now_ms = time.time_ns() // 1_000_000
@@ -155,9 +165,15 @@ def test_faults_between_two_clusters_are_named_and_what_is_missing_is_copied_aga
         ("missing", "id-10"), ("missing", "id-11"), ("missing", "id-312"), ("doubled", "id-20"),
         ("altered", "id-30"),
     }  # fmt: skip
-    page = http("GET", f"{worker.url}/api/v1/audit/missing?topic={topic_name}&from_tier=regional"
-                f"&to_tier=aggregate&start={start_ms}&limit=2")[1]  # fmt: skip
+    asked = f"topic={topic_name}&from_tier=regional&to_tier=aggregate&start={start_ms}"
+    page = http("GET", f"{worker.url}/api/v1/audit/missing?{asked}&limit=2")[1]
     assert (len(page["items"]), page["next"]) == (2, "2")
+    file = list(csv.DictReader(io.StringIO(accepted(worker, asked, "text/csv"))))
+    assert {(one["kind"], one["id"]) for one in file} == {(one["kind"], one["id"]) for one in items}
+    lines = accepted(worker, asked, "application/x-ndjson").splitlines()
+    assert [orjson.loads(line) for line in lines] == items
+    status, problem = http("GET", f"{worker.url}/api/v1/audit/missing?{asked}&limit=2&format=csv")
+    assert (status, "which has all rows" in problem["detail"]) == (400, True)
 
     dry = ask(worker, "copy-again", topic_name, start_ms)
     assert (dry.exit_code, "3 records" in dry.stderr, "dry run" in dry.stderr) == (0, True, True), dry.output

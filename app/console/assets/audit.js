@@ -2,7 +2,7 @@
 
 import { byWindow, chart, inOrder, worst } from "./audit_chart.js";
 import { missingSection } from "./audit_missing.js";
-import { badge, PHASES, quoted, sentence, STATES, tierOf } from "./audit_words.js";
+import { badge, PHASES, quoted, sentence, several, STATES, tierOf } from "./audit_words.js";
 import { clock, duration, el, link, number, pill, table, time } from "./dom.js";
 
 const RANGES = [["1h", "the last hour"], ["6h", "the last 6 hours"], ["24h", "the last day"], ["7d", "the last 7 days"], ["0", "all that is kept"]];
@@ -20,7 +20,6 @@ const query = (more) => new URLSearchParams([["from", from], ...(to ? [["to", to
 const ms = (value) => (value === null ? "–" : duration(value / 1000));
 const short = (at) => clock(at).replace(/:00$/, ""); // windows seldom begin within a minute
 const span = (row) => (row.start_ms === null ? "records without a time" : `${short(row.start_ms)} – ${short(row.end_ms).slice(11)}`);
-const several = (n, what) => `${number(n)} ${what}${n === 1 ? "" : "s"}`;
 
 // What others write into the address is kept in the fields; they are sent as a query, and change nothing.
 function filter(name, value, hint) {
@@ -41,7 +40,7 @@ function downloads(topic) {
 // Alerts that fire: whoever does not tell of any is no reason to show nothing.
 function alertNotes(alerts) {
   const firing = alerts.filter((one) => (one.state ?? "firing") === "firing");
-  return firing.map((one) => el("div", { class: "note" }, pill(one.severity ?? "alert", one.severity === "info" ? "" : "bad"), " ", el("b", {}, one.name ?? ""), ` ${[one.topic, one.from_tier ? `${one.from_tier} → ${tierOf(one.to_tier, one.group)}` : "", one.what].filter(Boolean).join(": ")}`,
+  return firing.map((one) => el("div", { class: "note" }, pill(one.severity ?? "alert", one.severity === "info" ? "" : "bad"), " ", link(`/alerts/${encodeURIComponent(one.name)}`, one.name), ` ${[one.topic, one.from_tier ? `${one.from_tier} → ${tierOf(one.to_tier, one.group)}` : "", one.what].filter(Boolean).join(": ")}`,
     el("small", {}, [one.since_ms ? `since ${clock(one.since_ms)}` : "", ...(one.todo ?? [])].filter(Boolean).join(" · "))));
 }
 

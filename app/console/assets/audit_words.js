@@ -11,6 +11,7 @@ export const STATES = {
 };
 // A tier; that of a group that consumes by its name: groups are never added up.
 export const tierOf = (tier, group) => (group ? `${tier} (${group})` : tier);
+export const several = (n, what) => `${number(n)} ${what}${n === 1 ? "" : "s"}`;
 export const quoted = (word) => (/^[\w.-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`); // for a shell
 export const badge = (state) => pill(STATES[state]?.[1] ?? state, STATES[state]?.[0] ?? "");
 export const PHASES = { open: "open", provisional: "over, waits for late ones", closed: "closed" };

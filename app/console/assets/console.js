@@ -1,5 +1,6 @@
 // The console: fills the shell from the API.
 
+import { alertAct, alertLoader } from "./alerts.js";
 import { auditLoader } from "./audit.js";
 import { auditAct } from "./audit_missing.js";
 import { clock, duration, el, link, number, pill, state, table } from "./dom.js";
@@ -154,7 +155,7 @@ async function act(button) {
 async function other(button) {
   button.disabled = true;
   try {
-    const told = await (page === "failover" ? failoverAct(region, button.dataset) : page === "audit" ? auditAct(button.dataset) : routeAct(api, button.dataset));
+    const told = await (page === "failover" ? failoverAct(region, button.dataset) : page === "audit" ? auditAct(button.dataset) : page === "alerts" ? alertAct(button.dataset) : routeAct(api, button.dataset));
     if (told) alert(told);
   } catch (error) {
     alert(`Not done: ${error.message}`);
@@ -221,6 +222,9 @@ function activityPage(list) {
     "route-deleted": () => `route ${a.key} deleted by ${a.actor}`,
     "audit-put": () => `audit plan ${a.key.replace("audit:", "")} deployed by ${a.actor}`,
     "audit-deleted": () => `audit plan ${a.key.replace("audit:", "")} deleted by ${a.actor}`,
+    "alert-put": () => `alert ${a.key.replace("alert:", "")} deployed by ${a.actor}`,
+    "alert-deleted": () => `alert ${a.key.replace("alert:", "")} deleted by ${a.actor}`,
+    "alert-state": () => `alert ${a.rule} of ${a.topic}, ${a.from_tier} to ${a.to_tier}, is ${a.state}`,
     "failover-put": () => `failover definition ${a.key.replace("failover:", "")} deployed by ${a.actor}`,
     "failover-deleted": () => `failover definition ${a.key.replace("failover:", "")} deleted by ${a.actor}`,
     "failover-run": () => `failover ${a.id} to ${a.to} ${a.state}${a.forced ? ", forced" : ""} by ${a.actor}${[a.reason, a.result].filter(Boolean).map((words) => `: ${words}`).join("")}`,
@@ -379,4 +383,5 @@ else if (page === "routes") {
     return [...failoverPage(told, workloadPath), ...runsSection(runs.items), ...(run ? runSections(run, tiles) : [])];
   });
 } else if (page === "audit") poll(auditLoader(get, path[1], { tiles, where }), 3000);
+else if (page === "alerts") poll(alertLoader(get, path[1], { tiles, where }), 2000);
 else if (page === "activity") poll(async () => activityPage(await get("/api/v1/activity?limit=200")));
