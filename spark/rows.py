@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from pyspark.sql import DataFrame, Row
 from pyspark.sql.types import StructType
 
-Function = Callable[[Iterator[Row]], Iterable[tuple[Any, ...]]]
+Function = Callable[[Iterable[Row]], Iterable[tuple[Any, ...]]]
 
 
 def mapped(frame: DataFrame, function: Function, schema: StructType) -> DataFrame:

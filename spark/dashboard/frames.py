@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -81,7 +81,7 @@ def decoded(records: DataFrame, topics: Mapping[str, tuple[str, int]]) -> DataFr
     return mapped(records, partial(_decoded, dict(topics)), ENTRY)
 
 
-def _decoded(topics: dict[str, tuple[str, int]], rows: Iterator[Row]) -> Iterator[tuple[Any, ...]]:
+def _decoded(topics: dict[str, tuple[str, int]], rows: Iterable[Row]) -> Iterator[tuple[Any, ...]]:
     for row in rows:
         table, generation = topics[row.topic]
         key = None if row.key is None else bytes(row.key)
@@ -107,7 +107,7 @@ def loads(records: DataFrame) -> DataFrame:
     return mapped(records, _loads, LOAD)
 
 
-def _loads(rows: Iterator[Row]) -> Iterator[tuple[Any, ...]]:
+def _loads(rows: Iterable[Row]) -> Iterator[tuple[Any, ...]]:
     found: decode.Loads = {}
     for row in rows:
         decode.add_heartbeat(found, None if row.value is None else bytes(row.value))
@@ -120,7 +120,7 @@ def bad_heartbeats(records: DataFrame) -> DataFrame:
     return mapped(records, _bad_heartbeats, ENTRY)
 
 
-def _bad_heartbeats(rows: Iterator[Row]) -> Iterator[tuple[Any, ...]]:
+def _bad_heartbeats(rows: Iterable[Row]) -> Iterator[tuple[Any, ...]]:
     for row in rows:
         value = None if row.value is None else bytes(row.value)
         if reason := decode.add_heartbeat({}, value):
@@ -138,7 +138,7 @@ def windows(entries: DataFrame) -> DataFrame:
     return found.groupBy(*keys, whose.alias("whose")).agg(best.alias("one")).select("one.*").to(WINDOW)
 
 
-def _windows(rows: Iterator[Row]) -> Iterator[tuple[Any, ...]]:
+def _windows(rows: Iterable[Row]) -> Iterator[tuple[Any, ...]]:
     for row in rows:
         value = bytes(row.value)
         key, record = WindowKey.parse(row.key), window_record(value)
@@ -168,7 +168,7 @@ def merged(grouped: DataFrame, schema: StructType) -> DataFrame:
     return mapped(grouped, _merged, schema)
 
 
-def _merged(rows: Iterator[Row]) -> Iterator[tuple[Any, ...]]:
+def _merged(rows: Iterable[Row]) -> Iterator[tuple[Any, ...]]:
     for row in rows:
         both = Latencies()
         for one in row[-1]:
@@ -217,7 +217,7 @@ def verdicts(
 
 
 def _verdicts(
-    tiers: dict[str, dict[Place, list[TierRecord]]], now_ms: int, bounds: Bounds, rows: Iterator[Row]
+    tiers: dict[str, dict[Place, list[TierRecord]]], now_ms: int, bounds: Bounds, rows: Iterable[Row]
 ) -> Iterator[tuple[Any, ...]]:
     for row in rows:
         held = [((one["tier"], one["cluster"]), window_record(bytes(one["value"]))) for one in row.places]

@@ -143,7 +143,7 @@ def topic_rows(
         known = first.get(row["topic"])
         if known is None or rank.get(row["tier"], len(ORDER)) < rank.get(known, len(ORDER)):
             first[row["topic"]] = row["tier"]
-    found = {
+    found: dict[str, dict[str, Any]] = {
         topic: {"topic": topic, "records": 0, "bytes": 0, "missing": 0, "extra": 0, "states": {}}
         for topic in first
     }

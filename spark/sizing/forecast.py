@@ -1,4 +1,4 @@
-"""One series of hours, forecast: an hour-of-week profile times a trend. Pure; the package states the method."""
+"""One series of hours, forecast: an hour-of-week profile times a trend, as the package states. Pure."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -83,7 +83,7 @@ def forecasts(hours: DataFrame, ahead: int, percentile: float) -> DataFrame:
     return mapped(grouped, partial(_forecasts, end[0] + 1, ahead, percentile), FORECAST)
 
 
-def _forecasts(end: int, ahead: int, percentile: float, rows: Iterator[Row]) -> Iterator[tuple[Any, ...]]:
+def _forecasts(end: int, ahead: int, percentile: float, rows: Iterable[Row]) -> Iterator[tuple[Any, ...]]:
     for row in rows:
         by_hour = {one["hour"]: one for one in row["hours"]}
         first = min(by_hour)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, NamedTuple
@@ -131,7 +131,7 @@ def _answered(
 
 
 def _answers(
-    rules: SizingRules, questions: Iterator[tuple[int, tuple[int, Scenario, Fleet]]]
+    rules: SizingRules, questions: Iterable[tuple[int, tuple[int, Scenario, Fleet]]]
 ) -> Iterator[tuple[int, Answer]]:
     for at, (_, scenario, fleet) in questions:
         yield at, answer(fleet, scenario, Rules(fill=rules.fill), rules.spare_workers)

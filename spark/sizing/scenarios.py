@@ -110,8 +110,8 @@ def answer(fleet: Fleet, scenario: Scenario, rules: Rules = Rules(), spare: int 
     for job, load in sorted(fleet.jobs.items()):
         shares = [need / have for need, have in zip(vector(load), capacity, strict=True)]
         if max(shares) > rules.fill:
-            most = DIMENSIONS[shares.index(max(shares))]
-            why = f"{job} alone takes {max(shares):.0%} of a worker's {most}: larger workers, more partitions"
+            what = DIMENSIONS[shares.index(max(shares))]
+            why = f"{job} alone takes {max(shares):.0%} of a worker's {what}: larger workers, more partitions"
             return Answer(None, fleet.workers, 0.0, 0.0, 0, why)
     lost_zones = scenario.zones if scenario.kind == "zone" else 0
     if not fleet.jobs:

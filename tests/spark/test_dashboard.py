@@ -36,6 +36,8 @@ from tests.spark.regions import (
     workload,
 )
 
+pytestmark = pytest.mark.beside  # Spark without brokers: long, and in no haste
+
 NOW_MS = CLOSED_MS + HOUR_MS
 JOB = "dispatch:billing/orders:orders:0"
 
@@ -63,9 +65,9 @@ def entries(session: SparkSession, root: Path, region: str) -> dict[tuple[str, s
     return dict(zip(keys, [row["value"] for row in found], strict=True))
 
 
-def two_regions() -> tuple[Region, Region]:
+def two_regions(first: str = "east", second: str = "west") -> tuple[Region, Region]:
     """A topic of which the copy in the west lacks 3 of 40 records; deployed in the east only."""
-    east, west = Region("east"), Region("west")
+    east, west = Region(first), Region(second)
     for number, (here, there) in enumerate([(10, 10), (20, 17), (10, 10)]):
         start_ms = NOON_MS + number * WIDTH_MS
         measured = latencies(*[number * 10 + 5] * here)
@@ -82,8 +84,8 @@ def two_regions() -> tuple[Region, Region]:
     east.put("trackers", JOB, tracker(NOW_MS - 5000, 9))
     west.put("checkpoints", "east-to-west/orders/0", line(NOW_MS))
     east.put("activity", "00007", run_of("drill", NOON_MS))
-    for second in range(4):
-        east.beat(beat("w-1", NOON_MS + second * 500, status(JOB, 0.5, lag=3 + second)))
+    for number in range(4):
+        east.beat(beat("w-1", NOON_MS + number * 500, status(JOB, 0.5, lag=3 + number)))
     return east, west
 
 

@@ -25,6 +25,8 @@ from tests.spark.archiving import Frames
 from tests.spark.conftest import HOUR_MS, NOON_MS
 from tests.spark.regions import Region, beat, status
 
+pytestmark = pytest.mark.beside  # Spark without brokers: long, and in no haste
+
 WEEKS, JOBS = 3, 6
 BEGAN_H = NOON_MS // HOUR_MS
 ORDERS = "dispatch:g/orders:orders:{}"
