@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 from app.topics import ControlTopics
@@ -21,6 +22,8 @@ from spark.dashboard.decode import TABLES
 from spark.dashboard.store import LOADS, QUARANTINE, STATE, files_of, stored, write
 from spark.errors import Outdone
 from spark.kafka import Topic
+
+MOST_FILES = 32  # of loads of a date, before they are joined
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +110,23 @@ def _written(
         added = write(both, archive, STATE, before + offsets, "table")
         added += write(entries.where(f.col("reason").isNotNull()), archive, QUARANTINE, 0, "table")
         if any(one.topic == heartbeats for one in planned.ranges):
-            added += write(frames.loads(beats), archive, LOADS, 0, "")
+            loads, many = _loads(archive, state, frames.joined(frames.loads(beats)))
+            added += write(loads, archive, LOADS, 0, "")
+            removed += many
         return added, removed
     finally:
         entries.unpersist()
+
+
+def _loads(archive: Archive, state: State, new: DataFrame) -> tuple[DataFrame, list[File]]:
+    """What is to be written, and what it replaces: files of a date are joined when they are many."""
+    by_date: dict[str, list[File]] = {}
+    for file in files_of(state, LOADS):
+        by_date.setdefault(file.date, []).append(file)
+    many = [file for files in by_date.values() if len(files) >= MOST_FILES for file in files]
+    if not many:
+        return new, []
+    return frames.joined(stored(new.sparkSession, archive, many, LOADS).union(new)), many
 
 
 def _generation(state: State, topic: str, topic_id: str) -> int:

@@ -115,6 +115,21 @@ def _loads(rows: Iterable[Row]) -> Iterator[tuple[Any, ...]]:
         yield decode.date_of(int(one[3])), *one
 
 
+def joined(found: DataFrame) -> DataFrame:
+    """`LOAD` with one row for each worker, job and five minutes."""
+    sums = ("samples", "cpu_sum", "network_sum", "rated", "arriving_sum")
+    most = ("cpu_max", "memory_max", "network_max", "arriving_max", "ceiling_max", "lag_max", "last_ms")
+    return (
+        found.groupBy("date", "job", "worker", "group", "start_ms")
+        .agg(
+            *(f.sum(name).alias(name) for name in sums),
+            f.max_by("lag_last", "last_ms").alias("lag_last"),
+            *(f.max(name).alias(name) for name in most),
+        )
+        .to(LOAD)
+    )
+
+
 def bad_heartbeats(records: DataFrame) -> DataFrame:
     """`ENTRY` of heartbeats that cannot be used, with their reason."""
     return mapped(records, _bad_heartbeats, ENTRY)

@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import StructType
 
+from spark.archive.compact import stale
 from spark.archive.layout import File, Span
 from spark.archive.log import Archive, State, sync
 from spark.dashboard.frames import ENTRY, LOAD, TRAFFIC, VERDICT
@@ -24,6 +25,7 @@ STATE, QUARANTINE, LOADS = "state", "quarantine", "loads"
 TRAFFICS, VERDICTS = "traffic", "verdicts"
 SCHEMAS = {STATE: ENTRY, QUARANTINE: ENTRY, LOADS: LOAD, TRAFFICS: TRAFFIC, VERDICTS: VERDICT}
 STAGING = "staging"
+UNREAD_MS = 86_400_000
 ROWS_OF_FILE = 1_000_000  # about; what one task sorts out and one file holds
 
 
@@ -82,6 +84,14 @@ def write(frame: DataFrame, archive: Archive, table: str, rows: int, topic: str)
         )
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+
+
+def tidy(archive: Archive, now_ms: int) -> int:
+    """Deletes what has counted for nothing for a day: nobody who began to read then still does. How many."""
+    old = stale(archive, now_ms, UNREAD_MS, SCHEMAS)
+    for path in old:
+        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+    return len(old)
 
 
 def _index(spark: SparkSession, staging: Path, schema: StructType) -> list[tuple[Path, int]]:

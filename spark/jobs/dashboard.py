@@ -11,6 +11,7 @@ from app.core.audit.tiers import Bounds
 from spark.archive.log import Archive
 from spark.dashboard.daily import GLOBAL, bring_up, open_stores
 from spark.dashboard.fold import Folded, fold_round
+from spark.dashboard.store import tidy
 from spark.errors import BadOption, NotFit, SparkJobError, Unreachable
 from spark.jobs import common
 from spark.kafka import Cluster
@@ -93,7 +94,10 @@ def run(options: Namespace) -> int:
         dates: list[str] = []
         if len(away) < len(regions) or not options.once:
             with watching(spark, "Comparing tiers"), common.spark_failures("Comparing tiers"):
-                dates = bring_up(spark, options.to, open_stores(options.to), _now_ms(), bounds)
+                stores = open_stores(options.to)
+                dates = bring_up(spark, options.to, stores, _now_ms(), bounds)
+            for archive in (Archive.open(options.to / GLOBAL), *(archive for archive, _ in stores.values())):
+                tidy(archive, _now_ms())
         say(f"Brought up: {', '.join(dates) or 'no date'}; {time.monotonic() - began_s:.1f} s")
         if options.once:
             break

@@ -15,7 +15,7 @@ from spark.archive.log import Archive
 from spark.dashboard import daily, fold
 from spark.dashboard.fold import Folded, fold_round
 from spark.dashboard.page import page
-from spark.dashboard.store import STATE, files_of, stored
+from spark.dashboard.store import LOADS, STATE, UNREAD_MS, files_of, stored, tidy
 from spark.dashboard.summary import summarize
 from spark.errors import NotFit, Outdone
 from spark.jobs.report import rows
@@ -257,6 +257,26 @@ def test_a_cluster_that_both_regions_count_counts_once(session: SparkSession, tm
         take(session, tmp_path, region)
     found = {row["tier"]: row["records"] for row in told(session, tmp_path)["tiers"]}
     assert found == {"aggregate": 10, "proxy-client": 19}
+
+
+def test_many_files_of_loads_are_joined_and_what_they_replace_is_deleted_a_day_later(
+    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fold, "MOST_FILES", 2)
+    east = Region("east")
+    for number in range(4):
+        east.beat(beat("w-1", NOON_MS + number * 500, status(JOB, 0.5, lag=number)))
+        take(session, tmp_path, east)
+    archive = Archive.open(tmp_path / "east")
+    files = files_of(archive.state(), LOADS)
+    there = set((tmp_path / "east" / LOADS).rglob("*.parquet"))
+    assert (len(files), len(there)) == (2, 4)
+    assert tidy(archive, NOW_MS + UNREAD_MS - 1) == 0
+    assert tidy(archive, NOW_MS + UNREAD_MS) == 2
+    assert {tmp_path / "east" / file.path for file in files} < there
+    kept = [row for row in stored(session, archive, files, LOADS).collect() if row["job"]]
+    assert sum(row["samples"] for row in kept) == 4
+    assert max((row["last_ms"], row["lag_last"]) for row in kept)[1] == 3
 
 
 def test_no_store_is_told(session: SparkSession, tmp_path: Path) -> None:
