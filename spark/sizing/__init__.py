@@ -16,7 +16,8 @@ Method, stated in every report
 2. Forecast: the median of each hour of the week over the weeks, in shares of the week's mean, times a
    straight trend through the weeks' means (Theil-Sen, so that one odd week does not turn it), never below
    nothing and never beyond `forecast.MOST_GROWTH` of the last week. With less than two weeks there is no
-   trend, with less than one the profile is of the hour of the day, with less than two days there is none.
+   trend, with less than one the profile is of the hour of the day, with less than two days there is none,
+   and the highest hour counts.
 3. What is placed is the forecast at its busiest hour, times what real hours were above their forecast in
    `percentile` of cases.
 4. The error is measured: the last week is forecast from those before it, and compared with what came.

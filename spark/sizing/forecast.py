@@ -62,6 +62,8 @@ def forecast(
         if value is not None and (fitted := model.at(first_hour + at)) > 0
     )
     margin = 1.0
+    if model.is_flat:  # nobody knows yet when it is busy: the highest hour counts
+        percentile = 1.0
     if ratios:
         margin = max(1.0, ratios[min(len(ratios) - 1, math.ceil(percentile * len(ratios)) - 1)])
     hours = [model.at(end + at) for at in range(ahead)]
@@ -122,6 +124,11 @@ class _Model:
                 for hour, value in week.items():
                     seen.setdefault(hour % self._period, []).append(value / means[at])
         return {slot: median(shares) for slot, shares in seen.items()}
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether there is too little history for a profile."""
+        return self._period == 1
 
     def at(self, hour: int) -> float:
         """The mean of an hour, by what was fitted."""

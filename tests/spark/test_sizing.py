@@ -57,6 +57,7 @@ def test_the_margin_covers_as_many_hours_as_asked() -> None:
 def test_little_history_says_so() -> None:
     assert forecast([5.0] * 10, 0, 3).method == "flat (less than two days of history)"
     assert forecast([5.0] * 60, 0, 3).method == "hour of the day (less than a week of history)"
+    assert forecast([5.0] * 29 + [10.0], 0, 3).busiest == pytest.approx(10)
     gaps: list[float | None] = [None, 4.0, None, 6.0]
     assert forecast(gaps, 0, 2).hours == pytest.approx([5, 5])
     with pytest.raises(ValueError, match="without a measured hour"):
