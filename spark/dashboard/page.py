@@ -161,7 +161,8 @@ def charts(series: Mapping[str, Mapping[str, Sequence[Sequence[int]]]]) -> str:
         lines, names = [], []
         for at, (tier, points) in enumerate(tiers.items()):
             color = f"var(--c{at % COLORS})"
-            lines.append(_line(_filled(points, first, last), first, last, most, color))
+            width = max(1.2, 4.2 - 1.2 * at)  # tiers that saw the same lie on each other
+            lines.append(_line(_filled(points, first, last), first, last, most, color, width))
             names.append(f'<span style="color:{color}">{text(tier)}</span>')
         figures.append(
             f"<figure>{_frame(first, last, most, lines, topic)}"
@@ -176,13 +177,15 @@ def _filled(points: Sequence[Sequence[int]], first: int, last: int) -> list[tupl
     return [(hour, known.get(hour, 0)) for hour in range(first, last + 1, HOUR_MS)]
 
 
-def _line(points: Sequence[tuple[int, int]], first: int, last: int, most: int, color: str) -> str:
+def _line(
+    points: Sequence[tuple[int, int]], first: int, last: int, most: int, color: str, width: float
+) -> str:
     across, up = (WIDTH - LEFT - 8) / max(1, last - first), (HEIGHT - BOTTOM - 8) / most
     spots = [(LEFT + (at - first) * across, HEIGHT - BOTTOM - count * up) for at, count in points]
     if len(spots) == 1:
         return f'<circle cx="{spots[0][0]:.1f}" cy="{spots[0][1]:.1f}" r="3" fill="{color}"/>'
     joined = " ".join(f"{x:.1f},{y:.1f}" for x, y in spots)
-    return f'<polyline points="{joined}" fill="none" stroke="{color}" stroke-width="1.8"/>'
+    return f'<polyline points="{joined}" fill="none" stroke="{color}" stroke-width="{width:g}"/>'
 
 
 def _frame(first: int, last: int, most: int, lines: Iterable[str], title: str) -> str:

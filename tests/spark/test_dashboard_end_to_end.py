@@ -22,7 +22,7 @@ from tests.spark.test_dashboard import two_regions
 
 
 async def fill(bootstrap: str, *regions: Region) -> None:
-    """Topics of the regions with their records, some of them in transactions."""
+    """Topics of the regions, with their records."""
     rows = [row for region in regions for row in region.rows]
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
     await admin.start()
