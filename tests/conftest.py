@@ -34,7 +34,7 @@ settings.load_profile(PROFILE)
 
 # Fixtures that start brokers or containers, or Spark: of its tests those run beside that say so themselves.
 STARTING = {"_shared_yard", "bootstrap", "cached", "engine", "master", "session"}
-BESIDE = {"cli", "config", "console", "core", "dlq", "payload", "spark"}  # nothing there depends on how long it takes
+BESIDE = {"cli", "config", "console", "core", "dlq", "payload", "spark"}  # how long it takes matters to none
 PURE = {"config", "core", "payload"}
 COUNTED = {"system"}  # every message, after kills: what is not as it should be there once is a finding
 

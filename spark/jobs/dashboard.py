@@ -88,11 +88,13 @@ def run(options: Namespace) -> int:
                 with watching(spark, f"Reading {region}"):
                     _catch_up(options, region, source, sums)
                 away.pop(region, None)
-            except Unreachable as failure:
+            except (BadOption, NotFit):
+                raise
+            except SparkJobError as failure:  # it does not answer, or went away while it was read
                 away[region] = str(failure)
-                say(f"{region} does not answer, the others go on: {failure}")
+                say(f"{region} could not be read, the others go on: {failure}")
         dates: list[str] = []
-        if len(away) < len(regions) or not options.once:
+        if len(away) < len(regions):
             with watching(spark, "Comparing tiers"), common.spark_failures("Comparing tiers"):
                 stores = open_stores(options.to)
                 dates = bring_up(spark, options.to, stores, _now_ms(), bounds)
