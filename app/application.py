@@ -331,6 +331,7 @@ def build() -> SwitchyardApp:
         consumer_auto_offset_reset="earliest",
         stream_wait_empty=False,
         producer_linger=0.005,
+        producer_max_request_size=2_000_000,  # as topics take: thousands of clients of a tier are one value
         table_standby_replicas=0,
         logging_config=logging_config(settings.logging),
         broker_credentials=broker_credentials(control),

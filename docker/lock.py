@@ -19,10 +19,13 @@ VIA = re.compile(r"^ +#(?: +via)? +(\S.*)$", re.MULTILINE)
 
 
 def blocks(lock: str) -> dict[str, str]:
-    """Package -> its lines."""
+    """Package -> its lines, of all of its versions: which one is taken may depend on Python's."""
     starts = [*START.finditer(lock)]
     ends = [*(found.start() for found in starts[1:]), len(lock)]
-    return {found[1]: lock[found.start() : end] for found, end in zip(starts, ends, strict=True)}
+    found: dict[str, str] = {}
+    for start, end in zip(starts, ends, strict=True):
+        found[start[1]] = found.get(start[1], "") + lock[start.start() : end]
+    return found
 
 
 def closure(packages: dict[str, str], roots: set[str], without: set[str]) -> set[str]:

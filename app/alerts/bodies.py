@@ -2,7 +2,8 @@
 
 A webhook gets `{"version": "1", "id", "status", …}`: `id` is of the notice, and comes again when the same is
 told again; `alert` is of the episode. Slack's format: `text` and `blocks`. Alertmanager: an alert of its API
-v2, whose labels are always the same for a rule, topic and pair of tiers.
+v2, whose labels are always the same for a rule, topic and pair of tiers
+(and group of consumers).
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ def webhook(notice: Notice) -> dict[str, Any]:
         "topic": state.topic,
         "from_tier": state.from_tier,
         "to_tier": state.to_tier,
+        "group": state.reader or None,
         "since": iso(state.since_ms),
         "fired": iso(state.fired_ms),
         "aged": state.aged,
@@ -94,6 +96,7 @@ def alertmanager(notice: Notice, now_ms: int) -> list[dict[str, Any]]:
         "topic": state.topic,
         "from_tier": state.from_tier,
         "to_tier": state.to_tier,
+        "group": state.reader,
         "owner": notice.owner,
         "fingerprint": fingerprint(state.group),
     }

@@ -13,9 +13,15 @@ from typing import NamedTuple
 from app.clock import iso
 from app.core.alert_state import AlertState, AlertWindow
 from app.core.alerts import KIND_OF
+from app.core.topology import AGGREGATE, REGIONAL
 
 SHOWN_WINDOWS = 10
 MAX_NAME_CHARS = 249
+WITH_LOGS = {
+    REGIONAL,
+    AGGREGATE,
+    "other",
+}  # clients of the other tiers keep none: nothing can be copied there
 
 
 class Notice(NamedTuple):
@@ -58,7 +64,7 @@ class Notice(NamedTuple):
         state = self.state
         mark = "TEST" if self.is_test else f"{self.status.upper()} {self.severity}"
         what = amount(self.on, state.windows, more=state.more)
-        return plain(f"[{mark}] {state.topic}, {state.from_tier} to {state.to_tier}: {what}")
+        return plain(f"[{mark}] {state.topic}, {state.tiers}: {what}")
 
     @property
     def summary(self) -> str:
@@ -171,7 +177,7 @@ def commands(on: Sequence[str], state: AlertState) -> Iterator[str]:
         window = f"--topic {topic} --start {_short(state.windows[-1].start_ms)}" if state.windows else ""
         tiers = f"--from-tier {_name(state.from_tier)} --to-tier {_name(state.to_tier)}"
         yield f"switchyard audit missing {window} {tiers}    # which records of the newest window"
-        if "loss" in kinds:
+        if "loss" in kinds and {state.from_tier, state.to_tier} <= WITH_LOGS:
             yield f"switchyard audit copy-again {window} {tiers}    # copies them again; a dry run first"
     if kinds & {"lag", "late", "loss"}:
         yield "switchyard route list    # does what copies them stand still, or halt"

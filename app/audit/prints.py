@@ -37,6 +37,7 @@ from app.kafka.read_span import Piece
 
 ORIGIN, ROUTE = "switchyard-origin", "switchyard-route"  # what copying adds
 SHOWN_KEY_BYTES = 200
+MOST_DIGITS = 19  # of an offset; of thousands Python makes no number
 _MASK = (1 << 64) - 1
 _CODEC = 0x07
 
@@ -245,7 +246,7 @@ class Reader:
                 cluster_id, _, rest = value.decode("utf-8", "replace").partition("/")
                 topic, _, at = rest.partition("/")
                 partition, _, offset = at.partition("/")
-                if cluster_id in self._names and partition.isdecimal() and offset.isdecimal():
+                if cluster_id in self._names and _is_number(partition) and _is_number(offset):
                     source = Partition(self._names[cluster_id], topic, int(partition))
                     return Origin(source, int(offset), int(offset))
                 return None
@@ -259,6 +260,10 @@ def batch_print(batch: Batch) -> int:
     last_ms = header.max_timestamp_ms if header.attributes & LOG_APPEND_TIME else 0
     told = (header.magic, attributes, header.first_timestamp_ms, last_ms, header.record_count)
     return hash((*told, bytes(batch.data[HEADER_BYTES if header.magic == MAGIC else 0 :]))) & _MASK
+
+
+def _is_number(text: str) -> bool:
+    return len(text) <= MOST_DIGITS and text.isdecimal()
 
 
 def _array(prints: list[int]) -> Prints:

@@ -103,7 +103,7 @@ class AuditPump:
         self._saved_since = self.reader.since
         self._tell = tell
         self._send = send
-        self._waiting: deque[Fetched] = deque()
+        self._waiting: deque[Fetched | Gap] = deque()
         self._reported_s = float("-inf")
         self._reported_offset = -1
 
@@ -121,6 +121,9 @@ class AuditPump:
     def _count(self) -> None:
         while self._waiting and self.reader.pending < MOST_PENDING:
             fetched = self._waiting.popleft()
+            if isinstance(fetched, Gap):
+                self._pass(fetched)
+                continue
             try:
                 self._take(fetched)
             finally:
@@ -150,9 +153,17 @@ class AuditPump:
             reader.complete_ms = reader.first_ms + self.plan.bounds.lateness_ms
 
     def skip(self, gap: Gap) -> None:
-        """The log lost [start, end): nothing there is counted."""
-        if not (self.closed or self.draining) and gap.end > self.reader.next_offset:
-            self.reader.fetched(b"", gap.end, at_ms=time.time_ns() // 1_000_000)
+        """The log lost [start, end): nothing there is counted, but what was fetched before it."""
+        if not (self.closed or self.draining):
+            self._waiting.append(gap)
+            self._count()
+
+    def _pass(self, gap: Gap) -> None:
+        if gap.end > self.reader.next_offset:
+            at_ms = time.time_ns() // 1_000_000
+            self.reader.fetched(b"", gap.end, at_ms=at_ms)
+            # This tier had what is gone: nobody knows of which windows, but that they began before now.
+            self.reader.complete_ms = max(self.reader.complete_ms, at_ms)
 
     def ended(self, end: int, at_ms: int) -> None:
         """The log ends there now. Where that is what was counted, nothing older is on its way."""
@@ -221,7 +232,7 @@ class AuditPump:
             unfinished=max(0, self.reader.next_offset - self._base),
             delivered=self.reader.records,
             trouble=self.trouble,
-            buffered_bytes=sum(fetched.nbytes for fetched in self._waiting),
+            buffered_bytes=sum(one.nbytes for one in self._waiting if isinstance(one, Fetched)),
         )
 
     # -- the end ---------------------------------------------------------------------------------
@@ -253,4 +264,6 @@ class AuditPump:
 
     def _release(self) -> None:
         while self._waiting:
-            self._waiting.popleft().release()
+            waiting = self._waiting.popleft()
+            if isinstance(waiting, Fetched):
+                waiting.release()

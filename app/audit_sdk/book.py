@@ -181,8 +181,8 @@ class Book:
         if not size:
             return
         chunk = self.noted[:size]
+        self.changed = True  # first: `change`, which asks without the lock, must see one or the other
         del self.noted[:size]
-        self.changed = True
         try:
             self._count(chunk)
             self._look_at_times()

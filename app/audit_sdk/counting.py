@@ -145,10 +145,11 @@ class Counting:
 
     def _everything(self, backlog: Sequence[Report], *, has_left: bool) -> Everything:
         """`has_left`: the last reports were made; who has nothing more to say is not to be ended again."""
+        unopened = dict(self._positions)  # first: a book that is opened meanwhile takes its own from there
         books = [book.all() for book in list(self._books.values())]
         positions = {state.scope.topic: moved for state, moved in books if moved}
         states = [state for state, _ in books if not has_left or state.pending or state.windows]
-        return Everything(tuple(states), tuple(backlog), self._positions | positions)
+        return Everything(tuple(states), tuple(backlog), unopened | positions)
 
     def _change(self, arrived: Sequence[str]) -> Change | None:
         books = [found for book in list(self._books.values()) if (found := book.change()) is not None]

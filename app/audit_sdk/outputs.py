@@ -100,9 +100,10 @@ class FileOutput:
         self._is_begun = False
 
     async def send(self, reports: Sequence[Report]) -> None:
+        begin = b"" if self._is_begun else b"\n"  # the process before may have been killed within a line
+        self._is_begun = False  # so may this write be cut short, on a full disk say
         with self._path.open("ab") as file:
-            # The process before may have been killed within a line.
-            file.write((b"" if self._is_begun else b"\n") + json_lines(reports))
+            file.write(begin + json_lines(reports))
         self._is_begun = True
 
     async def close(self) -> None:
@@ -121,14 +122,17 @@ class HttpOutput:
         self, url: str, headers: Mapping[str, str] | None = None, tls: ssl.SSLContext | None = None
     ) -> None:
         found = urlsplit(url)
-        if found.scheme not in {"http", "https"} or not found.hostname:
+        try:
+            host, port = found.hostname, found.port
+        except ValueError:  # its port is none
+            host, port = None, None
+        if found.scheme not in {"http", "https"} or not host:
             raise AuditError(
                 f"url={url!r}: no http or https address; give one such as http://host:6066/api/v1/…"
             )
         self._path = (found.path or "/") + (f"?{found.query}" if found.query else "")
         self._headers = {"Content-Type": NDJSON, **(headers or {})}
         self._new: Callable[[], http.client.HTTPConnection]
-        host, port = found.hostname, found.port
         if found.scheme == "https":
             self._new = lambda: http.client.HTTPSConnection(host, port, timeout=ANSWER_S, context=tls)
         else:

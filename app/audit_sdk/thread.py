@@ -241,6 +241,9 @@ class Auditing(Counting):
                 wal.shut()
                 self._told.wrong(LOG, error)
                 return False
+            except BaseException:
+                wal.shut()  # what was taken from the books is in no frame: the next one says everything
+                raise
             self._told.right(LOG)
             return True
 

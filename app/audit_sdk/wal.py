@@ -90,7 +90,7 @@ class Wal:
 
     def _read(self) -> Left:
         damage: list[str] = []
-        files = sorted(self._directory.glob(f"{PREFIX}*"), reverse=True)
+        files = sorted(self._directory.glob(f"{PREFIX}*"), key=_number, reverse=True)
         self._number = max((_number(path) for path in files), default=0)
         for path in files:
             found = frames.found(path.read_bytes())

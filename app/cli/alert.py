@@ -69,11 +69,7 @@ def describe(name: str, url: str | None, output: str) -> None:
         click.echo(f"channel {channel['channel']} {printable(channel['place'])}: {printable(_said(channel))}")
     for row in rows:
         click.echo()
-        click.echo(
-            printable(
-                f"{row['state']}: {row['topic']}, {row['from_tier']} to {row['to_tier']}: {row['what']}"
-            )
-        )
+        click.echo(printable(f"{row['state']}: {row['topic']}, {_tiers(row)}: {row['what']}"))
         for label, field in (("holds since", "since_ms"), ("told at", "fired_ms"), ("over since", "over_ms")):
             if row[field]:
                 click.echo(f"  {label} {_time(row[field])}")
@@ -115,10 +111,15 @@ def _row(row: dict[str, Any]) -> dict[str, Any]:
     told = sum(not one["waits"] for one in row["channels"])
     return {
         **row,
-        "tiers": f"{row['from_tier']} to {row['to_tier']}",
+        "tiers": _tiers(row),
         "since": _time(row["since_ms"]),
         "told": "; ".join(troubles) or ("" if row["state"] == "pending" else f"{told} channels"),
     }
+
+
+def _tiers(row: dict[str, Any]) -> str:
+    group = f" (group {row['group']})" if row["group"] else ""
+    return f"{row['from_tier']} to {row['to_tier']}{group}"
 
 
 def _said(channel: dict[str, Any]) -> str:

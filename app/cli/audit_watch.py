@@ -31,7 +31,7 @@ MOST_ROWS = 30  # of the table: what is wrong first, then what is new
 EVERY_S = 2.0
 
 Row = dict[str, Any]
-Name = tuple[str, str, str, int, int]
+Name = tuple[str, str, str, str | None, int, int]
 
 
 class Change(NamedTuple):
@@ -42,8 +42,8 @@ class Change(NamedTuple):
 
 
 def name_of(row: Mapping[str, Any]) -> Name:
-    """Which window of which tiers it is about."""
-    return row["topic"], row["from_tier"], row["to_tier"], row["start_ms"], row["end_ms"]
+    """Which window of which tiers, and of which group that consumes, it is about."""
+    return row["topic"], row["from_tier"], row["to_tier"], row["group"], row["start_ms"], row["end_ms"]
 
 
 def changes(known: Mapping[Name, Row] | None, rows: Iterable[Row]) -> list[Change]:
@@ -71,8 +71,12 @@ def line(change: Change) -> str:
     """A change in words."""
     row = change.row
     was = f"{change.before} -> " if change.before and change.before != row["state"] else ""
-    tiers = f"{row['from_tier']} -> {row['to_tier']}"
+    tiers = f"{row['from_tier']} -> {_to(row)}"
     return printable(f"{row['start']} {row['topic']} {tiers}: {was}{row['state']}{_why(row)}")
+
+
+def _to(row: Mapping[str, Any]) -> str:
+    return f"{row['to_tier']} ({row['group']})" if row["group"] else str(row["to_tier"])
 
 
 def _why(row: Mapping[str, Any]) -> str:
@@ -95,8 +99,8 @@ def _table(rows: Iterable[Row], words: str) -> Table:
     for column in SHOWN:
         table.add_column(column, overflow="fold")
     for row in shown[:MOST_ROWS]:
-        style = STYLES.get(row["state"], "yellow")
-        table.add_row(*[Text(printable(cell(row[c])), style if c == "state" else "") for c in SHOWN])
+        style, told = STYLES.get(row["state"], "yellow"), {**row, "to_tier": _to(row)}
+        table.add_row(*[Text(printable(cell(told[c])), style if c == "state" else "") for c in SHOWN])
     return table
 
 

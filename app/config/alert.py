@@ -21,7 +21,7 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Len
 from pydantic import BeforeValidator, Field, WithJsonSchema
@@ -30,9 +30,8 @@ from app.config.alert_channels import AChannel
 from app.config.fields import DAY_S, MAX_LISTED, Model, Name
 from app.config.route import Entry
 from app.config.units import Duration, duration_within, format_duration, parse_duration
-from app.config.wire import Definition
+from app.config.wire import OfTopics
 from app.core.alerts import Above, Rule
-from app.core.route import Route
 
 PREFIX = "alert:"  # no other definition's key begins with it
 MAX_NAME_CHARS = 100
@@ -119,31 +118,14 @@ class AlertSpec(Model):
     channels: Annotated[tuple[AChannel, ...], Len(0, MAX_CHANNELS)] = ()
 
 
-class AlertDefinition(Definition):
+class AlertDefinition(OfTopics):
     """What of the audit is told to whom."""
 
     api_version: Literal["switchyard/v1"] = Field(alias="apiVersion")
+    prefix: ClassVar[str] = PREFIX
     kind: Literal["Alert"]
     metadata: AlertMetadata
     spec: AlertSpec
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-        return self.metadata.name
-
-    @property
-    def key(self) -> str:
-        """What it stands under in the control log, beside workloads and routes."""
-        return f"{PREFIX}{self.name}"
-
-    @cached_property
-    def _topics(self) -> Route:
-        return Route(self.name, "", "", self.spec.topics, self.spec.exclude)
-
-    def means(self, topic: str) -> bool:
-        """Whether it is about a topic of this name. Raises what `Route` raises."""
-        return self._topics.destination(topic) is not None
 
     @property
     def above(self) -> Above:

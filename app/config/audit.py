@@ -16,8 +16,7 @@ Where several plans mean a topic of a cluster, the first by name counts it.
 from __future__ import annotations
 
 import zlib
-from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import orjson
 from annotated_types import Len
@@ -26,9 +25,8 @@ from pydantic import BeforeValidator, Field
 from app.config.fields import DAY_S, MAX_LISTED, Header, MessageName, Model, Name
 from app.config.route import Entry
 from app.config.units import Duration, duration_within
-from app.config.wire import Definition
+from app.config.wire import OfTopics
 from app.core.audit.tiers import CONSUMER, Bounds
-from app.core.route import Route
 from app.core.topology import Layout
 
 PREFIX = "audit:"  # no workload's, route's nor failover definition's key begins with it
@@ -99,31 +97,14 @@ class AuditSpec(Model):
     id: MessageId | None = None
 
 
-class AuditPlan(Definition):
+class AuditPlan(OfTopics):
     """Topics whose records are counted."""
 
     api_version: Literal["switchyard/v1"] = Field(alias="apiVersion")
+    prefix: ClassVar[str] = PREFIX
     kind: Literal["AuditPlan"]
     metadata: AuditMetadata
     spec: AuditSpec
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-        return self.metadata.name
-
-    @property
-    def key(self) -> str:
-        """What it stands under in the control log, beside workloads and routes."""
-        return f"{PREFIX}{self.name}"
-
-    @cached_property
-    def _topics(self) -> Route:
-        return Route(self.name, "", "", self.spec.topics, self.spec.exclude)
-
-    def means(self, topic: str) -> bool:
-        """Whether it counts a topic of this name. Raises what `Route` raises."""
-        return self._topics.destination(topic) is not None
 
     def clusters(self, layout: Layout) -> list[str]:
         """The names of the clusters whose topics it counts: those there are, by this configuration."""

@@ -13,7 +13,7 @@ It is deployed with the same text in every region. From it each region derives t
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Len
 from pydantic import BeforeValidator, Field
@@ -22,7 +22,7 @@ from app.config.fields import MAX_LISTED, Model
 from app.config.fields import Name as AnyName
 from app.config.route import MAX_RECORDS, Entry, Limits, RouteDefinition
 from app.config.static import Name as RegionName
-from app.config.wire import Definition
+from app.config.wire import Named
 from app.core.roles import MAX_REGIONS
 from app.core.topology import RESERVED, DerivedRoute, Failover
 
@@ -64,23 +64,14 @@ class FailoverSpec(Model):
     limits: Limits = Limits()
 
 
-class FailoverDefinition(Definition):
+class FailoverDefinition(Named):
     """Regions that share topics, and between which workloads move."""
 
     api_version: Literal["switchyard/v1"] = Field(alias="apiVersion")
+    prefix: ClassVar[str] = PREFIX
     kind: Literal["Failover"]
     metadata: FailoverMetadata
     spec: FailoverSpec
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-        return self.metadata.name
-
-    @property
-    def key(self) -> str:
-        """What it stands under in the control log, beside workloads and routes."""
-        return f"{PREFIX}{self.name}"
 
     def failover(self) -> Failover:
         """What routes and roles are derived from."""

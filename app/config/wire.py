@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any, Self
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import orjson
 from pydantic import BaseModel, Field
 
 from app.config.fields import Model
+from app.core.route import Route
 
 
 def added(default: Any, **options: Any) -> Any:
@@ -41,6 +43,39 @@ class Definition(Model):
         """Changes whenever the definition does."""
         packed = orjson.dumps(self.to_wire(), option=orjson.OPT_SORT_KEYS)
         return hashlib.sha256(packed).hexdigest()[:16]
+
+
+class Named(Definition):
+    """A definition that its name identifies. `prefix`: of its key; no other kind's key begins so."""
+
+    prefix: ClassVar[str]
+    if TYPE_CHECKING:  # fields of each kind, which keep the order they have there
+        metadata: Any
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return str(self.metadata.name)
+
+    @property
+    def key(self) -> str:
+        """What it stands under in the control log, beside workloads and routes."""
+        return f"{self.prefix}{self.name}"
+
+
+class OfTopics(Named):
+    """One that names topics as a route does: `spec.topics`, but for `spec.exclude`."""
+
+    if TYPE_CHECKING:
+        spec: Any
+
+    @cached_property
+    def _topics(self) -> Route:
+        return Route(self.name, "", "", self.spec.topics, self.spec.exclude)
+
+    def means(self, topic: str) -> bool:
+        """Whether it is about a topic of this name. Raises what `Route` raises."""
+        return self._topics.destination(topic) is not None
 
 
 def _known(model: type[BaseModel], data: Any) -> Any:

@@ -25,6 +25,7 @@ from app.console.defining import (
     DRY_RUN,
     MATCH,
     YAML,
+    check_address,
     condition,
     define,
     defined,
@@ -110,6 +111,7 @@ class AlertRoutes:
             "topic": state.topic,
             "from_tier": state.from_tier,
             "to_tier": state.to_tier,
+            "group": state.reader or None,
             "what": amount(on, state.windows, more=state.more),
             "since_ms": state.since_ms,
             "since": iso(state.since_ms),
@@ -189,9 +191,7 @@ class AlertRoutes:
         """Defines or changes an alert; 201, or 200 when it was there. `?dry_run=true` only checks."""
         dry_run, body = flag(request, "dry_run"), await read_definition(request)
         wanted, warnings = await asyncio.to_thread(parse_alert, body.data, file=body.file, node=body.node)
-        if wanted.name != (told := request.match_info["name"]):
-            detail = f"the definition is of {wanted.name}, the address of {told[:100]}"
-            raise ApiError(422, "Wrong address", detail)
+        check_address(request, wanted.name)
         current = self._api.runtime.control.view.alerts.get(wanted.key)
         expected = condition(request, current)
         there = {one.key: one for one in self._api.runtime.alerts.definitions()}

@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 from aiohttp import web
 
 from app.audit.topics import topic_rows
-from app.audit.view import Known, Share, Wanted, joined, verdict_rows, window_rows
+from app.audit.view import Known, PlanOf, Unseen, Wanted, verdict_rows, window_rows
 from app.clock import now_ms
 from app.config.audit import PREFIX, AuditPlan
 from app.config.definitions import parse_audit
@@ -25,6 +25,7 @@ from app.console.defining import (
     DRY_RUN,
     MATCH,
     YAML,
+    check_address,
     condition,
     define,
     defined,
@@ -34,13 +35,12 @@ from app.console.defining import (
     read_definition,
 )
 from app.console.describe import ACTOR, JSON, PAGE, TEXT, Answer, Page, Param, described, repeated
-from app.console.hop import LOOK_S, ask_worker
 from app.console.offsets import told_apart
 from app.console.tabular import FORMAT, NDJSON, listed, listing
-from app.control.audit_known import SHARE, own_share, share_path, unseen
-from app.control.audit_sender import audit_partition
+from app.control.audit_known import SHARE, BeingRead, NotKnown, own_share, unseen
+from app.control.audits_catalog import AuditsCatalog
 from app.core.audit.compare import State
-from app.core.audit.reports import BadReport, Report, checked
+from app.core.audit.reports import BadReport, Report, Scope, checked
 from app.core.audit.tiers import Bounds
 from app.core.control_events import AuditPut
 from app.core.job import Kind
@@ -71,8 +71,44 @@ WINDOW, VERDICT = (
     list(shapes_audit.AuditVerdict.__annotations__),
 )
 MOST_REPORTS_BYTES = 1 << 20  # as much as Kafka takes: what is refused here, the client gives up
-_share = msgspec.json.Decoder(Share)
 _report = msgspec.json.Decoder(Report)
+
+
+class Meant(NamedTuple):
+    """What the catalog says of all that is known. Rows of many windows take seconds and are made in a thread:
+    that must not ask the catalog, whose caches are the loop's."""
+
+    plans: dict[tuple[str, str], AuditPlan | None]
+    bounds: dict[tuple[str, str], Bounds]
+    oddities: dict[Scope, str]
+    unseen: Unseen
+
+    @classmethod
+    def of(cls, audits: AuditsCatalog, known: Known) -> Meant:
+        """To be called on the loop."""
+        scopes = {key.scope for key in known.windows}
+        places = {(key.cluster, key.topic) for key in known.tiers} | {(s.cluster, s.topic) for s in scopes}
+        return cls(
+            {place: audits.plan_of(*place) for place in places},
+            {place: audits.bounds_of(*place) for place in places},
+            {scope: audits.oddity_of(scope) for scope in scopes},
+            partial(unseen, audits),
+        )
+
+    def plan_of(self, cluster: str, topic: str) -> AuditPlan | None:
+        """See `AuditsCatalog`; so the others."""
+        return self.plans[cluster, topic]
+
+    def bounds_of(self, cluster: str, topic: str) -> Bounds:
+        return self.bounds[cluster, topic]
+
+    def oddity_of(self, scope: Scope) -> str:
+        return self.oddities[scope]
+
+    @property
+    def of_verdicts(self) -> tuple[PlanOf, Unseen]:
+        """Arguments of `verdict_rows`."""
+        return self.plan_of, self.unseen
 
 
 class AuditRoutes:
@@ -104,8 +140,9 @@ class AuditRoutes:
     )  # fmt: skip
     async def get_windows(self, request: web.Request) -> web.StreamResponse:
         """What was counted in each window, the newest first."""
-        known = await self.known(request, _wanted(request))
-        rows = window_rows(known, now_ms(), self._bounds_of, self._api.runtime.catalog.audits.oddity_of)
+        known = await self.known(_wanted(request))
+        meant = self._meant(known)
+        rows = await asyncio.to_thread(window_rows, known, now_ms(), meant.bounds_of, meant.oddity_of)
         return await listed(request, rows, WINDOW, known.notes)
 
     @described(
@@ -118,57 +155,44 @@ class AuditRoutes:
         if unknown := sorted(states - {state.value for state in State}):
             known_states = ", ".join(state.value for state in State)
             raise BadQuery(f"state={unknown[0][:40]!r}: no such state; there are {known_states}")
-        known = await self.known(request, _wanted(request))
-        rows = [row for row in self._verdicts(known) if row["state"] in states]
+        known = await self.known(_wanted(request))
+        verdicts = await asyncio.to_thread(verdict_rows, known, now_ms(), *self._meant(known).of_verdicts)
+        rows = [row for row in verdicts if row["state"] in states]
         return await listed(request, rows, VERDICT, known.notes)
 
     @described(shapes_audit.Noted[shapes_audit.AuditTopic], query=(*TIMES, *PAGE), problems=(409, 502))
     async def get_topics(self, request: web.Request) -> web.Response:
         """Every topic that is counted, in a row: what is worst of its windows."""
-        known, bounds_of = await self.known(request, _wanted(request)), self._bounds_of
-        windows = window_rows(known, now_ms(), bounds_of, self._api.runtime.catalog.audits.oddity_of)
-        rows = topic_rows(known, windows, self._verdicts(known), now_ms(), bounds_of)
+        known = await self.known(_wanted(request))
+        meant, at_ms = self._meant(known), now_ms()
+
+        def told() -> list[dict[str, Any]]:
+            windows = window_rows(known, at_ms, meant.bounds_of, meant.oddity_of)
+            verdicts = verdict_rows(known, at_ms, *meant.of_verdicts)
+            return topic_rows(known, windows, verdicts, at_ms, meant.bounds_of)
+
+        rows = await asyncio.to_thread(told)
         return json_response({**paged(rows, request), "notes": known.notes})
 
-    def _verdicts(self, known: Known) -> list[dict[str, Any]]:
-        audits = self._api.runtime.catalog.audits
-        return verdict_rows(known, now_ms(), audits.plan_of, partial(unseen, audits))
-
-    def _bounds_of(self, cluster: str, topic: str) -> Bounds:
-        return self._api.runtime.catalog.audits.bounds_of(cluster, topic)
+    def _meant(self, known: Known) -> Meant:
+        return Meant.of(self._api.runtime.catalog.audits, known)
 
     @described({"type": "object"}, query=(*PLACES, *TIMES), problems=(409, 502))
     async def get_share(self, request: web.Request) -> web.Response:
         """What this worker's books hold of windows and tiers: for the other workers."""
-        share = own_share(self._api.runtime.audit_books, _wanted(request))
+        share = await own_share(self._api.runtime.audit_books, _wanted(request))
         return web.Response(
             body=msgspec.json.encode(share), content_type=JSON, headers={"Cache-Control": "no-store"}
         )
 
-    async def known(self, request: web.Request, wanted: Wanted) -> Known:
+    async def known(self, wanted: Wanted) -> Known:
         """What all workers know. Raises ApiError: one does not answer."""
-        runtime = self._api.runtime
-        path = share_path(wanted)
-        others = [worker for worker in self._api.beats() if worker != runtime.worker]
-        answers = await asyncio.gather(
-            *(
-                ask_worker(self._api, request, worker, patience_s=LOOK_S, path=path, method="GET")
-                for worker in others
-            )
-        )
-        shares = [own_share(runtime.audit_books, wanted)]
-        for worker, (status, content) in zip(others, answers, strict=True):
-            if status != 200:
-                raise ApiError(502, "Worker unreachable", f"{worker} answered {status}; ask again")
-            shares.append(_share.decode(content))
-        held = {partition for share in shares for partition in share.next_offsets}
-        if missing := await runtime.audit_books.without(held):
-            raise ApiError(
-                503,
-                "Being read",
-                f"partitions {missing} of the audit tables are being read; ask again in seconds",
-            )
-        return joined(shares, audit_partition)
+        try:
+            return await self._api.runtime.alerts.auditor.known(wanted)
+        except BeingRead as error:
+            raise ApiError(503, "Being read", f"{error}; ask again in seconds") from error
+        except NotKnown as error:
+            raise ApiError(502, "Not known", f"{error}; ask again in seconds") from error
 
     @described(
         shapes_audit.Taken, body={"type": "string"}, kinds=(NDJSON,), problems=(422,),
@@ -238,9 +262,7 @@ class AuditRoutes:
         wanted, warnings = await asyncio.to_thread(
             parse_audit, body.data, layout=audits.layout, file=body.file, node=body.node
         )
-        if wanted.name != (told := request.match_info["name"]):
-            detail = f"the definition is of {wanted.name}, the address of {told[:100]}"
-            raise ApiError(422, "Wrong address", detail)
+        check_address(request, wanted.name)
         current = self._api.runtime.control.view.audits.get(wanted.key)
         expected = condition(request, current)
         planned = plan({}, [wanted], audits={one.key: one for one in audits.plans()})

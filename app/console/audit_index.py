@@ -31,11 +31,13 @@ def wanted_of(api: Api, topic: str, cluster: str) -> Wanted:
     return Wanted(topic, api.runtime.catalog.audits.tier(cluster) or "other", cluster)
 
 
-def own_share(api: Api, wanted: Wanted) -> Share:
+async def own_share(api: Api, wanted: Wanted) -> Share:
     """What this worker's books know. Raises ValueError: too many windows."""
     books = api.runtime.audit_books.books
     next_offsets = {partition: book.next_offset for partition, book in books.items()}
-    return share(next_offsets, (book.collector for book in books.values()), wanted)
+    return await asyncio.to_thread(
+        share, next_offsets, [book.collector.copy() for book in books.values()], wanted
+    )
 
 
 async def index_of(
@@ -51,7 +53,7 @@ async def index_of(
     if request.headers.get(HOP):
         others = []
     asked = (ask_worker(api, request, worker, patience_s=LOOK_S, path=path) for worker in others)
-    shares = [own_share(api, wanted_of(api, topic, cluster))]
+    shares = [await own_share(api, wanted_of(api, topic, cluster))]
     for answer in await asyncio.gather(*asked, return_exceptions=True):
         if isinstance(answer, tuple):
             status, content = answer

@@ -7,8 +7,6 @@ pages. So whoever is asked, the same window is read once, and no two copy the sa
 from __future__ import annotations
 
 import asyncio
-import csv
-import io
 import time
 import uuid
 from collections import OrderedDict
@@ -31,6 +29,7 @@ from app.console.describe import ACTOR, JSON, PAGE, TEXT, Answer, Param, describ
 from app.console.hop import HOP, HOP_S, ask_worker
 from app.console.offsets import told_apart
 from app.console.operations import STARTED, Operation
+from app.console.tabular import CSV, csv_lines
 from app.control import audit_missing
 from app.control.audit_copy import copy_again, targets, wanted
 from app.control.audit_known import unseen
@@ -38,7 +37,7 @@ from app.control.audit_missing import Difference, drill
 from app.control.audit_sides import NotReadable, Question, Sider
 from app.core.audit.compare import State
 from app.core.audit.fingerprint import Fingerprint
-from app.core.audit.tiers import lateness
+from app.core.audit.tiers import group_of, lateness
 from app.core.audit.totals import NO_TOTALS
 from app.core.control_events import OperatorAct
 from app.dlq.query import BadQuery, parse_when
@@ -52,7 +51,6 @@ PATH = "/api/v1/audit/missing"
 AT_ONCE_S = 3.0  # what is read within is answered at once
 FRESH_S = 60.0
 KEPT = 8  # answers, of some megabytes each
-CSV = "text/csv"
 COLUMNS = ("kind", "id", "key", "at", "cluster", "topic", "partition", "offset", "copy_cluster", "copy_topic",
            "copy_partition", "copy_offset", "one_of", "why")  # fmt: skip
 SETTLED = {State.OK.value, State.LOSSY.value, State.DUPLICATED.value, State.CORRUPTED.value, State.LATE.value}
@@ -157,7 +155,7 @@ class AuditMissingRoutes:
         operations, subject = self._api.dlq_tools.operations, str(question)
         op = operations.running("missing", subject)
         if op is None:
-            verdict = await self._verdict(request, question)
+            verdict = await self._verdict(question)
 
             async def work(tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
                 kept = await self._drilled(question, verdict, tell)
@@ -183,24 +181,28 @@ class AuditMissingRoutes:
             self._kept.popitem(last=False)
         return kept
 
-    async def _verdict(self, request: web.Request, question: Question) -> Verdict:
-        """Raises ApiError: the audit cannot be asked now."""
+    async def _verdict(self, question: Question) -> Verdict:
+        """Raises ApiError: the audit cannot be asked now. NotReadable: it compares several groups there."""
         topic, before, after, start_ms = question
-        known = await self._audit.known(request, Wanted(topic, from_ms=start_ms, before_ms=start_ms + 1))
+        known = await self._audit.known(Wanted(topic, from_ms=start_ms, before_ms=start_ms + 1))
         audits = self._api.runtime.catalog.audits
         rows = verdict_rows(known, now_ms(), audits.plan_of, partial(unseen, audits))
         late_ms = 0
         for key, record in known.tiers.items():
             late_ms = max(late_ms, lateness([record], audits.bounds_of(key.cluster, topic)))
         asked = topic, before, after, start_ms
-        for row in rows:
-            if asked == (row["topic"], row["from_tier"], row["to_tier"], row["start_ms"]):
-                is_closed = row["state"] in SETTLED and row["closed"]
-                surplus, ids = row["from_count"] - row["to_count"], _ids(known, question)
-                return Verdict(
-                    row["state"], is_closed, Difference(surplus, ids) if is_closed else None, late_ms
-                )
-        return Verdict(None, False, None, late_ms)
+        rows = [r for r in rows if asked == (r["topic"], r["from_tier"], r["to_tier"], r["start_ms"])]
+        if not rows:
+            return Verdict(None, False, None, late_ms)
+        if len(rows) > 1:
+            raise NotReadable(
+                f"groups {', '.join(sorted(str(row['group']) for row in rows))} are compared there, each for "
+                "itself: which records one of several lacks cannot be told (audit loss compares their counts)"
+            )
+        row = rows[0]
+        is_closed = row["state"] in SETTLED and row["closed"]
+        surplus, ids = row["from_count"] - row["to_count"], _ids(known, question, row["group"] or "")
+        return Verdict(row["state"], is_closed, Difference(surplus, ids) if is_closed else None, late_ms)
 
     # -- copying again -----------------------------------------------------------------------------
 
@@ -214,7 +216,7 @@ class AuditMissingRoutes:
         leader = self._leader(request)
         if leader:
             return _passed_on(*await ask_worker(self._api, request, leader, dict(body), patience_s=HOP_S))
-        verdict = await self._verdict(request, question)
+        verdict = await self._verdict(question)
         if not verdict.is_closed:
             raise ApiError(
                 409, "Not final", f"the window is {verdict.state or 'not compared'}: records of it may be on "
@@ -230,6 +232,7 @@ class AuditMissingRoutes:
                 {"execute": False, "missing": many, "state": verdict.state, "complete": found.answer.is_whole}
             )
         Sider(self._api.runtime, question).plans()
+        self._must_lead()
         if self._api.runtime.draining:
             raise ApiError(503, "Stopping", "this worker stops; ask another one")
         actor = actor_of(request)
@@ -247,6 +250,7 @@ class AuditMissingRoutes:
         runtime = self._api.runtime
         kept = await self._drilled(question, verdict, tell)
         del self._kept[question]  # it will be others
+        self._must_lead()  # reading took its time
         targets(kept.answer)
         done: dict[str, int] = {}
         trouble = "; not all of them"
@@ -255,8 +259,9 @@ class AuditMissingRoutes:
             trouble = f"; {done['left']} are not there any more" if done["left"] else ""
         finally:
             many = sum(map(len, wanted(kept.answer).values()))
+            copied = done.get("copied", "some")  # it broke off: how many are there is not known
             detail = (
-                f"{done.get('copied', many)} of {many} missing records of the window "
+                f"{copied} of {many} missing records of the window "
                 f"{kept.answer.window.start_ms} copied again from "
                 f"{question.from_tier} to {question.to_tier}{trouble}"
             )
@@ -273,6 +278,12 @@ class AuditMissingRoutes:
             await self._api.runtime.control.append(event)
         except Exception as error:  # noqa: BLE001 - it is done; it must not look as if nothing was
             log.error("an operator's act is not in the control log", act=str(event), error=repr(error))
+
+    def _must_lead(self) -> None:
+        """Two that copy at once would copy twice. Raises ApiError."""
+        if not self._api.runtime.leader.leads:
+            detail = "this worker does not lead the region, and only the leader copies; ask again in seconds"
+            raise ApiError(503, "Not the leader", detail)
 
     def _leader(self, request: web.Request) -> str:
         """Who is to be asked; "": this worker."""
@@ -292,11 +303,18 @@ def _question(of: Callable[[str], Any], time_of: Callable[[str, int], int]) -> Q
     return Question(topic, before, after, time_of(of("start"), now_ms()))
 
 
-def _ids(known: Known, question: Question) -> Fingerprint | None:
-    """The sum of upstream's ids less downstream's; None: not all records have one."""
+def _ids(known: Known, question: Question, group: str) -> Fingerprint | None:
+    """The sum of upstream's ids less downstream's, as they are compared: a group, "" for none, with its own
+    cluster alone, where that is counted. None: not all records have one."""
     found = {question.from_tier: NO_TOTALS, question.to_tier: NO_TOTALS}
+    upstream = {key.cluster for key in known.tiers if key.tier == question.from_tier}
+    of_group = {group_of(key.cluster) for key in known.tiers if key.tier == question.to_tier}
+    own = {cluster for cluster, name in of_group if name == group} & upstream if group else set()
     for key, record in known.windows.items():
-        if key.start_ms == question.start_ms and key.tier in found:
+        if key.start_ms != question.start_ms or key.tier not in found:
+            continue
+        is_meant = group_of(key.cluster)[1] == group if key.tier == question.to_tier else True
+        if is_meant and (key.tier == question.to_tier or not own or key.cluster in own):
             found[key.tier] = found[key.tier].plus(record.totals).plus(record.late)
     before, after = found[question.from_tier], found[question.to_tier]
     if before.identified != before.count or after.identified != after.count:
@@ -326,11 +344,8 @@ def flat(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _csv(rows: list[dict[str, Any]]) -> web.Response:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(map(flat, rows))
-    return web.Response(text=text.getvalue(), content_type=CSV, headers={"Cache-Control": "no-store"})
+    lines = csv_lines([COLUMNS, *([flat(row)[name] for name in COLUMNS] for row in rows)])
+    return web.Response(body=lines, content_type=CSV, charset="utf-8", headers={"Cache-Control": "no-store"})
 
 
 def _readable(handler: Any) -> Any:

@@ -20,7 +20,7 @@ from app.console.answers import ApiError, number
 from app.console.audit_index import INDEX, index_of, own_share, wanted_of
 from app.console.describe import JSON, TEXT, Answer, Param, described, whole
 from app.console.offsets import MAX_NAME_CHARS, told_apart
-from app.console.tabular import CSV, NDJSON, PATIENCE_S, csv_lines
+from app.console.tabular import CSV, NDJSON, PATIENCE_S, csv_lines, write
 from app.dlq.letter import whole as all_of
 from app.dlq.query import BadQuery, parse_when
 from app.kafka.clusters import ClusterClient, ClusterUnreachable
@@ -69,7 +69,7 @@ class AuditRecordRoutes:
         """What this worker's books hold of where a topic's windows are: for the other workers."""
         wanted = wanted_of(self._api, *_named(request.query))
         return web.Response(
-            body=msgspec.json.encode(own_share(self._api, wanted)), content_type=JSON,
+            body=msgspec.json.encode(await own_share(self._api, wanted)), content_type=JSON,
             headers={"Cache-Control": "no-store"},
         )  # fmt: skip
 
@@ -117,14 +117,14 @@ async def _streamed(
     await answer.prepare(request)
     try:
         if is_csv:
-            await answer.write(csv_lines([COLUMNS]))
+            await write(answer, csv_lines([COLUMNS]))
         async for found in reader.pieces():
             if found:
-                async with asyncio.timeout(PATIENCE_S):
-                    await answer.write(_csv(found) if is_csv else _lines(found))
+                await write(answer, _csv(found) if is_csv else _lines(found))
         if not is_csv:
-            await answer.write(orjson.dumps({"summary": summary(reader, parts, plan)}) + b"\n")
-        await answer.write_eof()
+            await write(answer, orjson.dumps({"summary": summary(reader, parts, plan)}) + b"\n")
+        async with asyncio.timeout(PATIENCE_S):
+            await answer.write_eof()
     except ConnectionResetError:
         pass  # nobody reads any more
     except (KafkaError, ClusterUnreachable, OSError, TimeoutError) as error:

@@ -131,6 +131,13 @@ async def read_definition(request: web.Request) -> Document:
     return documents[0]
 
 
+def check_address(request: web.Request, name: str) -> None:
+    """Raises ApiError: the definition of `name` was sent to the address of another."""
+    if name != (told := request.match_info["name"]):
+        detail = f"the definition is of {name}, the address of {told[:100]}"
+        raise ApiError(422, "Wrong address", detail)
+
+
 def condition(request: web.Request, current: DefinitionPut | None) -> str | None:
     """The etag of what a conditional change replaces, "" for nothing; None when there is no condition.
 

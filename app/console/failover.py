@@ -18,6 +18,7 @@ from app.console.defining import (
     DRY_RUN,
     MATCH,
     YAML,
+    check_address,
     condition,
     define,
     defined,
@@ -168,9 +169,7 @@ class FailoverRoutes:
         failover, warnings = await asyncio.to_thread(
             parse_failover, body.data, layout=self._side.failovers.layout, file=body.file, node=body.node
         )
-        if failover.name != (told := request.match_info["name"]):
-            detail = f"the definition is of {failover.name}, the address of {told[:100]}"
-            raise ApiError(422, "Wrong address", detail)
+        check_address(request, failover.name)
         view, catalog = self._api.runtime.control.view, self._api.runtime.catalog
         current = view.failovers.get(failover.key)
         expected = condition(request, current)

@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from app.clock import now_ms
 from app.control.runtime import Runtime
 
-LABELS = ("alert", "severity", "topic", "from_tier", "to_tier")
+LABELS = ("alert", "severity", "topic", "from_tier", "to_tier", "group")
 
 
 def of_alerts(runtime: Runtime) -> Iterator[Metric]:
@@ -26,7 +26,8 @@ def of_alerts(runtime: Runtime) -> Iterator[Metric]:
     for state in view.alert_states.states.values():
         if state.state == "firing":
             severity = severities.get(state.rule, "unknown")
-            firing.add_metric((state.rule, severity, state.topic, state.from_tier, state.to_tier), 1)
+            place = state.topic, state.from_tier, state.to_tier, state.reader
+            firing.add_metric((state.rule, severity, *place), 1)
         waiting[state.rule] += state.state == "pending"
     for name in severities:
         pending.add_metric((name,), waiting[name])

@@ -22,6 +22,7 @@ from app.console.defining import (
     DRY_RUN,
     MATCH,
     YAML,
+    check_address,
     condition,
     define,
     defined,
@@ -147,9 +148,7 @@ class RouteRoutes:
         route, warnings = await asyncio.to_thread(
             parse_route, body.data, clusters=names, file=body.file, node=body.node
         )
-        if route.key != (told := request.match_info["name"]):
-            detail = f"the definition is of {route.key}, the address of {told[:100]}"
-            raise ApiError(422, "Wrong address", detail)
+        check_address(request, route.key)
         current = self._api.runtime.control.view.routes.get(route.key)
         refuse_derived(current)
         expected = condition(request, current)

@@ -35,7 +35,8 @@ class ChannelTold(TypedDict):
 
 
 class Alert(TypedDict):
-    """An alert: one for a rule, topic and pair of tiers. `since_ms`: the rule holds; `fired_ms`: it was told;
+    """An alert: one for a rule, topic and pair of tiers; `group`: who consumes, where the second tier is what
+    a workload has finished. `since_ms`: the rule holds; `fired_ms`: it was told;
     `over_ms`: it holds no more, and is resolved once that has lasted; null: not yet. `aged`: only because its
     windows are looked at no more. `windows` are the newest ones, beside `more_windows`. `todo`: commands that
     say more."""
@@ -49,6 +50,7 @@ class Alert(TypedDict):
     topic: str
     from_tier: str
     to_tier: str
+    group: str | None
     what: str
     since_ms: int
     since: str

@@ -67,22 +67,24 @@ async def listed(
     await answer.prepare(request)
     try:
         if name == "csv":
-            await _write(answer, csv_lines([columns]))
+            await write(answer, csv_lines([columns]))
         for start in range(0, len(rows), ROWS_A_PIECE):
             piece = rows[start : start + ROWS_A_PIECE]
             if name == "csv":
                 text = csv_lines([[row[column] for column in columns] for row in piece])
             else:
                 text = b"".join(orjson.dumps(row) + b"\n" for row in piece)
-            await _write(answer, text)
-        await answer.write_eof()
+            await write(answer, text)
+        async with asyncio.timeout(PATIENCE_S):
+            await answer.write_eof()
     except (ConnectionResetError, TimeoutError):  # nobody reads any more: what was sent must not look whole
         if request.transport is not None:
             request.transport.abort()
     return answer
 
 
-async def _write(answer: web.StreamResponse, data: bytes) -> None:
+async def write(answer: web.StreamResponse, data: bytes) -> None:
+    """Raises TimeoutError: nobody reads."""
     async with asyncio.timeout(PATIENCE_S):
         await answer.write(data)
 

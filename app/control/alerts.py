@@ -57,6 +57,7 @@ class Alerts(Service):
         looked_ms: when the audit was looked at last, 0: never here; `unknown`: why it could not be, "" if it
             could.
         left_out: alerts for which there is no room.
+        auditor: asks all workers, for whoever asks for windows, too.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class Alerts(Service):
         self.left_out = 0
         self.look_s = LOOK_S
         self._control = control
-        self._auditor = auditor
+        self.auditor = auditor
         self._may_act = may_act
         self._tell = tell
         self._region = region
@@ -145,8 +146,8 @@ class Alerts(Service):
         self._looked_s = now_s
         at_ms, within_ms = now_ms(), max(rule.within_ms for rule in rules.values())
         try:
-            rows, self._since = await self._auditor.verdicts(
-                Wanted(from_ms=max(0, at_ms - within_ms - self._auditor.widest_ms)), at_ms,
+            rows, self._since = await self.auditor.verdicts(
+                Wanted(from_ms=max(0, at_ms - within_ms - self.auditor.widest_ms)), at_ms,
                 lambda topic: any(rule.means(topic) for rule in rules.values()),
             )  # fmt: skip
         except NotKnown as error:

@@ -222,10 +222,15 @@ class AuditBooks(Service):
         for partition, book in list(self.books.items()):
             if 0 <= book.end <= book.next_offset and self.books.get(partition) is book:
                 await self._due(book.collector)
-        ends = await self._client.end_offsets([(self._topic, partition) for partition in self.books])
+        asked = {partition: (book, book.next_offset) for partition, book in self.books.items()}
+        ends = await self._client.end_offsets([(self._topic, partition) for partition in asked])
         for (_, partition), end in ends.items():
-            if (at := self.books.get(partition)) is not None:
-                at.end = end
+            book, known = asked[partition]
+            book.end = end
+            if end < known and self.books.get(partition) is book:
+                # It was made anew, or lost its end: its next events would be taken for known ones.
+                log.warning("the audit topic is shorter than it was", partition=partition, end=end, was=known)
+                self.forget(partition)
         now_s = time.monotonic()
         if self._leads() and now_s - self._ticked_s >= TICK_S:
             self._ticked_s = now_s

@@ -6,14 +6,15 @@ Rules
 1. Only what is certainly missing is copied: nothing that waits for its copier, or of which it is not clear.
 2. A copy is what the route would have made: key, value, timestamp, the headers that the route keeps or adds,
    in the partition of the same number. Without a route it goes to the same topic, as it is.
-3. Who copies has asked right before what is missing (the drill-down reads the whole log behind the window for
+3. Into a compacted topic nothing is copied: an old value would become the newest of its key.
+4. Who copies has asked right before what is missing (the drill-down reads the whole log behind the window for
    copies made meanwhile), and nobody else copies at the same time: so a second time copies nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from app.audit.prints import Reader
@@ -75,6 +76,11 @@ def targets(answer: Answer) -> dict[Partition, Target]:
         copier = copiers[0]
         into = Partition(copier.target, copier.target_topic, place.partition)
         topic = next(one for one in answer.sides.downstream if (one.cluster, one.name) == into[:2])
+        if topic.is_compacted:
+            raise NotReadable(
+                f"topic {into.topic} in {into.cluster} is compacted: copied again, an old value would be the "
+                "newest of its key; let its producer write what is missing"
+            )
         if into.partition >= topic.partitions:
             raise NotReadable(
                 f"topic {into.topic} in {into.cluster} has {topic.partitions} partitions, and no "
@@ -114,9 +120,9 @@ async def copy_again(runtime: Runtime, answer: Answer, tell: Tell) -> dict[str, 
         try:
             waiting: list[asyncio.Future[int]] = []
             most_bytes = await _max_bytes(cluster.client, target.place.topic)
-            for run in _runs(sorted(seen)):
-                async for batch in _batches(part.client, place, run):
-                    there = _same(batch, seen, part.reader)
+            for run in runs_of(seen):
+                async for batch in _batches(part.client, place, (min(run), max(run) + 1)):
+                    there = same_of(batch, run, part.reader)
                     for data, count in _encoded(batch, there, target.edit, most_bytes):
                         waiting.append(await lane.append(data, count))
                         copied += count
@@ -138,14 +144,16 @@ async def _max_bytes(client: Any, topic: str) -> int:
     return int(found.config[MAX_BYTES]) if isinstance(found, TopicSettings) else KAFKA_MAX_BYTES
 
 
-def _runs(offsets: Sequence[int]) -> list[tuple[int, int]]:
-    """Spans that hold them all, without long gaps."""
-    found: list[tuple[int, int]] = []
-    for offset in offsets:
-        if found and offset - found[-1][1] < NEAR:
-            found[-1] = found[-1][0], offset + 1
-        else:
-            found.append((offset, offset + 1))
+def runs_of(seen: Mapping[int, Seen]) -> list[dict[int, Seen]]:
+    """All of them, by offset, in runs without long gaps. A batch may hold some of several runs: of each run
+    only its own are copied."""
+    found: list[dict[int, Seen]] = []
+    last = -NEAR - 1
+    for offset in sorted(seen):
+        if offset - last > NEAR:
+            found.append({})
+        found[-1][offset] = seen[offset]
+        last = offset
     return found
 
 
@@ -158,7 +166,7 @@ async def _batches(client: Any, place: Partition, run: tuple[int, int]) -> Any:
                 yield batch
 
 
-def _same(batch: Batch, seen: Mapping[int, Seen], reader: Reader) -> set[int]:
+def same_of(batch: Batch, seen: Mapping[int, Seen], reader: Reader) -> set[int]:
     """Those offsets of the batch that hold what was found there."""
     header = batch.header
     if not any(header.base_offset <= offset < header.next_offset for offset in seen):

@@ -35,10 +35,11 @@ class NotKnown(Exception):
     """What the region knows cannot be told now: why."""
 
 
-def own_share(books: AuditBooks, wanted: Wanted) -> Share:
-    """What this worker's books hold, as much as goes into an answer."""
-    held = {partition: (book.next_offset, book.collector) for partition, book in books.books.items()}
-    return share_of(held, wanted)
+async def own_share(books: AuditBooks, wanted: Wanted) -> Share:
+    """What this worker's books hold, as much as goes into an answer. In a thread: of many windows it takes a
+    second."""
+    held = {partition: (book.next_offset, book.collector.copy()) for partition, book in books.books.items()}
+    return await asyncio.to_thread(share_of, held, wanted)
 
 
 def share_path(wanted: Wanted) -> str:
@@ -58,8 +59,12 @@ def unseen(audits: AuditsCatalog, plan: AuditPlan | None) -> list[str]:
     return sorted(n for n, s in audits.layout.sites.items() if s.tier == REGIONAL and n not in counted)
 
 
+class BeingRead(NotKnown):
+    """All workers answer; the tables of some partitions are being read."""
+
+
 class Auditor:
-    """Asks all workers, for whoever runs beside no request. `beats`: the last words of those that live."""
+    """Asks all workers. `beats`: the last words of those that live."""
 
     def __init__(
         self,
@@ -87,7 +92,7 @@ class Auditor:
         Raises:
             NotKnown: a worker does not answer, or a book is being read.
         """
-        known = await self._known(wanted)
+        known = await self.known(wanted)
         places = {(key.cluster, key.topic) for key in known.tiers}
         meant = {topic for topic in {topic for _, topic in places} if means(topic)}
         plans = {place: self._audits.plan_of(*place) for place in places}
@@ -103,7 +108,8 @@ class Auditor:
         rows = await asyncio.to_thread(told)  # seconds, for as many windows as there may be
         return rows, known.since
 
-    async def _known(self, wanted: Wanted) -> Known:
+    async def known(self, wanted: Wanted) -> Known:
+        """What the region knows. Raises NotKnown: a worker does not answer, or a book is being read."""
         others = [(worker, beat.url) for worker, beat in self._beats().items() if worker != self._worker]
         timeout = aiohttp.ClientTimeout(total=LOOK_S)
         try:
@@ -111,7 +117,7 @@ class Auditor:
                 path = share_path(wanted)
                 asked = [_asked(session, worker, url + path) for worker, url in others]
                 told = await asyncio.gather(*asked)
-            own = own_share(self._books, wanted)
+            own = await own_share(self._books, wanted)
 
             def put_together() -> tuple[Known, set[int]]:
                 shares = [own, *map(_share.decode, told)]
@@ -125,7 +131,7 @@ class Auditor:
         except ValueError as error:  # no share
             raise NotKnown(str(error)) from error
         if missing:
-            raise NotKnown(f"partitions {missing} of the audit tables are being read")
+            raise BeingRead(f"partitions {missing} of the audit tables are being read")
         return known
 
 

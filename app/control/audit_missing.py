@@ -8,6 +8,7 @@ another difference than was found there, they are read to their ends.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -97,7 +98,7 @@ async def drill(
         except LogsChanged:
             if number == TRIES - 1:
                 raise
-    return _answer(question, sides, scanned, surplus)
+    return await asyncio.to_thread(_answer, question, sides, scanned, surplus)
 
 
 async def _by_sums(question: Question, sides: Sides, scan: Scan, difference: Difference | None) -> Answer:

@@ -75,4 +75,4 @@ async def find_audit_beginning(
     is_known = log == answer.log and start <= snapshot.base
     finished = Snapshot(max(start, snapshot.base))
     beginning = Beginning(finished, answer.lineage, log, known=is_known and not is_other)
-    return AuditBeginning(beginning, start, note.is_cut or is_other)
+    return AuditBeginning(beginning, start, note.is_cut or is_other or first > snapshot.base)

@@ -44,12 +44,13 @@ class Told(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Group(NamedTuple):
-    """What one alert is about."""
+    """What one alert is about. `reader`: the group whose work is compared, "" where a tier is none's."""
 
     rule: str
     topic: str
     from_tier: str
     to_tier: str
+    reader: str = ""
 
 
 class AlertState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="event",
@@ -59,6 +60,7 @@ class AlertState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     Attributes:
         at_ms: when this was written.
         id: of this episode; the first part is the same for all episodes of a group.
+        reader: as in `Group`.
         since_ms: since when it holds. fired_ms, resolved_ms: when it fired, and was resolved.
         over_ms: of one that fires, since when it does not hold any more; 0: it does.
         aged: it is over only because its windows are longer ago than its rule looks: nothing was mended.
@@ -76,6 +78,7 @@ class AlertState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     from_tier: str
     to_tier: str
     since_ms: int
+    reader: str = ""
     fired_ms: int = 0
     over_ms: int = 0
     resolved_ms: int = 0
@@ -89,7 +92,13 @@ class AlertState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     @property
     def group(self) -> Group:
         """What it is about."""
-        return Group(self.rule, self.topic, self.from_tier, self.to_tier)
+        return Group(self.rule, self.topic, self.from_tier, self.to_tier, self.reader)
+
+    @property
+    def tiers(self) -> str:
+        """Between which tiers, in words."""
+        group = f" (group {self.reader})" if self.reader else ""
+        return f"{self.from_tier} to {self.to_tier}{group}"
 
     @property
     def is_live(self) -> bool:

@@ -9,7 +9,8 @@
                           +-- over --> gone
 
 Rules
-1. One alert a rule, topic and pair of tiers: its windows stand in it, and nobody is told of each.
+1. One alert a rule, topic and pair of tiers, and of the consumers' tier one a group, whose figures are never
+   added up: its windows stand in it, and nobody is told of each.
 2. What is provisional never fires, nor does what cannot be known. An audit that is absent is told as such
    only where the rule names it, and never as loss.
 3. A window of the alert of which nothing can be said now (it is provisional again, its audit is absent)
@@ -96,16 +97,17 @@ class Outcome(NamedTuple):
 
 def seen(rules: Iterable[Rule], rows: Iterable[Row], now_ms: int) -> dict[Group, Seen]:
     """By group, of those of which anything is known."""
-    by_place: dict[tuple[str, str, str], list[Row]] = {}
+    by_place: dict[tuple[str, str, str, str], list[Row]] = {}
     for row in rows:
-        by_place.setdefault((row["topic"], row["from_tier"], row["to_tier"]), []).append(row)
+        place = row["topic"], row["from_tier"], row["to_tier"], row["group"] or ""
+        by_place.setdefault(place, []).append(row)
     found: dict[Group, Seen] = {}
     for rule in rules:
-        for (topic, *pair), of_place in sorted(by_place.items()):
-            if rule.means(topic) and rule.tiers in (None, tuple(pair)):
+        for place, of_place in sorted(by_place.items()):
+            if rule.means(place[0]) and rule.tiers in (None, place[1:3]):
                 recent = [row for row in of_place if row["end_ms"] >= now_ms - rule.within_ms]
                 recent.sort(key=lambda row: row["start_ms"])
-                found[Group(rule.name, topic, pair[0], pair[1])] = _seen(rule, recent)
+                found[Group(rule.name, *place)] = _seen(rule, recent)
     return found
 
 
@@ -220,7 +222,7 @@ def left_out(states: Mapping[str, AlertState], found: Mapping[Group, Seen]) -> i
 
 def fingerprint(group: Group) -> str:
     """The same for a group at any time."""
-    return hashlib.sha256("\0".join(group).encode()).hexdigest()[:16]
+    return hashlib.sha256("\0".join(filter(None, group)).encode()).hexdigest()[:16]
 
 
 def _begun(group: Group, now_ms: int) -> AlertState:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-from aiokafka.errors import for_code
+from aiokafka.errors import NotControllerError, for_code
 
 from app.kafka.clusters import ClusterClient
 
@@ -39,7 +39,8 @@ async def ensure_topics(client: ClusterClient, wanted: Sequence[TopicSpec]) -> l
 
     Raises:
         TopicMismatch: an existing `exact` topic has another number of partitions.
-        aiokafka.errors.KafkaError: the cluster refused (authorisation, policy, invalid config).
+        aiokafka.errors.KafkaError: the cluster refused (authorisation, policy, invalid config), or has no
+            controller.
     """
     existing = await client.topics()
     for spec in wanted:
@@ -56,6 +57,7 @@ async def ensure_topics(client: ClusterClient, wanted: Sequence[TopicSpec]) -> l
     admin = AIOKafkaAdminClient(**client.spec.aiokafka_options())
     await admin.start()
     try:
+        await _until_led(admin, client.name)
         response: Any = await admin.create_topics(
             [
                 NewTopic(
@@ -82,3 +84,14 @@ async def ensure_topics(client: ClusterClient, wanted: Sequence[TopicSpec]) -> l
             break
         await asyncio.sleep(0.1)
     return created
+
+
+async def _until_led(admin: AIOKafkaAdminClient, cluster: str) -> None:
+    """A cluster that has just come back may have no controller yet, which the client takes for one."""
+    known = admin._client
+    for _ in range(VISIBLE_TRIES):
+        if known.cluster.controller is not None:
+            return
+        await asyncio.sleep(0.1)
+        await known.force_metadata_update()
+    raise NotControllerError(f"{cluster} has no controller; see that a majority of its controllers is up")

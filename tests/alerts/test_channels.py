@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from app.alerts.bodies import alertmanager, slack
+from app.alerts.bodies import alertmanager, slack, webhook
 from app.alerts.channels import NotTaken, Sender
 from app.alerts.words import Notice, commands, told
 from app.cli.main import switchyard
@@ -217,6 +217,15 @@ def test_each_kind_is_told_in_its_own_words(state: str, kind: str, says: str) ->
     assert "lost" not in what.title
     assert kind in told(window)
     assert all(line.startswith("switchyard ") for line in commands((kind,), what.state))
+
+
+def test_of_a_group_that_consumes_its_name_is_told_and_nothing_that_cannot_be_done() -> None:
+    what = notice(to_tier="consumer", reader="billing")
+    assert "orders, regional to consumer (group billing): 2 of 100" in what.title
+    assert not [line for line in what.todo if "copy-again" in line]
+    assert [line for line in notice().todo if "copy-again" in line]
+    assert webhook(what)["group"] == alertmanager(what, AT_MS)[0]["labels"]["group"] == "billing"
+    assert "group" not in alertmanager(notice(), AT_MS)[0]["labels"]
 
 
 @pytest.mark.parametrize("state", ["lossy", "duplicated", "corrupted", "late", "absent-audit"])

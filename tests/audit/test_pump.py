@@ -180,6 +180,22 @@ async def test_a_gap_and_damage_are_passed_over_and_told() -> None:
     assert (stand.pump.reader.next_offset, stand.told[0][0]) == (600, "audit-damage")
     await stand.report(stand.pump)
     assert (stand.counts, stand.pump.base) == ({}, 600)
+    (tier,) = stand.collector.tiers.values()
+    assert tier.complete_ms > 1_700_000_000_000, "windows of before may lack what the log lost"
+
+
+async def test_what_waits_before_a_gap_is_counted_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pumps, "MOST_PENDING", 1)
+    stand = Stand()
+    for _ in range(3):
+        stand.log.append([1] * 40_000)
+        stand.feed(1)
+    assert stand.pump.reader.next_offset == 80_000, "the third one waits: a report was not taken yet"
+    stand.pump.skip(Gap((), "orders", 3, 120_000, 130_000, "retention"))
+    await stand.report(stand.pump)
+    await stand.report(stand.pump)
+    assert (stand.counts, stand.pump.reader.next_offset) == ({0: 120_000}, 130_000)
+    stand.pump.close()
 
 
 async def test_what_was_not_fetched_is_never_passed_over() -> None:

@@ -15,7 +15,19 @@ from typing import Any
 
 import pytest
 
-from app.audit_sdk import Audit, AuditError, CallOutput, FileOutput, Fsync, Refused, SyncAudit, thread, wal
+from app.audit_sdk import (
+    Audit,
+    AuditError,
+    CallOutput,
+    FileOutput,
+    Fsync,
+    Refused,
+    SyncAudit,
+    frames,
+    kept,
+    thread,
+    wal,
+)
 from app.audit_sdk.outputs import Output, read_lines
 from app.core.audit.collect import Collector
 from app.core.audit.reports import Report
@@ -180,6 +192,24 @@ def test_a_disk_that_fails_stops_neither_the_client_nor_the_counting(
         until(lambda: counted(output.reports) == 3)
     assert len(caplog.records) == 2
     assert counted(output.reports) == 3
+
+
+def test_what_a_fault_kept_out_of_the_log_is_in_the_next_frame(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with SyncAudit(**{**QUICK, "log_interval_s": 100.0, "report_interval_s": 100.0}, wal=tmp_path,
+                   output=Taken()) as audit:  # fmt: skip
+        audit.handled("orders", 0, 7, 5, 10)
+        monkeypatch.setattr(kept, "encode", lambda _: {}["a fault"])
+        assert not audit.logged()
+        assert "a fault" in audit.stats.wrong["keeping counts"]
+        monkeypatch.undo()
+        audit.handled("orders", 1, 3, 5, 10)
+        assert audit.logged()
+        log_ = max(tmp_path.glob(f"{wal.PREFIX}*"))
+        assert kept.read(frames.found(log_.read_bytes()).payloads).positions == {
+            "orders": {0: (8, 5), 1: (4, 5)}
+        }
 
 
 def test_a_damaged_log_is_told_and_the_audit_goes_on(

@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from app.audit_sdk import book, counting, kept
 from app.audit_sdk.counting import Counting, Tier
 from app.core.audit import client as core_client
+from app.core.audit.client import ClientAudit
 from app.core.audit.count import window_of
 from app.core.audit.fingerprint import ids_of, of_ids
+from app.core.audit.reports import Scope
 from app.core.audit.totals import Totals
 
 TIER = Tier("consumer", "east", 100, "web@1", 1_000)
@@ -193,3 +195,46 @@ def test_lists_in_the_place_of_numbers_are_left_out_and_told(wrong: tuple[Any, A
     counted._books["orders"].fold()
     counted._books["orders"].pending.clear()
     assert sum(one.count for one in totals(counted).values()) == 1
+
+
+def test_who_asks_for_changes_while_records_are_folded_is_told_of_them() -> None:
+    """Else `logged` is true for records that are in no frame."""
+    counted = Counting(TIER)
+    counted.sent("orders", 100, 10)
+    one = counted._books["orders"]
+    one.all()
+    found: list[Any] = []
+    asks = threading.Thread(target=lambda: found.append(one.change()))
+
+    class Noted(list[Any]):
+        def __delitem__(self, key: Any) -> None:
+            super().__delitem__(key)
+            asks.start()
+            asks.join(0.2)  # ends at once where it does not wait for the fold
+
+    one.noted = Noted((100, 10, None, 1.0))
+    one.fold()
+    asks.join()
+    assert found[0] is not None
+    assert sum(totals.count for totals in found[0][0].windows.values()) == 2
+
+
+def test_positions_of_a_topic_that_is_opened_while_all_is_written_are_kept() -> None:
+    counted = Counting(TIER)
+    counted._resume({"orders": {0: (7, 100), 1: (5, 100)}})
+    counted.sent("payments", 100, 10)
+
+    class Opens(book.Book):
+        __slots__ = ()
+
+        def all(self) -> Any:
+            counted.handled("orders", 0, 7, 200, 10)
+            return super().all()
+
+    counted._books["payments"] = Opens(ClientAudit(Scope("payments", *TIER[:3]), "web@1", 1_000),
+                                       "payments", {}, counted._told)  # fmt: skip
+    everything = counted._everything([], has_left=False)
+    change = counted._change([])
+    assert change is not None
+    positions = kept.read([kept.encode(everything), kept.encode(change)]).positions
+    assert positions["orders"] == {0: (8, 200), 1: (5, 100)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import AsyncIterator, Awaitable, Callable
 from itertools import pairwise
 from pathlib import Path
@@ -77,6 +78,22 @@ async def test_a_file_goes_on_behind_a_line_that_a_killed_process_has_begun(tmp_
     assert list(read_lines(path.read_bytes())) == some
 
 
+async def test_a_file_goes_on_behind_a_line_that_a_full_disk_has_cut(tmp_path: Path) -> None:
+    path, some = tmp_path / "reports", reports(3)
+    output = FileOutput(path)
+    await output.send(some[:1])
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 20, before[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            await output.send(some[1:])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert len(path.read_bytes().splitlines()[-1]) == 20
+    await output.send(some[1:])
+    assert list(read_lines(path.read_bytes())) == some
+
+
 async def test_functions_are_called_with_and_without_await() -> None:
     told: list[int] = []
 
@@ -129,7 +146,9 @@ async def test_nobody_there_is_an_error_to_try_again() -> None:
         await HttpOutput("http://127.0.0.1:9/x").send(reports(1))
 
 
-@pytest.mark.parametrize("url", ["ftp://host/x", "host:80", "http://", "https:///x"])
+@pytest.mark.parametrize(
+    "url", ["ftp://host/x", "host:80", "http://", "https:///x", "http://host:x/", "http://host:70000/"]
+)
 def test_what_is_no_address_is_refused_with_a_remedy(url: str) -> None:
     with pytest.raises(AuditError, match="give one such as"):
         HttpOutput(url)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.audit_sdk import AuditError, wal
+from app.audit_sdk import AuditError, frames, wal
 from app.audit_sdk.wal import Wal
 
 
@@ -54,6 +54,13 @@ def test_a_new_file_takes_the_place_of_the_older_ones(tmp_path: Path) -> None:
     log.release()
     assert left(tmp_path) == (b"all 3", b"more")
     assert the_file(tmp_path).name == "log-000004"
+
+
+def test_the_newest_file_is_known_by_its_number(tmp_path: Path) -> None:
+    """A process was killed before it dropped the older one."""
+    for number in (999_999, 1_000_000):
+        (tmp_path / f"log-{number:06}").write_bytes(frames.written([b"all %d" % number]))
+    assert left(tmp_path) == (b"all 1000000",)
 
 
 def test_it_is_long_when_changes_outweigh_what_it_began_with(

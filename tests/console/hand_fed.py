@@ -178,6 +178,7 @@ class Catalog:
         self._log = log
         self.routes = RoutesCatalog(cast("Any", log), clusters, lambda *_: None)
         self.audits = AuditsCatalog(cast("Any", log), clusters, lambda *_: None, LAYOUT)
+        self.audits.workload = self.workload
 
     def route(self, name: str) -> RouteDefinition | None:
         return self.routes.definition(name)
@@ -267,9 +268,12 @@ class HandFed:
         self.audit_books = AuditBooks(
             "", empty, nothing, nothing, self.catalog.audits.bounds_of, lambda *_: None
         )
+        auditor = Auditor(
+            ME, self.audit_books, cast("Any", self.catalog.audits),
+            lambda: self.members.live(time.monotonic()),
+        )  # fmt: skip
         self.alerts = Alerts(
-            control,
-            Auditor(ME, self.audit_books, cast("Any", self.catalog.audits), dict),
+            control, auditor,
             lambda: self.leader.leads, lambda *_: None, "east", self.env,
         )  # fmt: skip
         pumps: dict[str, Any] = {}

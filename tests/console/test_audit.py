@@ -22,6 +22,7 @@ from app.core.audit.totals import Totals
 from tests.audit.test_view import AWAY, HOME, WIDTH_MS, counted_at_both
 from tests.cli.in_process import InProcess
 from tests.console.client import Console
+from tests.console.hand_fed import beat
 
 
 def definition(**spec: Any) -> dict[str, Any]:
@@ -153,6 +154,14 @@ def test_while_tables_are_read_nothing_is_told_as_if_it_were_all(console: Consol
     console.fed.audit_books.without = without  # type: ignore[method-assign]
     answer = console.ask("GET", "/api/v1/audit/windows")
     assert (answer.status, answer.json["title"]) == (503, "Being read")
+
+
+def test_a_worker_that_does_not_answer_is_told_and_nothing_as_if_it_were_all(console: Console) -> None:
+    console.fed.hear(beat(worker="away", url="http://127.0.0.1:1"))
+    for path in ("windows", "loss", "topics"):
+        answer = console.ask("GET", f"/api/v1/audit/{path}")
+        assert (answer.status, answer.json["title"]) == (502, "Not known")
+        assert "away does not answer" in answer.json["detail"]
 
 
 def test_commands_tell_the_same_and_exit_with_eight_where_records_are_missing(

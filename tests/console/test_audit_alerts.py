@@ -178,7 +178,8 @@ def test_metrics_tell_what_fires(console: Console) -> None:
     console.fed.apply(fires(console.fed))
     console.fed.apply(fires(console.fed, "f00-2", state="pending", notice=0))
     text = console.ask("GET", "/metrics").text
-    labels = 'alert="orders-lost",from_tier="regional",severity="critical",to_tier="aggregate",topic="orders"'
+    tiers = 'group="",severity="critical",to_tier="aggregate",topic="orders"'
+    labels = f'alert="orders-lost",from_tier="regional",{tiers}'
     assert f"switchyard_alerts_firing{{{labels}}} 1.0" in text
     assert 'switchyard_alerts_pending{alert="orders-lost"} 1.0' in text
     assert "switchyard_alert_channel_failing" in text

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import csv
+import io
 from typing import Any
 from urllib.parse import urlencode
 
 import pytest
 
+from app.audit.view import Wanted, joined
+from app.console import audit_missing
+from app.console.hop import HOP
+from app.control.audit_known import own_share
+from app.control.audit_sender import audit_partition
+from app.control.audit_sides import Question
+from app.core.audit.fingerprint import ids_of, of_ids
 from tests.audit.test_view import WIDTH_MS
+from tests.console.audited import AWAY, HOME, WEST, Audited, plan
 from tests.console.client import Answer, Console
+from tests.console.hand_fed import definition as workload
+from tests.console.hand_fed import put
 from tests.console.test_audit import definition, with_loss
 
 START = 10**12 - 10**12 % WIDTH_MS
@@ -63,6 +76,66 @@ def test_nothing_is_copied_again_while_the_audit_is_not_sure(counted: Console) -
     assert not [act for act in counted.fed.control.appended if getattr(act, "action", "")]
     unknown = counted.ask("POST", "/api/v1/audit/copy-again", {**QUESTION, "yes": True})
     assert (unknown.status, "no such field" in unknown.json["detail"]) == (400, True)
+
+
+def test_no_cell_of_a_file_becomes_a_formula() -> None:
+    """Ids and keys are those of whoever writes records."""
+    place = {"cluster": "east-regional", "topic": "orders", "partition": 0, "offset": 7}
+    row = {"kind": "missing", "id": "=1+1", "key": '@"x",\n', "at_ms": 0, "at": "-", "source": place,
+           "copy": None, "one_of": 1, "why": ""}  # fmt: skip
+    answer = audit_missing._csv([row])
+    assert isinstance(answer.body, bytes)
+    head, cells = csv.reader(io.StringIO(answer.body.decode(), newline=""))
+    assert tuple(head) == audit_missing.COLUMNS
+    assert cells[:8] == ["missing", "'=1+1", '\'@"x",\n', "'-", "east-regional", "orders", "0", "7"]
+    assert answer.headers["Content-Type"] == "text/csv; charset=utf-8"
+
+
+def finished(console: Console, **lacks: set[int]) -> tuple[Audited, int]:
+    """Groups that have finished what two clusters have, each of one of them, and lack some ids."""
+    assert console.ask("PUT", "/api/v1/audit/plans/all", plan(id={"header": "message-id"})).status == 201
+    for group in lacks:
+        data = workload(group)
+        data["metadata"]["cluster"] = HOME[1]
+        console.fed.apply(put(data))
+    audited = Audited(console)
+    places = [HOME, WEST, *(("consumer", f"{HOME[1]}:{group}") for group in lacks)]
+    for back in (6, 5, 4):
+        audited.count("orders", HOME, back, range(10))
+        audited.count("orders", WEST, back, range(100, 110))
+        for place, missing in zip(places[2:], lacks.values(), strict=True):
+            audited.count("orders", place, back, [one for one in range(10) if one not in missing])
+    audited.close("orders", *places, back=4)
+    return audited, audited.start_ms(5)
+
+
+def test_what_a_group_lacks_is_the_difference_from_its_own_cluster(console: Console) -> None:
+    _, start_ms = finished(console, billing={7})
+    runtime: Any = console.fed
+    known = joined([asyncio.run(own_share(runtime.audit_books, Wanted("orders")))], audit_partition)
+    question = Question("orders", "regional", "consumer", start_ms)
+    assert audit_missing._ids(known, question, "billing") == of_ids(ids_of([b"7"]))
+
+
+def test_of_several_groups_nothing_is_mixed_up(console: Console) -> None:
+    _, start_ms = finished(console, billing={7}, web=set())
+    answer = ask(console, to_tier="consumer", start=start_ms)
+    assert (answer.status, answer.json["title"]) == (409, "Not to be read"), answer.text
+    assert "groups billing, web are compared there, each for itself" in answer.json["detail"]
+
+
+def test_only_the_leader_copies(console: Console) -> None:
+    """Who was asked as the leader may lead no more."""
+    audited = Audited(console)
+    assert console.ask("PUT", "/api/v1/audit/plans/all", plan()).status == 201
+    for back in (6, 5, 4):
+        audited.count("orders", HOME, back, range(10))
+        audited.count("orders", AWAY, back, range(9))
+    audited.close("orders", HOME, AWAY, back=4)
+    console.fed.leader.leads = False
+    body = {**QUESTION, "start": audited.start_ms(5), "execute": True}
+    answer = console.ask("POST", "/api/v1/audit/copy-again", body, **{HOP: "1"})
+    assert (answer.status, answer.json["title"]) == (503, "Not the leader"), answer.text
 
 
 def test_the_leader_is_asked(counted: Console) -> None:

@@ -12,6 +12,7 @@ from aiohttp import web
 
 from tests.console.audited import AWAY, HOME, Audited, every_state, plan
 from tests.console.client import Console
+from tests.console.test_audit_missing import finished
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = [
@@ -157,13 +158,21 @@ def test_names_are_text_and_no_page_is_wider_than_its_screen(
             page.close()
 
 
+def test_groups_that_consume_are_bars_of_their_own(console: Console, browse: Any) -> None:
+    finished(console, billing={7}, web=set())
+    page = browse("/audit/orders?from=24h")
+    told = "regional 20, consumer (billing) 9, consumer (web) 10"
+    page.locator(f'a.window[aria-label*="{told}"]').first.wait_for(state="attached", timeout=ENOUGH_MS)
+    assert "are missing at consumer (billing)" in page.inner_text("main")
+
+
 def test_the_files_of_a_topic_are_what_the_links_say(audited: Audited, browse: Any) -> None:
     page = browse("/audit/orders?from=24h")
     with page.expect_download() as download:
         page.get_by_role("link", name="CSV").last.click()
     assert download.value.suggested_filename == "audit-loss-orders.csv"
     lines = Path(download.value.path()).read_text().splitlines()
-    assert lines[0].startswith("topic,from_tier,to_tier")
+    assert lines[0].startswith("topic,group,from_tier,to_tier")
     assert len(lines) == 1 + 24, "every window that is compared"
 
 
@@ -214,7 +223,7 @@ def test_what_is_missing_is_named_when_it_is_asked_for(audited: Audited, browse:
     page.route("**/api/v1/audit/missing*", missing)
     name = page.get_by_role("button", name="Name them")
     name.click()
-    page.wait_for_function("!document.querySelector('button[data-act=name]').disabled")
+    page.wait_for_function("document.querySelector('button[data-act=name]')?.disabled === false")
     assert said == ["Not done: this worker cannot name them"]
     name.click()
     page.get_by_text("east/orders-1 @ 17").wait_for(timeout=ENOUGH_MS)

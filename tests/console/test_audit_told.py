@@ -89,8 +89,9 @@ def test_a_tier_that_is_not_heard_is_silent_and_its_topic_not_lossy(
 
 def row(start_ms: int, state: str, **told: Any) -> dict[str, Any]:
     known = {
-        "topic": "orders", "from_tier": "regional", "to_tier": "aggregate", "start_ms": start_ms,
-        "end_ms": start_ms + 1, "start": f"t{start_ms}", "state": state, "from_count": 10, "to_count": 8,
+        "topic": "orders", "group": None, "from_tier": "regional", "to_tier": "aggregate",
+        "start_ms": start_ms, "end_ms": start_ms + 1, "start": f"t{start_ms}", "state": state,
+        "from_count": 10, "to_count": 8,
         "missing": 0, "extra": 0, "by": "count", "absent": [], "lag_ms": None, "behind_ms": 0,
     }  # fmt: skip
     return known | told
@@ -115,6 +116,16 @@ def test_changes_are_told_once_and_growing_windows_are_none() -> None:
     _, told = step(known, row(2, "corrupted", by="ids"), row(1, "ok"))
     assert told[0] == "t1 orders regional -> aggregate: lossy -> ok, 8 of 10"
     assert "but not the same (ids differ)" in told[1]
+
+
+def test_groups_are_told_apart_in_changes() -> None:
+    rows = [
+        row(1, "lossy", to_tier="consumer", group=group, missing=n) for n, group in enumerate(("web", "ads"))
+    ]
+    known = {audit_watch.name_of(one): one for one in rows}
+    assert audit_watch.changes(known, rows) == []
+    told = [audit_watch.line(change) for change in audit_watch.changes(None, rows)]
+    assert told[1] == "t1 orders regional -> consumer (ads): lossy, 1 of 10 are not there"
 
 
 def test_watch_tells_changes_and_ends_by_what_it_found(

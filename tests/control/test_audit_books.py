@@ -251,3 +251,17 @@ async def test_tables_of_a_topic_that_was_made_anew_go_on() -> None:
     after.windows, after.tiers = before.windows, before.tiers
     await after.event(0, wire.encode(report(4, 7)))
     assert (after.count, [told[0] for told in after.told]) == (7, ["audit-topic-shorter"])
+
+
+async def test_a_topic_that_lost_its_end_while_it_was_read_is_read_anew() -> None:
+    stand = Stand(topic := Topic())
+    for offset in range(5):
+        await stand.event(offset, wire.encode(report(offset + 1, offset + 1)))
+    await stand.books._sweep()
+    assert 5 in stand.books.books
+
+    topic.end = 2  # a leader that had no more was elected, or somebody made it anew
+    await stand.books._sweep()
+    stand.last.events = stand.last.events[:2]
+    await stand.event(2, wire.encode(report(9, 9)))
+    assert (stand.count, [told[0] for told in stand.told]) == (9, ["audit-topic-shorter"])

@@ -31,8 +31,9 @@ def row(start: int, state: str, topic: str = "orders", **told: Any) -> dict[str,
     before, after, missing, extra = counts.get(state, (100, 100, 0, 0))
     unknown = state == "corrupted"
     return {
-        "topic": topic, "from_tier": "regional", "to_tier": "aggregate", "start_ms": start * WIDTH_MS,
-        "end_ms": (start + 1) * WIDTH_MS, "state": state, "from_count": before, "to_count": after,
+        "topic": topic, "group": None, "from_tier": "regional", "to_tier": "aggregate",
+        "start_ms": start * WIDTH_MS, "end_ms": (start + 1) * WIDTH_MS, "state": state,
+        "from_count": before, "to_count": after,
         "missing": None if unknown else missing, "extra": None if unknown else extra,
         "absent": ["aggregate"] if state == "absent-audit" else [], "lag_ms": None, "behind_ms": 0, **told,
     }  # fmt: skip
@@ -114,6 +115,24 @@ def test_one_alert_has_all_windows_of_a_topic_and_pair() -> None:
     assert sorted(leaders.told()) == [("orders", "firing", 1, 20), ("payments", "firing", 1, 1)]
     (of_orders,) = (state for state in leaders.states.values() if state.topic == "orders")
     assert (of_orders.more, of_orders.windows[-1].start_ms) == (10, 29 * WIDTH_MS)
+
+
+def test_groups_that_consume_have_alerts_of_their_own() -> None:
+    """What one group does well says nothing of another: not of its records, nor of its lag."""
+    leaders = Leaders(a_rule(), a_rule("lag", above=LAG)._replace(name="slow"))
+    slow, quick = (
+        row(1, state, group=group, to_tier="consumer", lag_ms=lag_ms)
+        for group, state, lag_ms in (("billing", "lossy", 900.0), ("web", "ok", 3.0))
+    )
+    leaders.step(1, [slow, quick])
+    assert sorted((s.rule, s.reader, s.tiers) for s in leaders.states.values()) == [
+        (name, "billing", "regional to consumer (group billing)") for name in ("r", "slow")
+    ]
+    leaders.step(2, [slow, {**slow, "group": "web"}])
+    assert sorted((s.rule, s.reader, len(s.windows)) for s in leaders.states.values()) == [
+        (name, group, 1) for name in ("r", "slow") for group in ("billing", "web")
+    ]
+    assert len({alerts.fingerprint(s.group) for s in leaders.states.values()}) == 4
 
 
 def test_it_holds_for_as_long_as_the_rule_says_and_is_over_for_as_long() -> None:

@@ -153,6 +153,20 @@ def test_an_image_gets_what_its_roots_need_and_every_hash(
     assert all(text.count("--hash=") == 1 for text in packages.values())
 
 
+def test_of_a_package_whose_version_depends_on_python_an_image_gets_all_versions() -> None:
+    lock = """\
+numpy==2.4.6 ; python_full_version < '3.12' \\
+    --hash=sha256:aa
+    # via switchyard (pyproject.toml)
+numpy==2.5.5 ; python_full_version >= '3.12' \\
+    --hash=sha256:bb
+"""
+    script = runpy.run_path(str(LOCK_SCRIPT))
+    packages = script["blocks"](lock)
+    assert script["closure"](packages, {script["PROJECT"]}, set()) == {"numpy"}
+    assert packages["numpy"] == lock
+
+
 def test_a_name_that_the_lock_file_does_not_have_is_refused(tmp_path: Path) -> None:
     lock = tmp_path / "requirements.lock"
     lock.write_text(LOCK)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from pathlib import Path
 from typing import Any
@@ -103,12 +102,6 @@ async def test_an_end_that_begins_above_the_table_counts_for_owners_who_asked_wi
         assert await base(stand, stand.third) == 110
         origin = await stand.stand.tables.ask(lambda store: store.origin(ENDS, stand.third))
         assert origin is not None
-        # Once the table's copy has come past it, it counts.
-        monkeypatch.setattr(module, "MARGIN_MS", 0)
-        await asyncio.sleep(0.01)
-        await stand.trackers(stand.third, a_record(113))
-        await told(stand, saved(stand, 120), region=stand.third)
-        assert await base(stand, stand.third) == 120
 
 
 async def test_a_topic_that_was_made_anew_is_read_anew(yard: Yard, tmp_path: Path, topic_name: str) -> None:

@@ -2,7 +2,7 @@
 
 import { byWindow, chart, inOrder, worst } from "./audit_chart.js";
 import { missingSection } from "./audit_missing.js";
-import { badge, PHASES, quoted, sentence, STATES } from "./audit_words.js";
+import { badge, PHASES, quoted, sentence, STATES, tierOf } from "./audit_words.js";
 import { clock, duration, el, link, number, pill, table, time } from "./dom.js";
 
 const RANGES = [["1h", "the last hour"], ["6h", "the last 6 hours"], ["24h", "the last day"], ["7d", "the last 7 days"], ["0", "all that is kept"]];
@@ -41,7 +41,7 @@ function downloads(topic) {
 // Alerts that fire: whoever does not tell of any is no reason to show nothing.
 function alertNotes(alerts) {
   const firing = alerts.filter((one) => (one.state ?? "firing") === "firing");
-  return firing.map((one) => el("div", { class: "note" }, pill(one.severity ?? "alert", one.severity === "info" ? "" : "bad"), " ", el("b", {}, one.name ?? ""), ` ${[one.topic, one.from_tier ? `${one.from_tier} → ${one.to_tier}` : "", one.what].filter(Boolean).join(": ")}`,
+  return firing.map((one) => el("div", { class: "note" }, pill(one.severity ?? "alert", one.severity === "info" ? "" : "bad"), " ", el("b", {}, one.name ?? ""), ` ${[one.topic, one.from_tier ? `${one.from_tier} → ${tierOf(one.to_tier, one.group)}` : "", one.what].filter(Boolean).join(": ")}`,
     el("small", {}, [one.since_ms ? `since ${clock(one.since_ms)}` : "", ...(one.todo ?? [])].filter(Boolean).join(" · "))));
 }
 
@@ -94,7 +94,7 @@ const tierRow = (row, href) => [
 function together(verdicts) {
   const runs = [];
   for (const v of verdicts) {
-    const same = (run) => run.at(-1).start_ms === v.end_ms && ["state", "from_tier", "to_tier"].every((name) => run[0][name] === v[name]) && run[0].absent.join() === v.absent.join();
+    const same = (run) => run.at(-1).start_ms === v.end_ms && ["state", "from_tier", "to_tier", "group"].every((name) => run[0][name] === v[name]) && run[0].absent.join() === v.absent.join();
     const found = v.state === "absent-audit" ? runs.find(same) : undefined;
     if (found) found.push(v);
     else runs.push([v]);

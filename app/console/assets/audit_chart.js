@@ -2,7 +2,7 @@
 // three times, never by colour alone: hatched up to what the tier before has, a mark above, words on pointing.
 
 import { el, number, time } from "./dom.js";
-import { minus, sentence } from "./audit_words.js";
+import { minus, sentence, tierOf } from "./audit_words.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const [BAR, GAP, PAD, LEFT, TOP, HEIGHT, FOOT] = [15, 3, 9, 52, 22, 130, 22];
@@ -17,7 +17,7 @@ const svg = (name, attributes = {}, ...children) => {
   return node;
 };
 
-const rank = (tier) => WAY.indexOf(tier) + 1 || 99;
+const rank = (tier) => WAY.indexOf(tier.split(" ")[0]) + 1 || 99;
 export const inOrder = (tiers) => [...tiers].sort((a, b) => rank(a) - rank(b) || (a < b ? -1 : 1));
 export const compact = (n) => Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 }).format(n);
 
@@ -31,13 +31,14 @@ export function byWindow(windows, verdicts) {
   };
   for (const row of windows) {
     const window = at(row);
-    window.tiers[row.tier] = (window.tiers[row.tier] ?? 0) + row.count;
+    const tier = tierOf(row.tier, row.cluster.split(":")[1]);
+    window.tiers[tier] = (window.tiers[tier] ?? 0) + row.count;
     window.complete &&= row.complete;
     window.rows.push(row);
   }
   for (const row of verdicts) {
     const window = at(row);
-    for (const [tier, count] of [[row.from_tier, row.from_count], [row.to_tier, row.to_count]]) window.tiers[tier] ??= count;
+    for (const [tier, count] of [[row.from_tier, row.from_count], [tierOf(row.to_tier, row.group), row.to_count]]) window.tiers[tier] ??= count;
     window.verdicts.push(row);
   }
   for (const window of found.values()) window.rows.sort((a, b) => rank(a.tier) - rank(b.tier));
@@ -65,7 +66,7 @@ function bars(window, tiers, top, x) {
   const rect = (i, from, to, kind, more = {}) => svg("rect", { x: (x + i * (BAR + GAP)).toFixed(1), y: (TOP + HEIGHT - to).toFixed(1), width: BAR, height: Math.max(0, to - from).toFixed(1), class: kind, ...more });
   return tiers.flatMap((tier, i) => {
     const count = window.tiers[tier];
-    const v = window.verdicts.find((one) => one.to_tier === tier);
+    const v = window.verdicts.find((one) => tierOf(one.to_tier, one.group) === tier);
     const full = height(count ?? 0);
     const found = [];
     if (count !== undefined) found.push(rect(i, 0, full, `t-${i % 6}`));

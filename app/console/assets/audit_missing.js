@@ -6,6 +6,7 @@ import { el, number, pill, table } from "./dom.js";
 const AGAIN_MS = 2000;
 const MOST_SHOWN = 200;
 const MOST_S = 600;
+const WITH_LOGS = ["regional", "aggregate", "other"]; // clients of other tiers keep none: nothing is copied there
 let named = null; // what was asked for last: { key, told } or { key, words }
 
 const keyOf = (v) => [v.topic, v.from_tier, v.to_tier, v.start_ms].join("\n");
@@ -33,7 +34,7 @@ export function missingSection(v) {
     el("h2", {}, `Which records differ between ${v.from_tier} and ${v.to_tier}`),
     el("p", { class: "acts" }, el("button", { type: "button", ...data }, "Name them"), el("span", { class: "quiet" }, " reads the logs of both; or: "), el("code", {}, `switchyard audit missing ${options(v)}`)),
     asked?.words ? el("p", { class: "quiet" }, asked.words) : "", asked?.told ? findings(asked.told) : "",
-    asked?.told?.counts.missing ? el("p", { class: "where" }, "To copy them again: ", el("code", {}, `switchyard audit copy-again ${options(v)}`)) : "",
+    asked?.told?.counts.missing && [v.from_tier, v.to_tier].every((tier) => WITH_LOGS.includes(tier)) ? el("p", { class: "where" }, "To copy them again: ", el("code", {}, `switchyard audit copy-again ${options(v)}`)) : "",
   ].flat(Infinity);
 }
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from app.core.audit.count import UNTIMED, Rows, Tally, window_of
+from app.core.audit.count import UNTIMED, Rows, Tally, believed, window_of
 from app.core.audit.headers import Numbers
 from app.core.audit.reports import Report, Scope, client_report
 from app.core.audit.totals import NEVER_MS, NO_TOTALS, Totals
@@ -85,6 +85,7 @@ class ClientAudit:
         """Counts records that this tier has at `at_ms`, all or each."""
         if not rows.timestamps_ms.size:
             return
+        rows = rows._replace(timestamps_ms=believed(rows.timestamps_ms))
         counted_ms = at_ms if isinstance(at_ms, int) else int(at_ms.max())
         if len(self._tally.windows) >= MOST_WINDOWS:
             known_ms = self._of_known_windows(rows.timestamps_ms)

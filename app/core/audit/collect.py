@@ -73,6 +73,12 @@ class Collector:
         self.tiers[key] = record
         self._shards.setdefault(key[:3], set()).add(key)
 
+    def copy(self) -> Collector:
+        """What it knows now, for a thread to read while this one goes on."""
+        found = Collector()
+        found.windows, found.tiers = dict(self.windows), dict(self.tiers)
+        return found
+
     def rewind(self, end: int) -> tuple[list[WindowKey], list[TierKey]]:
         """Takes in that the topic ends at `end`: what is of a longer one goes on in it. What it changed."""
         of_windows = {key: windows.rewound(record, end) for key, record in self.windows.items()}

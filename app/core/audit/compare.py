@@ -5,14 +5,17 @@
 
 Rules, the first that applies
 1. Whatever cannot be known is not called loss: a tier whose audit is silent, or closed the window without a
-   source that may have seen some of it, is absent as long as the two differ.
+   source that may have seen some of it, is absent as long as the two differ. So is one that has a silent
+   source now, as long as no more differs than came late to the other.
 2. The same count and the same fingerprints: it has arrived; late, if more of it came after the closing than
    in the tier before.
    Fingerprints are compared if both tiers have one, of the same sort (ids, or offsets of the same clusters),
    of all their records; `by` says which.
 3. Before both have closed the window a difference is provisional; when the downstream tier's watermark has
    not come past the window long after its end, while it is heard, the records are late: it lags.
-4. Afterwards, too, while no more differs than came late just now: the other tier may be about to get it.
+4. Afterwards, too, while no more differs than came late just now: the other tier may be about to get it. If
+   one tier counts in time what comes late to the other, from several sources, more may differ for a while:
+   where anything came late just now, what was closed just now is not told yet.
 5. Fewer downstream: lossy. More: duplicated. As many, with another fingerprint: corrupted (some are missing,
    and as many others are there instead). What came late counts on both sides.
 6. A tolerance turns small differences to ok; `missing` and `extra` are told nevertheless.
@@ -62,6 +65,8 @@ class Side(NamedTuple):
         is_heard: each of its clusters has a source that was heard lately.
         without: silent sources that the window was closed without.
         late_ms: when the last of what came late was reported, -1: nothing did.
+        closed_ms: when the last of its clusters closed the window, -1: none did.
+        has_silent: some source was not heard lately, and nobody knows whether it comes back.
     """
 
     tier: str
@@ -72,6 +77,8 @@ class Side(NamedTuple):
     is_heard: bool
     without: tuple[str, ...] = ()
     late_ms: int = -1
+    closed_ms: int = -1
+    has_silent: bool = False
 
     @property
     def all(self) -> Totals:
@@ -124,23 +131,27 @@ def side(
         clusters: of each of these clusters the tier's records, all shards; none where it was never heard.
     """
     totals = late = NO_TOTALS
-    late_ms = -1
+    late_ms = closed_ms = -1
     for window in windows:
         late_ms = max(late_ms, window.late_ms)
         totals, late = totals.plus(window.totals), late.plus(window.late)
     phases: list[Phase] = []
     marks: list[int] = []
     heard: list[bool] = []
+    has_silent = False
     without: list[str] = []
     for records in clusters:
         marks.append(watermark(records, now_ms, silence_ms))
         sources = [source for record in records for source in record.sources.values()]
-        heard.append(any(is_heard(source, now_ms, silence_ms) for source in sources))
+        lately = [is_heard(source, now_ms, silence_ms) for source in sources]
+        heard.append(any(lately))
+        has_silent |= not all(lately)
         # Of what was closed anywhere: a tier that saw nothing has no window that could say so.
         closings = filter(None, (closed_at(record, end_ms, NEVER) for record in records))
         closing = min(closings, key=lambda one: one.position, default=None)
         if closing is not None:
             phases.append(Phase.CLOSED)
+            closed_ms = max(closed_ms, closing.at_ms)
             without += closing.missed(end_ms)
         else:
             phases.append(Phase.PROVISIONAL if marks[-1] >= end_ms else Phase.OPEN)
@@ -154,6 +165,8 @@ def side(
         bool(heard) and all(heard),
         tuple(without),
         late_ms,
+        closed_ms,
+        has_silent,
     )
 
 
@@ -194,7 +207,8 @@ def compare(
         lags = verdict.missing and downstream.watermark_ms < min(end_ms, upstream.watermark_ms)
         return verdict._replace(state=State.LATE) if lags else verdict
     recent = [one.late.count for one in sides if one.late.count and now_ms < one.late_ms + patience_ms]
-    if recent and max(verdict.missing, verdict.extra) <= sum(recent):
+    is_new = now_ms < max(one.closed_ms for one in sides) + patience_ms
+    if recent and (is_new or max(verdict.missing, verdict.extra) <= sum(recent)):
         return verdict
     return _closed(verdict, before.count, differs, upstream, downstream, tolerance)
 
@@ -203,9 +217,11 @@ def _closed(
     verdict: Verdict, count: int, differs: bool, upstream: Side, downstream: Side, tolerance: Tolerance
 ) -> Verdict:
     """Of a window that both have closed, and that is not the same."""
-    if downstream.without and not verdict.extra:
+    is_unseen = downstream.has_silent and 0 < verdict.missing <= upstream.late.count
+    if is_unseen or (downstream.without and not verdict.extra):
         return verdict._replace(state=State.ABSENT, absent=(downstream.tier,))
-    if upstream.without and not verdict.missing:
+    is_unseen = upstream.has_silent and 0 < verdict.extra <= downstream.late.count
+    if is_unseen or (upstream.without and not verdict.missing):
         return verdict._replace(state=State.ABSENT, absent=(upstream.tier,))
     if verdict.missing:
         is_small = verdict.missing <= tolerance.missing * count

@@ -2,7 +2,8 @@
 
 Rules
 1. A window holds the event times [start, start + width). Records without a timestamp are counted apart
-   (`UNTIMED`).
+   (`UNTIMED`), as are those with one beyond all calendars: who writes microseconds would make windows that
+   never end.
 2. A header tells the first record's timestamp and the highest. Both in one window is not enough: producers of
    several threads write records that are a little older behind the first. A batch is counted from its header
    if its first timestamp is at least `disorder_ms` behind the window's start. Whoever knows that timestamps
@@ -25,12 +26,10 @@ import numpy as np
 import numpy.typing as npt
 
 from app.core.audit import fingerprint
-from app.core.audit.fingerprint import Fingerprint, Source, Words
+from app.core.audit.fingerprint import Source, Words
 from app.core.audit.headers import Headers, Numbers, headers_of
 from app.core.audit.latencies import Latencies
-from app.core.audit.spans import NO_SPAN, hull
-from app.core.audit.totals import NEVER_MS, NO_TOTALS, Totals
-from app.core.ranges import Range
+from app.core.audit.totals import LAST_MS, NEVER_MS, Sums, Totals
 from app.core.record import Record
 from app.core.record_batch import LOG_OVERHEAD_BYTES, MAGIC, Batch, Committed, iter_batches
 
@@ -38,6 +37,7 @@ UNTIMED = -1  # the window of records without a timestamp
 DISORDER_MS = 5_000
 ANY_DISORDER = -1
 LOG_APPEND_TIME, TRANSACTIONAL, CONTROL, DELETE_HORIZON = 0x08, 0x10, 0x20, 0x40
+MANY_WINDOWS = 32  # of records counted together: a histogram of each would take much memory
 _SPREAD = 4  # points a batch's latencies are spread over
 
 Decode = Callable[[Batch], Iterable[Record]]
@@ -46,63 +46,14 @@ IdOf = Callable[[Record], bytes | None]
 
 def window_of(timestamp_ms: int, width_ms: int) -> int:
     """The start of the window of an event time."""
-    return UNTIMED if timestamp_ms < 0 else timestamp_ms - timestamp_ms % width_ms
+    return timestamp_ms - timestamp_ms % width_ms if 0 <= timestamp_ms <= LAST_MS else UNTIMED
 
 
-class Sums:
-    """`Totals` while they grow."""
-
-    __slots__ = ("_latencies", "count", "duplicates", "first_ms", "identified", "ids", "last_ms", "nbytes",
-                 "offsets", "offsets_of", "sourced", "span")  # fmt: skip
-
-    def __init__(self, totals: Totals = NO_TOTALS, span: Range = NO_SPAN) -> None:
-        self.count, self.nbytes, self.duplicates = totals.count, totals.nbytes, totals.duplicates
-        self.identified, self.sourced = totals.identified, totals.sourced
-        self.ids: Fingerprint = totals.ids
-        self.offsets: Fingerprint = totals.offsets
-        self.offsets_of: set[str] = set(totals.offsets_of)
-        self._latencies = Latencies.from_bytes(totals.latencies) if totals.latencies else None
-        self.first_ms, self.last_ms = totals.first_ms, totals.last_ms
-        self.span = span  # of offsets, of what was counted from a log
-
-    def at(self, start: int, end: int) -> None:
-        """Widens the span of offsets to [start, end)."""
-        self.span = hull(self.span, (start, end))
-
-    @property
-    def latencies(self) -> Latencies:
-        """Made when first asked for: 11 kB."""
-        if self._latencies is None:
-            self._latencies = Latencies()
-        return self._latencies
-
-    def add(self, other: Sums) -> None:
-        """Takes in what another one has, of other records."""
-        self.count += other.count
-        self.nbytes += other.nbytes
-        self.duplicates += other.duplicates
-        self.identified += other.identified
-        self.sourced += other.sourced
-        self.ids = self.ids.plus(other.ids)
-        self.offsets = self.offsets.plus(other.offsets)
-        self.offsets_of |= other.offsets_of
-        if other._latencies is not None:
-            self.latencies.merge(other._latencies)
-        self.seen(other.first_ms, other.last_ms)
-        self.span = hull(self.span, other.span)
-
-    def seen(self, first_ms: int, last_ms: int) -> None:
-        """Widens the timestamps to these; -1: there are none."""
-        if first_ms >= 0 and (self.first_ms < 0 or first_ms < self.first_ms):
-            self.first_ms = first_ms
-        self.last_ms = max(self.last_ms, last_ms)
-
-    def totals(self) -> Totals:
-        return Totals(
-            self.count, self.nbytes, self.duplicates, self.ids, self.identified, self.offsets, self.sourced,
-            tuple(sorted(self.offsets_of)), b"" if self._latencies is None else self._latencies.to_bytes(),
-            self.first_ms, self.last_ms,
-        )  # fmt: skip
+def believed(timestamps_ms: Numbers) -> Numbers:
+    """The timestamps (one at least), `UNTIMED` in the place of those that are none."""
+    if timestamps_ms.max() <= LAST_MS:
+        return timestamps_ms
+    return np.where(timestamps_ms > LAST_MS, UNTIMED, timestamps_ms)
 
 
 class Rows(NamedTuple):
@@ -185,11 +136,12 @@ class Tally:
                 behind, and its own lag must not look like the tier's.
             source: of their offsets, if those are to be in the fingerprint.
         """
-        timestamps = rows.timestamps_ms
-        if not timestamps.size:
+        if not rows.timestamps_ms.size:
             return
+        timestamps = believed(rows.timestamps_ms)
         starts = np.where(timestamps < 0, UNTIMED, timestamps - timestamps % self.width_ms)
-        for start in np.unique(starts).tolist():
+        found = np.unique(starts).tolist()
+        for start in found:
             mask = starts == start
             sums, here = self.sums(start), timestamps[mask]
             sums.count += here.size
@@ -208,6 +160,8 @@ class Tally:
             if seen_at_ms is not None and start != UNTIMED:
                 seen = seen_at_ms if isinstance(seen_at_ms, int) else seen_at_ms[mask]
                 sums.latencies.add(seen - here)
+                if len(found) > MANY_WINDOWS:
+                    sums.pack()
         self.max_timestamp_ms = max(self.max_timestamp_ms, int(timestamps.max()))
 
 
@@ -283,7 +237,13 @@ def _in_one_window(
     sure: npt.NDArray[np.bool_] = (
         alone if how.disorder_ms == ANY_DISORDER else alone | (firsts % width_ms >= how.disorder_ms)
     )
-    sure = sure & (firsts >= 0) & (firsts <= lasts) & (firsts // width_ms == lasts // width_ms)
+    sure = (
+        sure
+        & (firsts >= 0)
+        & (firsts <= lasts)
+        & (lasts <= LAST_MS)
+        & (firsts // width_ms == lasts // width_ms)
+    )
     sure = sure & (headers.base_offset >= start_offset) & ((headers.attributes & DELETE_HORIZON) == 0)
     if how.source is not None:
         sure = sure & (headers.record_count == headers.last_offset_delta + 1)
@@ -387,6 +347,7 @@ def _count_undecodable(tally: Tally, batch: Batch) -> None:
     header = batch.header
     tally.undecodable += 1
     first_ms = header.first_timestamp_ms if header.magic == MAGIC else NEVER_MS
+    first_ms = first_ms if first_ms <= LAST_MS else NEVER_MS
     sums = tally.sums(window_of(first_ms, tally.width_ms))
     sums.count += header.record_count
     sums.nbytes += header.length + LOG_OVERHEAD_BYTES

@@ -24,6 +24,7 @@ import numpy.typing as npt
 ACCURACY = 0.01
 GAMMA = (1 + ACCURACY) / (1 - ACCURACY)
 LONGEST_MS = 1 << 40  # 34 years; longer ones are told as this
+MOST_OF_BIN = 1 << 50  # of all bins together below 2^63
 VERSION = 1
 _LOG_GAMMA = math.log(GAMMA)
 BINS = 2 + math.ceil(math.log(LONGEST_MS) / _LOG_GAMMA)
@@ -55,7 +56,8 @@ class Latencies:
         np.add.at(self.counts, bins, np.int64(1) if weights is None else weights)
 
     def merge(self, other: Latencies) -> None:
-        self.counts += other.counts
+        """Takes in what another one has counted; no bin has more than `MOST_OF_BIN`, that sums are exact."""
+        self.counts = np.minimum(self.counts + other.counts, MOST_OF_BIN)
 
     def subtract(self, other: Latencies) -> None:
         """Takes out what had been merged; where that is more than there is, nothing is left."""
@@ -100,7 +102,7 @@ class Latencies:
             raise CorruptLatencies(f"{len(data)} bytes of version {version} are no histogram")
         bins = np.frombuffer(data, dtype="<u2", count=many, offset=_HEAD.size)
         counts = np.frombuffer(data, dtype=f"<i{width}", offset=_HEAD.size + 2 * many)
-        if many and (int(bins.max()) >= BINS or int(counts.min()) < 0):
+        if many and (int(bins.max()) >= BINS or int(counts.min()) < 0 or int(counts.max()) > MOST_OF_BIN):
             raise CorruptLatencies("a bin or a count that no histogram has")
         found = cls()
         found.counts[bins] = counts

@@ -14,11 +14,11 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from app.core.audit.count import UNTIMED, How, Sums, Tally, count_chunk
+from app.core.audit.count import UNTIMED, How, Tally, count_chunk
 from app.core.audit.fingerprint import Source
 from app.core.audit.reports import PART_OFFSETS, Increment, Report, Scope, report_id, shard_of
 from app.core.audit.tiers import INCARNATION
-from app.core.audit.totals import NEVER_MS
+from app.core.audit.totals import NEVER_MS, Sums
 from app.core.record_batch import LOG_OVERHEAD_BYTES, Committed
 
 # A log that was read to its end for so long is believed to have said everything. Knowing where it ends does
@@ -109,7 +109,7 @@ class PartitionReader:
             self._go_on(part, at_ms)
             tally = Tally(self._scope.width_ms)
             count_chunk(tally, batches, self.next_offset, self._how, seen_at_ms, committed)
-            self._add(tally)
+            self._add(tally, at_ms)
         self.next_offset = max(self.next_offset, next_offset)
         if at_end:
             self.ended(at_ms)
@@ -118,7 +118,7 @@ class PartitionReader:
         """The same, of what was counted elsewhere, by parts (`by_part`) the last of which goes on."""
         for part, tally in parts:
             self._go_on(part, at_ms)
-            self._add(tally)
+            self._add(tally, at_ms)
         self.next_offset = max(self.next_offset, next_offset)
 
     def ended(self, at_ms: int) -> None:
@@ -163,10 +163,9 @@ class PartitionReader:
 
     def reports(self, at_ms: int) -> list[Report]:
         """What is to be appended to the topic: all that is not acknowledged, and that it is heard."""
-        changed = tuple(
-            one for one in self._increments() if one.totals.count != self._acknowledged.get(one.start_ms)
-        )
-        return [*self._finished, self._report(changed, self.next_offset, at_ms, final=False)]
+        told = self._acknowledged
+        changed = (item for item in self._tally.windows.items() if item[1].count != told.get(item[0]))
+        return [*self._finished, self._report(_increments(changed), self.next_offset, at_ms, final=False)]
 
     def acknowledged(self, report: Report) -> None:
         """The topic has it."""
@@ -177,6 +176,9 @@ class PartitionReader:
             for increment in report.windows:
                 told = self._acknowledged.get(increment.start_ms, 0)
                 self._acknowledged[increment.start_ms] = max(told, increment.totals.count)
+                sums = self._tally.windows.get(increment.start_ms)
+                if sums is not None and sums.count == increment.totals.count:
+                    sums.pack()  # a part may last for months, and have thousands of windows
             self._late_ms = 0
             if not self._finished:
                 self._arrived_ms = max(self._arrived_ms, report.watermark_ms)
@@ -220,21 +222,21 @@ class PartitionReader:
             self._finish((self._part + 1) * PART_OFFSETS, at_ms)
             self._begin(part, part * PART_OFFSETS)
 
-    def _add(self, tally: Tally) -> None:
-        width_ms, mark_ms = self._scope.width_ms, self.max_timestamp_ms
+    def _add(self, tally: Tally, at_ms: int) -> None:
+        width_ms = self._scope.width_ms
+        mark_ms = min(self.max_timestamp_ms, at_ms)  # a time in the future makes nothing late
         for start, sums in tally.windows.items():
             self.records += sums.count
             if start != UNTIMED and start + width_ms < mark_ms:
                 self._late_ms = max(self._late_ms, mark_ms - start - width_ms)
         self._tally.merge(tally)
-        self.max_timestamp_ms = max(mark_ms, tally.max_timestamp_ms)
+        self.max_timestamp_ms = max(self.max_timestamp_ms, tally.max_timestamp_ms)
 
     def _finish(self, upto: int, at_ms: int) -> None:
         self._finished.append(self._report(self._increments(), upto, at_ms, final=True))
 
     def _increments(self) -> tuple[Increment, ...]:
-        sums = sorted(self._tally.windows.items())
-        return tuple(Increment(start, one.totals(), one.span) for start, one in sums)
+        return _increments(self._tally.windows.items())
 
     def _report(self, windows: tuple[Increment, ...], upto: int, at_ms: int, *, final: bool) -> Report:
         return Report(
@@ -256,6 +258,14 @@ class PartitionReader:
             shard=shard_of(self._partition),
             complete_ms=self.complete_ms,
         )
+
+
+def _increments(windows: Iterable[tuple[int, Sums]]) -> tuple[Increment, ...]:
+    return tuple(Increment(start, sums.totals(), sums.span) for start, sums in sorted(windows, key=_start))
+
+
+def _start(window: tuple[int, Sums]) -> int:
+    return window[0]
 
 
 def by_part(view: memoryview, part: int, next_offset: int) -> Iterator[tuple[int, memoryview]]:

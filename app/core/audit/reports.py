@@ -31,12 +31,14 @@ import msgspec
 
 from app.core.audit.latencies import CorruptLatencies, Latencies
 from app.core.audit.spans import NO_SPAN, hull
-from app.core.audit.totals import NO_TOTALS, Totals
-from app.core.ranges import Range, union
+from app.core.audit.totals import LAST_MS, NO_TOTALS, Totals
+from app.core.ranges import MAX_OFFSET, Range, union
 
 PART_OFFSETS = 1 << 16
 NO_PART = -1
 MOST_IDS = 10_000
+MOST_SOURCE_CHARS = 600
+MOST_OF_REPORT = 1 << 50  # records or bytes of a window
 MOST_SOURCES = 10_000  # of a tier's shard, and of a window
 SHARD_PARTITIONS = 8  # whose windows share a table value, which is written with every report: some 10 kB
 # As of Kafka's topics; keys of tables are made of names and slashes. A group's place: `tiers.place_of`.
@@ -125,11 +127,13 @@ def _fault(report: Report) -> str:
     for field, name, pattern in names:
         if not pattern.fullmatch(name):
             return f"{field} {name[:60]!r}: use letters, digits, '.', '_' and '-', at most 249"
+    if not 0 < len(report.source) <= MOST_SOURCE_CHARS:
+        return f"a source's name of {len(report.source)} characters; it has 1 to {MOST_SOURCE_CHARS}"
     if report.shard < 0:
         return f"shard {report.shard}"
-    if report.late_ms < 0 or report.at_ms < 0:
+    if min(report.late_ms, report.at_ms) < 0 or min(report.watermark_ms, report.complete_ms) < -1:
         return "a time below 0"
-    if report.width_ms <= 0:
+    if not 0 < report.width_ms <= LAST_MS:
         return f"windows of {report.width_ms} ms"
     if report.part < NO_PART or not 0 <= report.since <= report.upto:
         return f"part {report.part} of [{report.since}, {report.upto})"
@@ -138,11 +142,15 @@ def _fault(report: Report) -> str:
         return "a window is in it twice"
     for increment in report.windows:
         totals = increment.totals
-        if increment.start_ms != -1 and (increment.start_ms < 0 or increment.start_ms % report.width_ms):
+        start_ms = increment.start_ms
+        if start_ms != -1 and (not 0 <= start_ms <= LAST_MS or start_ms % report.width_ms):
             return f"no window begins at {increment.start_ms}"
-        if min(totals.count, totals.nbytes, totals.duplicates, totals.identified, totals.sourced) < 0:
+        many = totals.count, totals.nbytes, totals.duplicates, totals.identified, totals.sourced
+        if min(many) < 0:
             return "a count below 0"
-        if not 0 <= increment.span[0] <= increment.span[1]:
+        if max(many) > MOST_OF_REPORT:
+            return f"a count of {max(many)}, above {MOST_OF_REPORT}"
+        if not 0 <= increment.span[0] <= increment.span[1] <= MAX_OFFSET:
             return f"offsets [{increment.span[0]}, {increment.span[1]})"
         try:
             Latencies.from_bytes(totals.latencies)

@@ -3,6 +3,7 @@
 Rules
 1. A source's watermark is the highest that it has told. The tier's is the lowest of all sources that were
    heard lately: one source that is behind holds its tier's windows open, one that is silent not for long.
+   Nor is it ahead of the clock of who asks: one source whose clock is fast closes nothing too early.
 2. Windows close when the tier's watermark is past their end by the lateness: twice what was last seen to
    be late, within the bounds. What is seen late fades with every closing.
 3. That they close is an event (`Close`), decided by `due`, once, and written into the topic; so is who was

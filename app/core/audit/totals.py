@@ -6,8 +6,11 @@ import msgspec
 
 from app.core.audit.fingerprint import NOTHING, Fingerprint
 from app.core.audit.latencies import Latencies
+from app.core.audit.spans import NO_SPAN, hull
+from app.core.ranges import Range
 
 NEVER_MS = -1
+LAST_MS = 253_402_300_799_999  # the end of the year 9999: what is later is no time
 
 
 class Totals(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -83,6 +86,70 @@ class Totals(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 NO_TOTALS = Totals()
+
+
+class Sums:
+    """`Totals` while they grow."""
+
+    __slots__ = ("_latencies", "count", "duplicates", "first_ms", "identified", "ids", "last_ms", "nbytes",
+                 "offsets", "offsets_of", "sourced", "span")  # fmt: skip
+
+    def __init__(self, totals: Totals = NO_TOTALS, span: Range = NO_SPAN) -> None:
+        self.count, self.nbytes, self.duplicates = totals.count, totals.nbytes, totals.duplicates
+        self.identified, self.sourced = totals.identified, totals.sourced
+        self.ids: Fingerprint = totals.ids
+        self.offsets: Fingerprint = totals.offsets
+        self.offsets_of: set[str] = set(totals.offsets_of)
+        self._latencies: Latencies | bytes = totals.latencies
+        self.first_ms, self.last_ms = totals.first_ms, totals.last_ms
+        self.span = span  # of offsets, of what was counted from a log
+
+    def at(self, start: int, end: int) -> None:
+        """Widens the span of offsets to [start, end)."""
+        self.span = hull(self.span, (start, end))
+
+    @property
+    def latencies(self) -> Latencies:
+        """11 kB, until they are packed again."""
+        if isinstance(self._latencies, bytes):
+            self._latencies = Latencies.from_bytes(self._latencies)
+        return self._latencies
+
+    def pack(self) -> None:
+        """Makes the latencies small, until some are added: to most windows of a part nothing is."""
+        self._latencies = self._packed()
+
+    def _packed(self) -> bytes:
+        return self._latencies if isinstance(self._latencies, bytes) else self._latencies.to_bytes()
+
+    def add(self, other: Sums) -> None:
+        """Takes in what another one has, of other records."""
+        self.count += other.count
+        self.nbytes += other.nbytes
+        self.duplicates += other.duplicates
+        self.identified += other.identified
+        self.sourced += other.sourced
+        self.ids = self.ids.plus(other.ids)
+        self.offsets = self.offsets.plus(other.offsets)
+        self.offsets_of |= other.offsets_of
+        if isinstance(other._latencies, bytes) and not self._latencies:
+            self._latencies = other._latencies
+        elif other._latencies:
+            self.latencies.merge(other.latencies)
+        self.seen(other.first_ms, other.last_ms)
+        self.span = hull(self.span, other.span)
+
+    def seen(self, first_ms: int, last_ms: int) -> None:
+        """Widens the timestamps to these; -1: there are none."""
+        if first_ms >= 0 and (self.first_ms < 0 or first_ms < self.first_ms):
+            self.first_ms = first_ms
+        self.last_ms = max(self.last_ms, last_ms)
+
+    def totals(self) -> Totals:
+        return Totals(
+            self.count, self.nbytes, self.duplicates, self.ids, self.identified, self.offsets, self.sourced,
+            tuple(sorted(self.offsets_of)), self._packed(), self.first_ms, self.last_ms,
+        )  # fmt: skip
 
 
 def _merged(one: bytes, other: bytes) -> bytes:

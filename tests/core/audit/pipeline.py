@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import pairwise
+from typing import Self
 
 import numpy as np
 
@@ -44,14 +45,22 @@ class Kind(Enum):
     LATE = "late"  # some come long after their window
     SLOW = "slow"  # some come late, but in time
     STALL = "stall"  # nothing comes for a while, then all
-    SILENCE = "silence"  # one source of the tier's audit dies
-    DEATH = "death"  # all of them do
+    SILENCE = "silence"  # one source of the tier's audit dies, after it was heard
+    DEATH = "death"  # all of them do, or were never there
+    AHEAD = "ahead"  # the clock of the tier's audit is fast
+    BEHIND = "behind"  # … is slow, by less than the silence that is borne
+    BEFORE = "before"  # … by more than that
+    FUTURE = "future"  # one message has a time far in the future
+    OFFLINE = "offline"  # the first tier itself has some long after their window
+
+
+OFF_MS = {Kind.AHEAD: 300_000, Kind.BEHIND: -20_000, Kind.BEFORE: -300_000}
 
 
 @dataclass(frozen=True)
 class Fault:
     kind: Kind
-    tier: int = 1  # that the messages reach so
+    tier: int = 1  # that the messages reach so, or whose audit it is
     window: int = 0
     messages: int = 0
     at_ms: int = 0
@@ -65,9 +74,10 @@ class Pipeline:
     """One scenario; everything follows from the seed."""
 
     seed: int
-    fault: Fault
+    faults: tuple[Fault, ...]
     now_ms: int = 0
     topic: list[Event] = field(default_factory=list)
+    recorded_ms: list[int] = field(default_factory=list)  # when they came into it
     wrong: list[tuple[int, str, int, Verdict]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -99,17 +109,22 @@ class Pipeline:
         for _ in range(self.random.randrange(40, 120)):
             event_ms = self.random.randrange(WINDOWS * WIDTH_MS)
             here.append((event_ms, (event_ms, self.random.randbytes(16))))
+        if any(fault.kind is Kind.FUTURE for fault in self.faults):
+            here.append((WIDTH_MS // 2, (END_MS * 2, self.random.randbytes(16))))
+        for fault in self.faults:
+            if fault.kind is Kind.OFFLINE:
+                here = self._faulty(here, fault)
         found = [here]
         for tier in range(1, len(TIERS)):
             # A message comes to the next tier the sooner, the sooner it came to this one, or nearly so.
             here = [(at_ms + self.random.randrange(1, 2_000), message) for at_ms, message in here]
-            if tier == self.fault.tier:
-                here = self._faulty(here)
+            for fault in self.faults:
+                if tier == fault.tier and fault.kind is not Kind.OFFLINE:
+                    here = self._faulty(here, fault)
             found.append(here)
         return found
 
-    def _faulty(self, here: list[tuple[int, Message]]) -> list[tuple[int, Message]]:
-        fault = self.fault
+    def _faulty(self, here: list[tuple[int, Message]], fault: Fault) -> list[tuple[int, Message]]:
         if fault.kind is Kind.STALL:
             until_ms = fault.at_ms + 30_000
             return [(until_ms if fault.at_ms <= at_ms < until_ms else at_ms, one) for at_ms, one in here]
@@ -124,7 +139,7 @@ class Pipeline:
             case Kind.CORRUPTION:
                 others = [(at_ms, (one[0], self.random.randbytes(16))) for at_ms, one in hit]
                 return [entry for entry in here if entry not in hit] + others
-            case Kind.LATE:
+            case Kind.LATE | Kind.OFFLINE:
                 late = [(end_ms + 130_000, one) for _, one in hit]
                 return [entry for entry in here if entry not in hit] + late
             case Kind.SLOW:
@@ -133,7 +148,7 @@ class Pipeline:
             case _:
                 return here
 
-    def run(self) -> Pipeline:
+    def run(self) -> Self:
         """To the end; `wrong` are the accusations on the way that nothing was done to deserve."""
         while self.now_ms < END_MS:
             self.now_ms += TICK_MS
@@ -150,11 +165,15 @@ class Pipeline:
         ]
         for event_ms, name in came:
             self.seen[number][event_ms // WIDTH_MS][name] += 1
-        fault, reports = self.fault, list[Report]()
+        reports = list[Report]()
         for source in range(SOURCES):
             mine = [one for one in came if one[1][0] % SOURCES == source]
-            is_dead = fault.kind is Kind.DEATH or (fault.kind is Kind.SILENCE and source == 0)
-            is_dead = is_dead and number == fault.tier and self.now_ms > fault.at_ms
+            is_dead = any(
+                (fault.kind is Kind.DEATH or (fault.kind is Kind.SILENCE and source == 0))
+                and number == fault.tier
+                and self.now_ms > fault.at_ms
+                for fault in self.faults
+            )
             if tier in LOGS:
                 reports += self._read(tier, source, mine, is_dead=is_dead)
             elif not is_dead:
@@ -168,12 +187,20 @@ class Pipeline:
         if self.random.random() < 0.1:  # killed, and begun again from its write-ahead log
             client = self.clients[tier][source] = ClientAudit.restored(client.state(), IDLE_MS)
         times = np.array([event_ms for event_ms, _ in mine], dtype=np.int64)
-        client.add(Rows(times, np.full(len(mine), 100), ids=ids_of([name for _, name in mine])), self.now_ms)
-        reports = client.reports(self.now_ms)
+        rows = Rows(times, np.full(len(mine), 100), ids=ids_of([name for _, name in mine]))
+        at_ms = self._clock_ms(tier)
+        if mine:
+            client.add(rows, at_ms)
+        reports = client.reports(at_ms)
         if self.random.random() < 0.8:
             for report in reports:
                 client.acknowledged(report)
         return reports
+
+    def _clock_ms(self, tier: str) -> int:
+        """By the clock of a tier's audit; none goes back behind the beginning."""
+        off_ms = sum(OFF_MS.get(one.kind, 0) for one in self.faults if TIERS[one.tier] == tier)
+        return max(0, self.now_ms + off_ms)
 
     def _read(self, tier: str, source: int, mine: list[Message], *, is_dead: bool) -> list[Report]:
         log = self.logs[tier][source]
@@ -186,8 +213,9 @@ class Pipeline:
             position = begins_at(reader.committable_offset)
             reader = self.readers[tier][source] = self._reader(tier, source, position)
         data, upto = log.fetch(reader.next_offset, 1_000)
-        reader.fetched(data, upto, at_ms=self.now_ms, seen_at_ms=self.now_ms, at_end=True)
-        reports = reader.reports(self.now_ms)
+        at_ms = self._clock_ms(tier)
+        reader.fetched(data, upto, at_ms=at_ms, seen_at_ms=at_ms, at_end=True)
+        reports = reader.reports(at_ms)
         if self.random.random() < 0.8:
             for report in reports:
                 reader.acknowledged(report)
@@ -195,8 +223,10 @@ class Pipeline:
 
     def _collect(self) -> None:
         self.topic += self.collector.due(self.now_ms, BOUNDS)
+        self.recorded_ms += [self.now_ms] * (len(self.topic) - len(self.recorded_ms))
         while self.applied < len(self.topic):
-            self.collector.apply(self.topic[self.applied], self.applied)
+            at = self.applied
+            self.collector.apply(self.topic[at], at, self.recorded_ms[at])
             self.applied += 1
             self.states.append((dict(self.collector.windows), dict(self.collector.tiers)))  # type: ignore[arg-type]
         self.states = [*self.states[-20:]]
@@ -212,7 +242,7 @@ class Pipeline:
                 if value is not None:
                     restore(key, value)  # type: ignore[arg-type]
         for position in range(self.applied - len(self.states) + 1, self.applied):
-            found.apply(self.topic[position], position)
+            found.apply(self.topic[position], position, self.recorded_ms[position])
         self.collector = found
 
     def side(self, tier: str, window: int) -> Side:

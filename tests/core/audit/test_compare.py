@@ -118,6 +118,8 @@ def test_a_side_is_as_far_as_its_slowest_cluster() -> None:
     both = side("aggregate", END, windows, [[done], [record()]], NOW, 1_000)
     assert (both.phase, both.watermark_ms, both.is_heard) == (Phase.OPEN, 900, True)
     assert (both.all, both.late.count, both.without) == (seen(b"a", b"b", b"c"), 1, ("p/9",))
+    assert (both.closed_ms, both.has_silent) == (4_000, False)
+    assert side("aggregate", END, [], [[done], [record()]], NOW + 501, 1_000).has_silent
     assert side("aggregate", END, [], [[done]], NOW, 1_000).phase is Phase.CLOSED
     provisional = record(sources={"p/0": Heard(1_000, 4_500)})
     assert side("aggregate", END, [], [[provisional]], NOW, 1_000).phase is Phase.PROVISIONAL
@@ -155,3 +157,25 @@ def test_what_was_late_before_is_not_this_tiers_fault() -> None:
     before = tier("regional", seen(b"a", b"b"), seen(b"c"))
     after = tier("aggregate", seen(b"a", b"b"), seen(b"c"))
     assert compare(before, after, END, NOW, PATIENCE).state is State.OK
+
+
+def test_what_was_closed_just_now_is_not_told_while_some_comes_late() -> None:
+    """One tier counts in time what comes late to the other, of one source after the other."""
+    before = tier("regional", seen(b"a"), seen(b"b"), late_ms=NOW - 1, closed_ms=NOW - PATIENCE)
+    after = tier("aggregate", seen(b"a", b"b", b"c", b"d"), closed_ms=NOW - PATIENCE + 1)
+    assert compare(before, after, END, NOW, PATIENCE).state is State.PROVISIONAL
+    assert compare(before, after, END, NOW + 1, PATIENCE).state is State.DUPLICATED
+    in_time = before._replace(totals=before.all, late=NO_TOTALS, late_ms=-1)
+    assert compare(in_time, after, END, NOW, PATIENCE).state is State.DUPLICATED
+
+
+def test_what_came_late_to_one_tier_is_not_lost_to_another_that_has_a_silent_source() -> None:
+    before = tier("regional", seen(b"a"), seen(b"b"), late_ms=NOW - PATIENCE)
+    after = tier("aggregate", seen(b"a"), has_silent=True)
+    for first, second in ((before, after), (after, before)):
+        verdict = compare(first, second, END, NOW, PATIENCE)
+        assert (verdict.state, verdict.absent) == (State.ABSENT, ("aggregate",))
+    in_time = before._replace(totals=before.all, late=NO_TOTALS)
+    assert compare(in_time, after, END, NOW, PATIENCE).state is State.LOSSY
+    heard = after._replace(has_silent=False)
+    assert compare(before, heard, END, NOW, PATIENCE).state is State.LOSSY

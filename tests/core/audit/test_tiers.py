@@ -141,6 +141,15 @@ def test_a_timestamp_in_the_future_closes_nothing() -> None:
     assert topic.collector.tiers[TierKey(*SCOPE[:3])].sources["a"] == Heard(800, 800)
 
 
+def test_a_source_whose_clock_is_fast_closes_nothing_that_is_not_over() -> None:
+    topic = Topic()
+    topic.report("east/0", watermark_ms=3_000, at_ms=3_200)
+    assert topic.sweep(now_ms=1_400) == []
+    assert watermark(topic.collector.shards(SCOPE[:3]), 1_400, BOUNDS.silence_ms) == 1_400
+    (closed,) = topic.sweep(now_ms=1_500)
+    assert closed.before_ms == WIDTH
+
+
 def test_the_lateness_grows_with_what_comes_late_and_fades() -> None:
     topic = Topic()
     topic.report("a", 1_500, 1_500)

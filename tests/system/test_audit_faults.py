@@ -1,0 +1,270 @@
+"""Dozens of faults at once, at every tier, on real brokers: each is told where it was made, and nothing else.
+
+Each (topic, window) is a scenario of its own, half of them clean. All windows are over when they are written:
+what closes them is the next message behind them. The worker is killed twice meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import random
+import time
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from app.audit_sdk import KafkaOutput, SyncAudit
+from app.audit_sdk.clients import MESSAGE_ID
+from app.config.audit import TIERS
+from app.demo.stage import Process, Stage, wait_until
+from app.demo.traffic import create_topic
+from tests.kafka.conftest import producing
+from tests.system.fleet import assignments
+from tests.system.test_audit import AWAY, ENOUGH_S, HOME, WIDTH_MS, listed, plan
+
+pytestmark = pytest.mark.system
+
+SEED = 31
+FAULTY, CLEAN, PARTITIONS, WINDOWS = 4, 4, 2, 8  # topics of which, partitions, windows a topic
+IDLE_MS = 600_000
+KINDS = ("lossy", "duplicated", "corrupted", "late")
+LOGS = {"regional": HOME, "aggregate": AWAY}
+
+
+class Message(NamedTuple):
+    """One, as a tier gets it."""
+
+    topic: str
+    at_ms: int
+    id: bytes
+
+    @property
+    def partition(self) -> int:
+        return self.id[0] % PARTITIONS
+
+
+class Told(NamedTuple):
+    """What /audit/loss says, or is to say."""
+
+    topic: str
+    start_ms: int
+    to_tier: str
+    state: str
+    missing: int | None
+    extra: int | None
+
+
+class Scenario:
+    """A window of a topic: what each tier gets in time and late, and what is to be told of it.
+
+    Args:
+        kind: of `KINDS`, or "": nothing is done to it. tier: that the messages reach so, and those behind it.
+    """
+
+    def __init__(self, chance: random.Random, topic: str, start_ms: int, kind: str, tier: int) -> None:
+        whole = [
+            Message(topic, start_ms + chance.randrange(WIDTH_MS), chance.randbytes(16))
+            for _ in range(chance.randrange(10, 60))
+        ]
+        hit = chance.sample(whole, chance.randint(1, 5))
+        rest = [one for one in whole if one not in hit]
+        twice = [*whole, *hit]
+        others = [*rest, *(one._replace(id=chance.randbytes(16)) for one in hit)]
+        behind = {"lossy": rest, "duplicated": twice, "corrupted": others, "late": rest}.get(kind, whole)
+        self.in_time = {name: whole if at < tier else behind for at, name in enumerate(TIERS)}
+        self.late = {name: hit if kind == "late" and at >= tier else [] for at, name in enumerate(TIERS)}
+        counts = {
+            "lossy": (len(hit), 0), "duplicated": (0, len(hit)), "corrupted": (None, None), "late": (0, 0),
+        }  # fmt: skip
+        self.told: set[Told] = set()
+        self.told_first: set[Told] = set()  # before what is late has come
+        if kind:
+            self.told = {Told(topic, start_ms, TIERS[tier], kind, *counts[kind])}
+            lost = Told(topic, start_ms, TIERS[tier], "lossy", len(hit), 0)
+            self.told_first = {lost} if kind == "late" else self.told
+
+
+def scenarios(name: str, base_ms: int) -> list[list[Scenario]]:
+    """By window: every kind of fault at every tier twice, in half of the topics."""
+    chance = random.Random(SEED)
+    faults = 2 * list(itertools.product(KINDS, range(1, len(TIERS))))
+    assert len(faults) == FAULTY * WINDOWS
+    chance.shuffle(faults)
+    base_ms -= base_ms % WIDTH_MS
+    starts = [base_ms + WIDTH_MS * number for number in range(WINDOWS)]
+    return [
+        [
+            Scenario(chance, f"{name}-{number}", start_ms, *(faults.pop() if number < FAULTY else ("", 0)))
+            for number in range(FAULTY + CLEAN)
+        ]
+        for start_ms in starts
+    ]
+
+
+class Tiers:
+    """All five: the clients count by the library, the others are logs that the worker counts."""
+
+    def __init__(self, stage: Stage, audits: dict[str, SyncAudit]) -> None:
+        self._stage, self._audits = stage, audits
+        self._offsets: Counter[tuple[str, int]] = Counter()
+        self.sent: Counter[tuple[str, str]] = Counter()  # by topic and tier
+
+    def get(self, messages: dict[str, list[Message]]) -> None:
+        """Every tier gets its messages, in this order."""
+        for tier, some in messages.items():
+            self.sent.update((one.topic, tier) for one in some)
+            if tier in LOGS:
+                asyncio.run(self._write(self._stage.yard.bootstrap(LOGS[tier]), some))
+            for one in some if tier == "consumer" else ():
+                place = one.topic, one.partition
+                self._audits[tier].handled(*place, self._offsets[place], one.at_ms, 5, one.id)
+                self._offsets[place] += 1
+            for one in some if tier.startswith("proxy") else ():
+                self._audits[tier].sent(one.topic, one.at_ms, 5, one.id)
+
+    async def _write(self, bootstrap: str, messages: Iterable[Message]) -> None:
+        async with producing(bootstrap) as producer:
+            waiting = [
+                await producer.send(
+                    one.topic, b"value", partition=one.partition, timestamp_ms=one.at_ms,
+                    headers=[(MESSAGE_ID, one.id)],
+                )
+                for one in messages
+            ]  # fmt: skip
+            await asyncio.gather(*waiting)
+
+    def all_get(self, topics: Iterable[str], at_ms: int) -> None:
+        """Each partition gets a message of that time, at every tier."""
+        one_each = [Message(topic, at_ms, bytes([n]) * 16) for topic in topics for n in range(PARTITIONS)]
+        self.get({tier: list(one_each) for tier in TIERS})
+
+
+def clock_ms() -> int:
+    """By which records are stamped."""
+    return time.time_ns() // 1_000_000
+
+
+def joined(messages: Iterable[dict[str, list[Message]]]) -> dict[str, list[Message]]:
+    """Of several scenarios, in their order."""
+    some = list(messages)
+    return {tier: [one for of_tier in some for one in of_tier[tier]] for tier in TIERS}
+
+
+def told(worker: Process, **query: str) -> set[Told]:
+    """Everything that the worker says is not as it should be."""
+    rows = listed(worker, "loss", **query)
+    pairs = dict(itertools.pairwise(TIERS))
+    assert all(pairs[row["from_tier"]] == row["to_tier"] and row["by"] == "ids" for row in rows), rows
+    return {
+        Told(*(row[name] for name in ("topic", "start_ms", "to_tier", "state", "missing", "extra")))
+        for row in rows
+    }
+
+
+def counted(worker: Process) -> Counter[tuple[str, str]]:
+    """Records by topic and tier."""
+    found: Counter[tuple[str, str]] = Counter()
+    for row in listed(worker, "windows"):
+        found[row["topic"], row["tier"]] += row["count"]
+    return found
+
+
+class Watch:
+    """Looks at what is told until it is as it should be; an accusation is right whenever it is made."""
+
+    def __init__(self, worker: Process, right: set[Told]) -> None:
+        self.worker = worker
+        self._right = {one[:3] for one in right}
+
+    def settles(self, wanted: set[Told]) -> None:
+        wait_until(lambda: self._told() == wanted, ENOUGH_S, lambda: self._differs(wanted), 0.5)
+
+    def all_is_counted(self, tiers: Tiers) -> None:
+        """At all tiers, and not more than there is."""
+        wait_until(
+            lambda: (self._told(), counted(self.worker) == tiers.sent)[1], ENOUGH_S,
+            lambda: f"{tiers.sent - counted(self.worker)}\n{self.worker.tail()}", 0.5,
+        )  # fmt: skip
+
+    def _told(self) -> set[Told]:
+        found = told(self.worker)
+        wrong = [one for one in found if one.state != "late" and one[:3] not in self._right]
+        assert not wrong, wrong  # late is what lags, too: these windows are long over
+        return found
+
+    def _differs(self, wanted: set[Told]) -> str:
+        found = told(self.worker)
+        return f"not told: {wanted - found}\nnot to be told: {found - wanted}\n{self.worker.tail()}"
+
+
+def test_every_fault_at_every_tier_is_told_and_nothing_else(
+    stage: Stage, topic_name: str, tmp_path: Path
+) -> None:
+    topics = [f"{topic_name}-{number}" for number in range(FAULTY + CLEAN)]
+
+    async def create() -> None:
+        places = itertools.product(LOGS.values(), topics)
+        await asyncio.gather(
+            *(create_topic(stage.yard.bootstrap(cluster), topic, PARTITIONS) for cluster, topic in places)
+        )
+
+    asyncio.run(create())
+    worker = stage.worker()
+    deployed = plan(
+        "all", f"{topic_name}-.*", clusters=[*LOGS], tiers=[*TIERS], lateness="1s", id={"header": MESSAGE_ID}
+    )
+    stage.deploy(worker, deployed)
+    jobs = len(topics) * len(LOGS) * PARTITIONS
+    wait_until(lambda: len(assignments(worker)) == jobs, ENOUGH_S, lambda: str(assignments(worker)))
+    with contextlib.ExitStack() as stack:
+        audits = {
+            tier: stack.enter_context(audit(stage, tier, tmp_path)) for tier in TIERS if tier not in LOGS
+        }
+        tiers = Tiers(stage, audits)
+        tiers.all_get(
+            topics, clock_ms() - 2 * WINDOWS * WIDTH_MS
+        )  # all who count are heard: they are waited for
+        wait_until(lambda: counted(worker) == tiers.sent, ENOUGH_S, worker.tail, 0.5)
+        windows = scenarios(topic_name, clock_ms() - (WINDOWS + 2) * WIDTH_MS)
+        before, after = (
+            {one for window in windows for case in window for one in getattr(case, name)}
+            for name in ("told_first", "told")
+        )
+        assert len(before) == len(after) == FAULTY * WINDOWS
+        watch = Watch(worker, before)
+        for number, window in enumerate(windows):
+            tiers.get(joined(case.in_time for case in window))
+            if number == WINDOWS // 2:
+                watch.worker.kill()
+        watch.worker = stage.worker()
+        watch.all_is_counted(tiers)
+        tiers.all_get(topics, clock_ms())  # whatever was before is over
+        watch.settles(before)
+        watch.worker.kill()
+        tiers.get(joined(case.late for window in windows for case in window))
+        watch.worker = stage.worker()
+        watch.all_is_counted(tiers)
+        watch.settles(after)
+        starts = sorted({one.start_ms for one in after})
+        wrong = {one[:3] for one in after}
+        places = set(itertools.product(topics, starts, TIERS[1:]))
+        right = {one[:3] for one in told(watch.worker, state="ok") if starts[0] <= one.start_ms <= starts[-1]}
+        assert len(starts) == WINDOWS
+        assert right == places - wrong, "all others are compared, too, and it is said that they are right"
+        for one in audits.values():
+            assert not one.stats.wrong
+            assert not one.stats.uncounted
+
+
+def audit(stage: Stage, tier: str, logs: Path) -> SyncAudit:
+    """Of a client. It never says that it is idle: only messages close windows."""
+    output = KafkaOutput(stage.yard.bootstrap(HOME), stage.region)
+    return SyncAudit(
+        origin="billing", tier=tier, cluster=HOME, output=output, wal=logs / tier, window_ms=WIDTH_MS,
+        idle_ms=IDLE_MS, report_interval_s=0.5,
+    )  # fmt: skip
