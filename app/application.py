@@ -46,8 +46,8 @@ CHANNEL_BATCHES = (
 FAUST_STOP_S = 15.0
 AGENTS = {"audit", "audit_reports", "checkpoints", "control", "dispatch", "replicate", "trackers"}
 TABLES = {
-    "activity", "assignments", "audit_tiers", "audit_windows", "checkpoints", "routes", "trackers",
-    "workloads",
+    "activity", "assignments", "audit_plans", "audit_tiers", "audit_windows", "checkpoints", "routes",
+    "trackers", "workloads",
 }  # fmt: skip
 
 

@@ -129,6 +129,7 @@ class ControlTopics:
             self.incidents,
             self.changelog("workloads", 1),
             self.changelog("routes", 1),
+            self.changelog("audit_plans", 1),
             self.changelog("assignments", 1),
             self.changelog("activity", 1),
             self.changelog("trackers", TRACKER_PARTITIONS),

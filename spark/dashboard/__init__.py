@@ -7,7 +7,7 @@
 Modules
     decode   a record of a changelog, or a heartbeat, as rows; pure
     frames   schemas, and functions from frame to frame: decoded, newest, loads, windows, traffic, verdicts
-    pairs    one window's tiers, compared with `app.core.audit.compare`; pure
+    plans    which tiers are compared, by which audit plan (`app.core.audit.pairing` compares them); pure
     store    files that count by the archive's log: written, read back, committed
     fold     a round: the next offsets of a region's topics into its store
     daily    dates whose windows have changed, made anew

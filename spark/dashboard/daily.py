@@ -18,10 +18,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from app.core.audit.tiers import Bounds
+from app.wire import control_event
 from spark.archive.layout import Change, Partition, Reach
 from spark.archive.log import Archive, State
-from spark.dashboard import frames
-from spark.dashboard.decode import TIERS, UNDATED, WINDOWS, date_of
+from spark.dashboard import decode, frames, people
+from spark.dashboard.decode import PLANS, TIERS, UNDATED, WINDOWS, WORKLOADS, date_of
+from spark.dashboard.plans import Compared, Plans, compared
 from spark.dashboard.store import STATE, TRAFFICS, VERDICTS, files_of, stored, write
 from spark.errors import NotFit
 
@@ -64,11 +66,14 @@ def bring_up(spark: SparkSession, root: Path, stores: Stores, now_ms: int, bound
     dates = stale_dates(stores, state, now_ms)
     if not dates:
         return []
-    known = frames.tiers_of(entries(spark, stores, [TIERS]).collect())
+    topics = _compared(spark, stores, bounds)
     found = frames.windows(entries(spark, stores, [WINDOWS], list(dates))).persist()
     try:
         rows = sum(file.rows for _, its in stores.values() for file in files_of(its, STATE, dates))
-        traffic, verdicts = frames.traffic(found), frames.verdicts(found, known, now_ms, bounds)
+        traffic, verdicts = (
+            frames.traffic(found),
+            frames.verdicts(found, topics, frames.widths(found), now_ms),
+        )
         added = write(traffic, archive, TRAFFICS, 0, "") + write(verdicts, archive, VERDICTS, rows, "")
     finally:
         found.unpersist()
@@ -86,6 +91,19 @@ def bring_up(spark: SparkSession, root: Path, stores: Stores, now_ms: int, bound
         )
     )
     return sorted(dates)
+
+
+def _compared(spark: SparkSession, stores: Stores, bounds: Bounds) -> dict[str, Compared]:
+    tiers = entries(spark, stores, [TIERS]).collect()
+    small = entries(spark, stores, [PLANS, WORKLOADS]).select("region", "table", "key", "value").collect()
+    stated = [(row.region, decode.stated(bytes(row.value))) for row in small if row.table == PLANS]
+    consumed = {
+        (row.region, row.key): people.cluster_of(control_event(bytes(row.value)))
+        for row in small
+        if row.table == WORKLOADS
+    }
+    plans = Plans(stated, consumed)
+    return compared(frames.tiers_of(tiers), frames.regions_of(tiers), plans, bounds.silence_ms)
 
 
 def stale_dates(stores: Stores, state: State, now_ms: int) -> dict[str, str]:

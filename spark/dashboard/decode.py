@@ -10,9 +10,11 @@ import msgspec
 
 from app.core.audit.count import UNTIMED
 from app.core.audit.latencies import CorruptLatencies, Latencies
+from app.core.audit.plans import Stated
 from app.core.audit.tiers import TierKey
 from app.core.audit.totals import Totals
 from app.core.audit.windows import WindowKey
+from app.core.control_events import AuditPut
 from app.core.job import JobId
 from app.core.load import Load
 from app.wire import (
@@ -28,7 +30,8 @@ from app.wire import (
 
 WINDOWS, TIERS, TRACKERS, CHECKPOINTS = "audit_windows", "audit_tiers", "trackers", "checkpoints"
 WORKLOADS, ROUTES, ASSIGNMENTS, ACTIVITY = "workloads", "routes", "assignments", "activity"
-TABLES = (WINDOWS, TIERS, TRACKERS, CHECKPOINTS, WORKLOADS, ROUTES, ASSIGNMENTS, ACTIVITY)
+PLANS = "audit_plans"
+TABLES = (WINDOWS, TIERS, PLANS, TRACKERS, CHECKPOINTS, WORKLOADS, ROUTES, ASSIGNMENTS, ACTIVITY)
 KEPT = (WINDOWS, ACTIVITY)  # what the tables forget of them stays here
 UNDATED = "none"
 BUCKET_MS = 300_000
@@ -85,10 +88,24 @@ def _entry(table: str, key: str, value: bytes | None, offset: int) -> Entry:
         case "checkpoints":
             if value is not None:
                 checkpoint_line(value)
+        case "audit_plans":
+            if value is not None:
+                stated(value)
         case _:
             if value is not None:
                 control_event(value)
     return Entry(key, position=offset)
+
+
+def stated(value: bytes) -> Stated:
+    """An audit plan of its table. Raises BadEvent."""
+    event = control_event(value)
+    if not isinstance(event, AuditPut):
+        raise BadEvent("not an audit plan")
+    try:
+        return Stated.of(event.definition)
+    except ValueError as error:
+        raise BadEvent(str(error)) from error
 
 
 def _act(value: bytes) -> Entry:

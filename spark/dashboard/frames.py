@@ -21,11 +21,12 @@ from pyspark.sql.types import (
 )
 
 from app.core.audit.latencies import Latencies
-from app.core.audit.tiers import Bounds, TierRecord
+from app.core.audit.pairing import OF_CLUSTERS, Place, Widths, Window
+from app.core.audit.tiers import TierRecord
 from app.core.audit.windows import WindowKey
 from app.wire import tier_record, window_record
 from spark.dashboard import decode
-from spark.dashboard.pairs import OF_CLUSTERS, Place, pairs
+from spark.dashboard.plans import Compared, Comparer
 from spark.rows import mapped
 
 HOUR_MS = 3_600_000
@@ -71,7 +72,7 @@ TRAFFIC = _schema(
 VERDICT = _schema(
     date=str, topic=str, start_ms=int, width_ms=int, from_tier=str, to_tier=str, group=str, state=str,
     from_count=int, to_count=int, missing=int, extra=int, by=str, absent=str, lag_ms=float, behind_ms=int,
-    closed=bool,
+    closed=bool, remark=str,
 )  # fmt: skip
 
 
@@ -218,28 +219,59 @@ def _heard_ms(records: list[TierRecord]) -> int:
     return max((one.heard_ms for record in records for one in record.sources.values()), default=-1)
 
 
+def widths(found: DataFrame) -> dict[str, Widths]:
+    """By topic of `WINDOW`, of those that have windows of several widths: after a change of their plan, or
+    where a client counts in others."""
+    several = found.groupBy("topic").agg(f.min("width_ms").alias("least"), f.max("width_ms").alias("most"))
+    topics = several.where(f.col("least") < f.col("most")).select("topic")
+    by_topic: defaultdict[str, list[tuple[Place, Window]]] = defaultdict(list)
+    columns = found.join(topics, "topic", "left_semi").select(
+        "topic", "tier", "cluster", "start_ms", "width_ms"
+    )
+    for row in columns.distinct().collect():
+        by_topic[row.topic].append(((row.tier, row.cluster), (row.start_ms, row.width_ms)))
+    return {topic: Widths(windows) for topic, windows in by_topic.items()}
+
+
 def verdicts(
-    found: DataFrame,
-    tiers: Mapping[str, Mapping[Place, list[TierRecord]]],
-    now_ms: int,
-    bounds: Bounds = Bounds(),  # noqa: B008  a tuple
+    found: DataFrame, topics: Mapping[str, Compared], widths: Mapping[str, Widths], now_ms: int
 ) -> DataFrame:
     """`VERDICT` of `WINDOW`: a row a window and pair of tiers."""
     one = f.struct("tier", "cluster", "value")
     grouped = found.groupBy("topic", "start_ms", "width_ms").agg(f.collect_list(one).alias("places"))
-    known = {topic: dict(places) for topic, places in tiers.items()}
-    return mapped(grouped, partial(_verdicts, known, now_ms, bounds), VERDICT)
+    return mapped(grouped, partial(_verdicts, dict(topics), dict(widths), now_ms), VERDICT)
 
 
 def _verdicts(
-    tiers: dict[str, dict[Place, list[TierRecord]]], now_ms: int, bounds: Bounds, rows: Iterable[Row]
+    topics: dict[str, Compared], widths: dict[str, Widths], now_ms: int, rows: Iterable[Row]
 ) -> Iterator[tuple[Any, ...]]:
+    comparer = Comparer(topics, widths, now_ms)
     for row in rows:
         held = [((one["tier"], one["cluster"]), window_record(bytes(one["value"]))) for one in row.places]
         date = decode.date_of(row.start_ms)
-        for pair in pairs(row.start_ms, row.width_ms, held, tiers.get(row.topic, {}), now_ms, bounds):
-            lag_ms = None if pair.lag_ms is None else float(pair.lag_ms)
-            yield date, row.topic, row.start_ms, row.width_ms, *pair._replace(lag_ms=lag_ms)
+        for pair in comparer.pairs(row.topic, row.start_ms, row.width_ms, held):
+            told = pair.verdict
+            tiers = (pair.from_tier, pair.to_tier, pair.group, told.state.value)
+            counts = (pair.from_count, pair.to_count, told.missing, told.extra)
+            lag_ms = None if told.lag_ms is None else float(told.lag_ms)
+            rest = (
+                told.by.value,
+                ", ".join(told.absent),
+                lag_ms,
+                told.behind_ms,
+                pair.is_closed,
+                pair.remark,
+            )
+            yield date, row.topic, row.start_ms, row.width_ms, *tiers, *counts, *rest
+
+
+def regions_of(entries: Sequence[Row]) -> dict[tuple[str, Place], set[str]]:
+    """By topic and place, of entries of tiers: the regions that have heard it."""
+    found: defaultdict[tuple[str, Place], set[str]] = defaultdict(set)
+    for row in entries:
+        topic, tier, cluster, _shard = row["key"].split("/")
+        found[topic, (tier, cluster)].add(row["region"])
+    return dict(found)
 
 
 def _date(column: str) -> Any:

@@ -94,6 +94,14 @@ def owner_of(event: WorkloadPut | RoutePut) -> str:
     return owner if isinstance(owner, str) and owner else NOBODY
 
 
+def cluster_of(event: Any) -> str:
+    """The cluster that a workload reads, by its definition; "": it is none."""
+    if not isinstance(event, WorkloadPut):
+        return ""
+    metadata = event.definition.get("metadata")
+    return str(metadata.get("cluster", "")) if isinstance(metadata, dict) else ""
+
+
 def topic_owners(tables: Tables) -> dict[str, list[str]]:
     """Whose workloads a topic has."""
     found: defaultdict[str, set[str]] = defaultdict(set)

@@ -14,10 +14,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
+from app.core.audit.pairing import ORDER
 from spark.archive.log import Archive
 from spark.dashboard import daily, decode, people
 from spark.dashboard.frames import merged, percentiles_ms
-from spark.dashboard.pairs import ORDER
 from spark.dashboard.store import LOADS, QUARANTINE, TRAFFICS, VERDICTS, files_of, stored
 from spark.dashboard.times import iso
 

@@ -8,11 +8,12 @@ import msgspec
 import numpy as np
 
 from app import wire
+from app.config.audit import AuditPlan
 from app.core.audit.latencies import Latencies
 from app.core.audit.tiers import Closing, Heard, TierKey, TierRecord
 from app.core.audit.totals import Totals
 from app.core.audit.windows import WindowKey, WindowRecord
-from app.core.control_events import Assignment, FailoverRun, WorkloadPut
+from app.core.control_events import Assignment, AuditPut, FailoverRun, WorkloadPut
 from app.core.fencing import LogId, TrackerRecord
 from app.core.load import Load
 from app.core.offset_map import Barrier, Line
@@ -76,6 +77,18 @@ def workload(group: str, topic: str, owner: str = "billing-team") -> WorkloadPut
     metadata = {"group": group, "topic": topic, "cluster": "east-regional", "owner": owner}
     definition = {"kind": "Workload", "metadata": metadata, "spec": {}}
     return WorkloadPut(at_ms=NOON_MS, key=f"{group}/{topic}", definition=definition, etag="1", actor="ann")
+
+
+def audit_plan(**spec: Any) -> AuditPut:
+    """A plan of windows of a minute as it stands in the table."""
+    definition = {
+        "apiVersion": "switchyard/v1",
+        "kind": "AuditPlan",
+        "metadata": {"name": "all"},
+        "spec": {"topics": ["orders"], "window": "1m", **spec},
+    }
+    stands = AuditPlan.model_validate(definition).to_wire()
+    return AuditPut(at_ms=NOON_MS, key="audit:all", definition=stands, etag="1", actor="ann")
 
 
 def assignment(job: str, worker: str) -> Assignment:

@@ -26,6 +26,7 @@ from tests.spark.regions import (
     WIDTH_MS,
     Region,
     assignment,
+    audit_plan,
     beat,
     latencies,
     line,
@@ -79,6 +80,8 @@ def two_regions(first: str = "east", second: str = "west") -> tuple[Region, Regi
         )
     east.tier("orders", "regional", "east-regional")
     west.tier("orders", "aggregate", "west-aggregate")
+    for region in (east, west):
+        region.put("audit_plans", "audit:all", audit_plan())
     east.put("workloads", "billing/orders", workload("billing", "orders"))
     east.put("assignments", JOB, assignment(JOB, "w-1"))
     east.put("trackers", JOB, tracker(NOW_MS - 5000, 9))
@@ -140,6 +143,22 @@ def test_a_late_record_replaces_its_window_and_a_stale_one_does_not(
     found = told(session, tmp_path)
     assert found["totals"]["missing"] == 0
     assert found["pairs"][0]["states"] == {"ok": 3}
+
+
+def test_the_plan_says_which_windows_are_compared(session: SparkSession, tmp_path: Path) -> None:
+    east, west = two_regions()
+    for region in (east, west):
+        region.put("audit_plans", "audit:all", audit_plan(window="2m"))
+        take(session, tmp_path, region)
+    found = told(session, tmp_path)
+    assert (found["pairs"], found["totals"]["records"]) == ([], 40)
+    for region in (east, west):
+        region.put("audit_plans", "audit:all", audit_plan(tiers=["regional", "aggregate", "consumer"]))
+        assert take(session, tmp_path, region).quarantined == 0
+    pairs = told(session, tmp_path)["pairs"]  # the date is recent
+    assert [(pair["to_tier"], pair["states"]) for pair in pairs] == [
+        ("consumer", {"absent-audit": 3}), ("aggregate", {"lossy": 1, "ok": 2}),
+    ]  # fmt: skip
 
 
 def test_what_is_forgotten_stays_and_what_is_deleted_is_gone(session: SparkSession, tmp_path: Path) -> None:

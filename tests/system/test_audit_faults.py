@@ -20,7 +20,7 @@ import pytest
 
 from app.audit_sdk import KafkaOutput, SyncAudit
 from app.audit_sdk.clients import MESSAGE_ID
-from app.config.audit import TIERS
+from app.core.audit.pairing import ORDER as TIERS
 from app.demo.stage import Process, Stage, wait_until
 from app.demo.traffic import create_topic
 from tests.kafka.conftest import producing
