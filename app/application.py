@@ -243,7 +243,8 @@ def worker_name(settings: Settings) -> str:
 def cluster_spec(settings: Settings, name: str) -> ClusterSpec:
     """What the Kafka layer needs to know of a configured cluster."""
     cluster = settings.cluster(name)
-    return ClusterSpec(name=name, bootstrap=tuple(cluster.bootstrap), **security_options(cluster))
+    options = security_options(cluster)
+    return ClusterSpec(name=name, bootstrap=tuple(cluster.bootstrap), archive=cluster.archive, **options)
 
 
 def atlas(settings: Settings) -> Atlas:

@@ -13,6 +13,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from app.core.global_report import HEAD, PARTS
 from spark.dashboard.page import page
 from spark.dashboard.summary import summarize
 from spark.errors import BadOption
@@ -24,12 +25,13 @@ DESCRIPTION = """\
 Tells what the store of `dashboard` knows of all regions: traffic, loss, duplication, latency percentiles, lag
 and failover readiness by topic, tier, workload and owner, what happened, and what could not be read. As JSON,
 as one HTML file that needs no network, and, asked for, as records of a topic, a row each under a key of its
-own (a compacted topic holds the newest report; writing it again changes nothing).
+own (a compacted topic holds the newest report; writing it again changes nothing). The console of a region
+shows what is in its topic switchyard-<region>-report.
 """
 EXAMPLES = """\
 examples:
   python -m spark report --from-store /var/lib/dash --html report.html --json report.json
-  python -m spark report --from-store /var/lib/dash --since 6h --topic switchyard-report \\
+  python -m spark report --from-store /var/lib/dash --since 6h --topic switchyard-east-report \\
       --bootstrap 127.0.0.1:9092
 """
 KEYS = {
@@ -40,6 +42,7 @@ KEYS = {
     "owners": ("owner",),
     "readiness": ("workload", "region", "to"),
 }
+assert tuple(KEYS) == PARTS, "what is written is what is read"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -99,12 +102,13 @@ def replace(path: Path, content: str) -> None:
 
 
 def rows(told: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Key and value, JSON both, of every row that a topic gets."""
+    """Key and value, JSON both, of every row that a topic gets, as `app.core.global_report` reads them."""
     head = {name: told[name] for name in ("generated", "from", "to", "totals", "regions")}
-    yield json.dumps(["report"]), json.dumps(head)
+    yield json.dumps([HEAD]), json.dumps({**head, "rows": sum(len(told[part]) for part in KEYS)})
     for part, names in KEYS.items():
         for row in told[part]:
-            yield json.dumps([part, *(row[name] for name in names)]), json.dumps(row)
+            key = json.dumps([part, *(row[name] for name in names)])
+            yield key, json.dumps({**row, "generated": told["generated"]})
 
 
 def publish(spark: SparkSession, told: Mapping[str, Any], options: Namespace) -> None:

@@ -11,6 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from app.core.audit.tiers import Bounds
+from app.core.global_report import PARTS, folded
 from spark.archive.log import Archive
 from spark.dashboard import daily, fold
 from spark.dashboard.fold import Folded, fold_round
@@ -122,8 +123,22 @@ def test_the_report_of_two_regions(session: SparkSession, tmp_path: Path) -> Non
     assert [(one["event"], one["to"]) for one in found["incidents"]] == [("failover-run", "west")]
     (worst,) = found["windows"]
     assert (worst["state"], worst["missing"], worst["start_ms"]) == ("lossy", 3, NOON_MS + WIDTH_MS)
-    keys = [key for key, _ in rows(found)]
-    assert len(set(keys)) == len(keys) == 8
+    written = {key.encode(): value.encode() for key, value in rows(found)}
+    assert len(written) == len(list(rows(found))) == 8
+    shown = folded(written)
+    assert shown is not None
+    assert (shown["complete"], shown["totals"]) == (True, found["totals"])
+    assert all(shown[part] == found[part] for part in PARTS)
+    stale = {
+        **written,
+        b'["topics","gone"]': b'{"topic":"gone","generated":"2020"}',
+        b"x": b"{}",
+        b"[]": b"1",
+    }
+    assert folded(stale) == shown
+    written.popitem()
+    assert (folded(written) or {})["complete"] is False
+    assert folded({}) is None
 
 
 def test_a_late_record_replaces_its_window_and_a_stale_one_does_not(
