@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
+from aiokafka import AIOKafkaProducer
 from click.testing import CliRunner
 
 from app.audit.archives import ArchiveUnreadable, open_archive
@@ -24,12 +26,29 @@ from app.yard import Yard
 from tests.spark.processes import job
 from tests.system.test_audit import plan
 from tests.system.test_audit_missing import forget
-from tests.system.test_audit_records import CLUSTER, PARTITIONS, RECORDS, SPAN_MS, fetched, produce
+from tests.system.test_audit_records import CLUSTER, PARTITIONS, RECORDS, SPAN_MS, fetched
 
 pytestmark = pytest.mark.system
 
+SEED = 9
 ENOUGH = Limits(100_000, 1 << 30, 300.0)
 LATER_MS = 600_000  # how much later the second records are
+
+
+async def produce(bootstrap: str, topic: str, base_ms: int) -> dict[int, list[tuple[int, int]]]:
+    """Records whose values tell times from then on, nearly in order: (offset, time) by partition."""
+    rng = random.Random(SEED)
+    sent: dict[int, list[tuple[int, int]]] = {partition: [] for partition in range(PARTITIONS)}
+    async with AIOKafkaProducer(bootstrap_servers=bootstrap) as producer:
+        waiting = []
+        for number in range(RECORDS):
+            at_ms = base_ms + number * SPAN_MS // RECORDS + rng.randrange(3_000)
+            value = orjson.dumps({"note": "", "at": at_ms, "number": number})
+            waiting.append((at_ms, await producer.send(topic, value, partition=rng.randrange(PARTITIONS))))
+        for at_ms, future in waiting:
+            told = await future
+            sent[told.partition].append((told.offset, at_ms))
+    return sent
 
 
 def archive(bootstrap: str, topics: str, folder: Path) -> None:
