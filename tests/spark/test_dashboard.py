@@ -313,6 +313,17 @@ def test_many_files_of_loads_are_joined_and_what_they_replace_is_deleted_a_day_l
     assert max((row["last_ms"], row["lag_last"]) for row in kept)[1] == 3
 
 
+def test_nothing_to_write_is_written_also_where_plans_are_adapted(
+    session: SparkSession, tmp_path: Path
+) -> None:
+    east, _ = two_regions()
+    session.conf.set("spark.sql.adaptive.enabled", "true")
+    try:
+        assert take(session, tmp_path, east).quarantined == 0
+    finally:
+        session.conf.set("spark.sql.adaptive.enabled", "false")
+
+
 def test_no_store_is_told(session: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(NotFit, match="python -m spark dashboard"):
         summarize(session, tmp_path, 0, 1, 1)
