@@ -25,8 +25,8 @@ LOGGING = Path(__file__).with_name("log4j2.properties")
 HEAP = "2g"
 LOOPBACK = "127.0.0.1"
 SETTING = re.compile(r"\s*([^\s=#][^\s=]*)(?:\s*=\s*|\s+)(.*)")
-# A part of a plan that turns out to be empty is cut off by it, with the observation of how many rows it had: who
-# asks for that waits for ever.
+# It cuts off what turns out to be empty, with the observation of how many rows that had: who
+# asks for those waits for ever.
 OBSERVED_STAYS = "org.apache.spark.sql.execution.adaptive.AQEPropagateEmptyRelation"
 SHUFFLES_PER_CORE = 4  # small enough to pipeline on one machine; adaptive execution joins what is tiny
 
