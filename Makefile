@@ -18,8 +18,8 @@ $(STAMP): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
 
-demo: $(STAMP) ## the whole story on this machine; ONCE=1 runs it to its end and reports
-	$(BIN)/python -m app.demo $(if $(ONCE),--once)
+demo: $(STAMP) ## the whole story on this machine; ONCE=1 runs it to its end and reports, REPORT=DIR adds Spark's reports
+	$(BIN)/python -m app.demo $(if $(ONCE),--once) $(if $(REPORT),--report $(REPORT))
 
 demo-failover: $(STAMP) ## a region is killed, another goes on, it comes back; ONCE=1 reports and ends
 	$(BIN)/python -m app.demo --story failover $(if $(ONCE),--once)

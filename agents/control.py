@@ -18,6 +18,8 @@ from app.core.control import ControlState
 from app.core.control_events import (
     AnyControlEvent,
     Assignment,
+    AuditDeleted,
+    AuditPut,
     Begun,
     RegionPulse,
     Released,
@@ -29,6 +31,7 @@ from app.core.control_events import (
 from app.core.job import names_a_job
 from tables.activity import activity
 from tables.assignments import assignments
+from tables.audit_plans import audit_plans
 from tables.routes import routes
 from tables.workloads import workloads
 
@@ -58,6 +61,8 @@ def _write(event: AnyControlEvent, offset: int, view: ControlState) -> None:
             _show(workloads, event.key, view.standing(event))
         case RoutePut() | RouteDeleted():
             _show(routes, event.key, view.standing(event))
+        case AuditPut() | AuditDeleted():
+            _show(audit_plans, event.key, view.standing(event))
         case Assignment() | Released() if names_a_job(event.job):
             _show(assignments, event.job, view.assignments.get(event.job))
         case _:

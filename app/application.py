@@ -46,8 +46,8 @@ CHANNEL_BATCHES = (
 FAUST_STOP_S = 15.0
 AGENTS = {"audit", "audit_reports", "checkpoints", "control", "dispatch", "replicate", "trackers"}
 TABLES = {
-    "activity", "assignments", "audit_tiers", "audit_windows", "checkpoints", "routes", "trackers",
-    "workloads",
+    "activity", "assignments", "audit_plans", "audit_tiers", "audit_windows", "checkpoints", "routes",
+    "trackers", "workloads",
 }  # fmt: skip
 
 
@@ -244,7 +244,8 @@ def worker_name(settings: Settings) -> str:
 def cluster_spec(settings: Settings, name: str) -> ClusterSpec:
     """What the Kafka layer needs to know of a configured cluster."""
     cluster = settings.cluster(name)
-    return ClusterSpec(name=name, bootstrap=tuple(cluster.bootstrap), **security_options(cluster))
+    options = security_options(cluster)
+    return ClusterSpec(name=name, bootstrap=tuple(cluster.bootstrap), archive=cluster.archive, **options)
 
 
 def atlas(settings: Settings) -> Atlas:

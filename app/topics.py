@@ -97,6 +97,11 @@ class ControlTopics:
         """What happened that a person must know: gaps, undecodable batches, fenced workers."""
         return ControlTopic(f"{self.app_id}-incidents", 1, _expiring(30 * _DAY_MS))
 
+    @property
+    def report(self) -> ControlTopic:
+        """The newest report over all regions (`app.core.global_report`), for the console; from Spark."""
+        return ControlTopic(f"{self.app_id}-report", 1, _COMPACTED)
+
     def changelog(self, table: str, partitions: int) -> ControlTopic:
         """The changelog of a Faust table."""
         return ControlTopic(f"{self.app_id}-{table}-changelog", partitions, _COMPACTED)
@@ -127,8 +132,10 @@ class ControlTopics:
             self.audit,
             self.answers,
             self.incidents,
+            self.report,
             self.changelog("workloads", 1),
             self.changelog("routes", 1),
+            self.changelog("audit_plans", 1),
             self.changelog("assignments", 1),
             self.changelog("activity", 1),
             self.changelog("trackers", TRACKER_PARTITIONS),

@@ -36,8 +36,9 @@ settings.load_profile(PROFILE)
 if os.environ.get(PORTS_VARIABLE):
     broker.AUTOMATIC_PORTS = range(*map(int, os.environ[PORTS_VARIABLE].split("-")))
 
-STARTING = {"_shared_yard", "bootstrap", "cached", "engine"}  # fixtures that start brokers or containers
-BESIDE = {"cli", "config", "console", "core", "dlq", "payload"}  # nothing there depends on how long it takes
+# Fixtures that start brokers or containers, or Spark: of its tests those run beside that say so themselves.
+STARTING = {"_shared_yard", "bootstrap", "cached", "engine", "master", "session"}
+BESIDE = {"cli", "config", "console", "core", "dlq", "payload", "spark"}  # how long it takes matters to none
 WHOLE = {"docker", "system"}  # whole workers, on a yard of their own; as long as all others with brokers
 PURE = {"config", "core", "payload"}
 COUNTED = {"system"}  # every message, after kills: what is not as it should be there once is a finding

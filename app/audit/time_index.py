@@ -5,7 +5,8 @@
 Rules
 1. It is by the event time of the plan, which need not be the records' timestamps, and by windows: what it
    says of an instant within a window holds for the window, and may be a little early. It is never late.
-2. What was there before counting began it does not know: it says so (`complete_ms`).
+2. What was there before counting began, and windows that were dropped as too old, it does not know: it says
+   so (`complete_ms`).
 3. What lies behind all that was counted is newer, or comes late: up to `marks_ms` that only.
 4. A topic that was made anew has another id: what was counted of the former one is of another log.
 """
@@ -38,7 +39,7 @@ class TimeIndex(NamedTuple):
     Attributes:
         windows: by partition.
         marks_ms: nothing below is expected of a partition but what comes late.
-        complete_ms: windows that begin before it may lack what was there before it was counted.
+        complete_ms: of windows that begin before it nothing is known, or not all.
     """
 
     windows: Mapping[int, list[Indexed]]
@@ -126,7 +127,8 @@ def time_index(known: Known, topic_id: str | None) -> TimeIndex | None:
                 marks_ms[place[1]] = max(marks_ms.get(place[1], -1), told.watermark_ms)
     if not windows and not marks_ms:
         return None
-    complete_ms = max((record.complete_ms for record in known.tiers.values()), default=-1)
+    known_ms = (max(record.complete_ms, record.forgotten_ms) for record in known.tiers.values())
+    complete_ms = max(known_ms, default=-1)
     return TimeIndex(
         {
             partition: [Indexed(*at, span) for at, span in sorted(of.items())]

@@ -11,8 +11,8 @@ from typing import Any
 
 from app.audit.view import Known
 from app.clock import iso
-from app.config.audit import TIERS
 from app.core.audit.compare import State
+from app.core.audit.pairing import ORDER
 from app.core.audit.tiers import Bounds, TierRecord
 
 WORST_FIRST = (
@@ -89,7 +89,7 @@ def _row(
 
 def in_order(tiers: Collection[str]) -> list[str]:
     """In the way of a record; those of other names behind."""
-    return [tier for tier in TIERS if tier in tiers] + sorted(set(tiers) - set(TIERS))
+    return [tier for tier in ORDER if tier in tiers] + sorted(set(tiers) - set(ORDER))
 
 
 def _is_silent(records: Iterable[TierRecord], now_ms: int, silence_ms: int) -> bool:

@@ -4,43 +4,32 @@
 
 Rules
 1. Of several shares that hold a partition of the tables the furthest one counts.
-2. Tiers are compared each with the next in the plan's order, of those that count the topic, and of those that
-   the plan names. A cluster that no plan counts any more has its part in the windows that it has, only.
-3. Windows that may lack what had gone before it was counted are told as incomplete, and not compared; nor
-   are those of another width than the plan has now: where it was changed, each has a part of the records.
-   A tier that has such windows at the time of one that is compared lacks their records: it is told as absent.
-4. What a group has finished of a cluster's topic (`tiers.place_of`) is compared with that cluster, or, where
-   that is not counted, with the tier before; groups are never added up.
-5. An aggregate cluster may have records of regional clusters that the plan does not count: more there than
-   here says nothing then (`Unseen`).
+2. What is compared with what: `app.core.audit.pairing`. Windows that may lack what had gone before it was
+   counted are told as incomplete.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
 
 from app.clock import iso
-from app.config.audit import TIERS, AuditPlan
-from app.core.audit.compare import Side, State, Verdict, compare, side
+from app.config.audit import AuditPlan
+from app.core.audit.compare import State
 from app.core.audit.count import UNTIMED
+from app.core.audit.pairing import OF_CLUSTERS, Pair, Pairing, Place, Plan, Widths, Window, complete_ms
 from app.core.audit.reports import Scope
-from app.core.audit.tiers import CONSUMER, Bounds, TierKey, TierRecord, group_of, lateness, watermark
+from app.core.audit.tiers import Bounds, TierKey, TierRecord, group_of, watermark
 from app.core.audit.totals import NO_TOTALS
 from app.core.audit.windows import Phase, WindowKey, WindowRecord, phase
-from app.core.topology import AGGREGATE, REGIONAL
 
 PlanOf = Callable[[str, str], AuditPlan | None]  # of a cluster's topic
 OddityOf = Callable[[Scope], str]  # what a client counts otherwise than planned (`app.audit.planned`)
-Unseen = Callable[[AuditPlan | None], list[str]]  # regional clusters that a plan does not count
-OF_CLUSTERS = (REGIONAL, AGGREGATE, "other")  # tiers that plans count; others are told by clients
-MOST_WIDTHS = 3  # that are named
+Unseen = Callable[[AuditPlan], list[str]]  # regional clusters that a plan does not count
 RANKS = (0.5, 0.95, 0.99)
 IN_ORDER = [Phase.OPEN, Phase.PROVISIONAL, Phase.CLOSED]
 
@@ -166,7 +155,7 @@ def _window_row(
         "start": iso(key.start_ms) if is_timed else None,
         "end_ms": key.end_ms if is_timed else None,
         "state": state.value,
-        "complete": not is_timed or key.start_ms >= _complete_ms(tiers),
+        "complete": not is_timed or key.start_ms >= complete_ms(tiers),
         "count": both.count,
         "bytes": both.nbytes,
         "duplicates": both.duplicates,
@@ -179,164 +168,57 @@ def _window_row(
     }
 
 
-def _complete_ms(tiers: Iterable[TierRecord]) -> int:
-    return max((record.complete_ms for record in tiers), default=-1)
-
-
-class _Tier:
-    """What is known of a topic at a tier. `live`: its clusters that are counted now."""
-
-    def __init__(self) -> None:
-        self.clusters: dict[str, list[TierRecord]] = {}
-        self.live: set[str] = set()
-        self.windows: dict[tuple[int, int], dict[str, list[WindowRecord]]] = {}
-        self._starts: dict[int, list[int]] | None = None
-
-    def other_widths(self, start_ms: int, width_ms: int) -> list[int]:
-        """Of windows at the same time that are not of the same width. Ask once all are known."""
-        if self._starts is None:
-            self._starts = {}
-            for start, width in sorted(self.windows):
-                self._starts.setdefault(width, []).append(start)
-        found = []
-        for width, starts in self._starts.items():
-            at = bisect_left(starts, start_ms + width_ms) - 1  # the last that begins before its end
-            if width != width_ms and at >= 0 and starts[at] != UNTIMED and starts[at] + width > start_ms:
-                found.append(width)
-        return sorted(found)
-
-    @property
-    def records(self) -> list[TierRecord]:
-        """Of clusters that are counted now."""
-        return [record for cluster in sorted(self.live) for record in self.clusters[cluster]]
-
-    def at(self, cluster: str) -> _Tier:
-        """Of one cluster alone."""
-        one = _Tier()
-        one.clusters, one.live = {cluster: self.clusters[cluster]}, {cluster}
-        one.windows = {
-            window: {cluster: places[cluster]} for window, places in self.windows.items() if cluster in places
-        }
-        return one
-
-    def side(self, name: str, start_ms: int, width_ms: int, now_ms: int, silence_ms: int) -> Side:
-        """Its part of a comparison. A cluster that is not counted any more has one in windows that it has."""
-        windows = self.windows.get((start_ms, width_ms), {})
-        meant = sorted(self.live | windows.keys())
-        records = [record for of_cluster in windows.values() for record in of_cluster]
-        clusters = [self.clusters.get(cluster, []) for cluster in meant]
-        return side(name, start_ms + width_ms, records, clusters, now_ms, silence_ms)
-
-
-Tiers = defaultdict[tuple[str, str], _Tier]  # by tier and, of a group, its place
-
-
 def verdict_rows(known: Known, now_ms: int, plan_of: PlanOf, unseen: Unseen) -> list[dict[str, Any]]:
-    """A row a window and pair of tiers that follow on each other, the newest first."""
-    topics: defaultdict[str, Tiers] = defaultdict(lambda: defaultdict(_Tier))
+    """A row a window and pair of tiers that follow on each other (`app.core.audit.pairing`), the newest
+    first."""
+    topics: defaultdict[str, dict[Place, list[TierRecord]]] = defaultdict(dict)
+    live: defaultdict[str, set[Place]] = defaultdict(set)
     plans: dict[str, AuditPlan] = {}
     for (topic, tier, cluster), records in _shards(known).items():
-        at, plan = topics[topic][_name(tier, cluster)], plan_of(cluster, topic)
-        at.clusters[cluster] = records
+        topics[topic][tier, cluster] = records
+        plan = plan_of(cluster, topic)
         if plan is not None or (tier not in OF_CLUSTERS and not group_of(cluster)[1]):
-            at.live.add(cluster)
+            live[topic].add((tier, cluster))
         if plan is not None:
             plans.setdefault(topic, plan)
+    windows: defaultdict[str, dict[Window, list[tuple[Place, WindowRecord]]]] = defaultdict(dict)
     for key, record in sorted(known.windows.items()):
-        tiers = topics[key.topic]
-        window = tiers[_name(key.tier, key.cluster)].windows.setdefault((key.start_ms, key.width_ms), {})
-        window.setdefault(key.cluster, []).append(record)
+        of = windows[key.topic].setdefault((key.start_ms, key.width_ms), [])
+        of.append(((key.tier, key.cluster), record))
     rows = []
-    for topic, tiers in sorted(topics.items()):
-        plan = plans.get(topic)
-        groups = {name[1]: tiers.pop(name) for name in list(tiers) if name[1]}
-        order = _in_order(plan, {name for (name, _), tier in tiers.items() if tier.live})
-        if CONSUMER in order and CONSUMER not in {name for name, _ in tiers} and groups:
-            order.remove(CONSUMER)
-        pairs = [
-            ("", (first, tiers[first, ""]), (second, tiers[second, ""])) for first, second in pairwise(order)
-        ]
-        for place, finished in groups.items():
-            if finished.live and (before := _before(place, order, tiers)) is not None:
-                pairs.append((group_of(place)[1], before, (CONSUMER, finished)))
-        for group, first, second in pairs:
-            compared = _compared(first, second, now_ms, plan, unseen)
-            rows += [{"topic": topic, "group": group or None, **row} for row in compared]
+    for topic, found in sorted(windows.items()):
+        pairing = Pairing(topics[topic], live[topic], _as_compared(plans.get(topic), unseen))
+        widths = Widths((place, window) for window, held in found.items() for place, _ in held)
+        for window, held in found.items():
+            compared = pairing.compared(*window, held, widths, now_ms)
+            rows += [{"topic": topic, "group": pair.group or None, **_verdict_row(pair)} for pair in compared]
     return sorted(rows, key=lambda row: (-row["start_ms"], row["topic"]))
 
 
-def _name(tier: str, cluster: str) -> tuple[str, str]:
-    """What its figures are added up under: the tier, and which group's place it is ("": a cluster)."""
-    return tier, cluster if group_of(cluster)[1] else ""
+def _as_compared(plan: AuditPlan | None, unseen: Unseen) -> Plan:
+    if plan is None:
+        return Plan()
+    return Plan(plan.width_ms, plan.bounds, plan.spec.tiers, tuple(unseen(plan)))
 
 
-def _before(place: str, order: list[str], tiers: Tiers) -> tuple[str, _Tier] | None:
-    """What a group's figures are compared with (rule 4); None: nothing."""
-    cluster = group_of(place)[0]
-    for name in OF_CLUSTERS:
-        if cluster in tiers[name, ""].live:
-            return name, tiers[name, ""].at(cluster)
-    before = [name for name in order if name != CONSUMER]
-    return (before[-1], tiers[before[-1], ""]) if before else None
-
-
-def _in_order(plan: AuditPlan | None, tiers: Collection[str]) -> list[str]:
-    """Rule 2."""
-    named = () if plan is None else plan.spec.tiers
-    return [tier for tier in named or TIERS if tier in tiers or tier in named]
-
-
-def _compared(
-    first: tuple[str, _Tier], second: tuple[str, _Tier], now_ms: int, plan: AuditPlan | None, unseen: Unseen
-) -> Iterator[dict[str, Any]]:
-    bounds = Bounds() if plan is None else plan.bounds
-    records = first[1].records + second[1].records
-    patience_ms = lateness(records, bounds) + bounds.silence_ms
-    complete_ms = _complete_ms(records)
-    others = unseen(plan) if second[0] == AGGREGATE else []
-    for start_ms, width_ms in sorted(first[1].windows.keys() | second[1].windows.keys()):
-        if start_ms == UNTIMED or start_ms < complete_ms or (plan is not None and width_ms != plan.width_ms):
-            continue
-        before, after = (
-            tier.side(name, start_ms, width_ms, now_ms, bounds.silence_ms) for name, tier in (first, second)
-        )
-        verdict = compare(before, after, start_ms + width_ms, now_ms, patience_ms)
-        if verdict.extra and verdict.state is State.DUPLICATED and others:  # rule 5
-            verdict = verdict._replace(state=State.ABSENT, absent=tuple(others))
-        odd = {
-            name: found for name, tier in (first, second) if (found := tier.other_widths(start_ms, width_ms))
-        }
-        if odd and verdict.state not in (State.OK, State.PROVISIONAL):  # rule 3
-            verdict = verdict._replace(state=State.ABSENT, absent=tuple(odd))
-        row = _verdict_row(
-            (first[0], second[0]), start_ms, start_ms + width_ms, verdict, before.all.count, after.all.count
-        )
-        remark = "; ".join(_other(name, odd[name], width_ms) for name in odd)
-        yield {**row, "closed": before.phase is after.phase is Phase.CLOSED, "remark": remark}
-
-
-def _other(tier: str, widths_ms: list[int], width_ms: int) -> str:
-    told = ", ".join(map(str, widths_ms[:MOST_WIDTHS]))
-    return f"{tier} also counts in windows of {told} ms, which those of {width_ms} ms lack"
-
-
-def _verdict_row(
-    pair: tuple[str, str], start_ms: int, end_ms: int, verdict: Verdict, before: int, after: int
-) -> dict[str, Any]:
+def _verdict_row(pair: Pair) -> dict[str, Any]:
+    verdict = pair.verdict
     differs = verdict.state is State.CORRUPTED
     return {
-        "from_tier": pair[0],
-        "to_tier": pair[1],
-        "start_ms": start_ms,
-        "start": iso(start_ms),
-        "end_ms": end_ms,
+        "from_tier": pair.from_tier,
+        "to_tier": pair.to_tier,
+        "start_ms": pair.start_ms,
+        "start": iso(pair.start_ms),
+        "end_ms": pair.end_ms,
         "state": verdict.state.value,
-        "from_count": before,
-        "to_count": after,
+        "from_count": pair.from_count,
+        "to_count": pair.to_count,
         "missing": None if differs else verdict.missing,
         "extra": None if differs else verdict.extra,
         "by": verdict.by.value,
         "absent": list(verdict.absent),
         "lag_ms": verdict.lag_ms,
         "behind_ms": verdict.behind_ms,
+        "closed": pair.is_closed,
+        "remark": pair.remark,
     }

@@ -50,7 +50,8 @@ def records(
     """A topic's records of a time, by the event time of its audit plan (without one, by their timestamps).
 
     Where to read is known from the audit's index; what is told is exactly of that time, in the order of
-    offsets in each partition. Exit code 6 when it is not all there is.
+    offsets in each partition. What retention has taken comes from the cluster's archive, where
+    switchyard.yaml names one. Exit code 6 when it is not all there is.
 
     \b
     switchyard audit records --topic orders --cluster east-regional --from 2h --to 119m
@@ -83,9 +84,12 @@ def _say(told: dict[str, Any]) -> None:
         printable(f"{told['records']} records of {told['looked_at']} looked at, by {plan}; found by {ways}"),
         err=True,
     )
-    gone = sum(part["gone"] for part in told["partitions"])
-    if gone:
-        click.echo(f"{gone} offsets that may have been of that time are gone from the log", err=True)
+    if archived := sum(part["archived"] for part in told["partitions"]):
+        click.echo(f"{archived} offsets that the log has no more were looked up in the archive", err=True)
+    if told["gone"]:
+        click.echo(f"{told['gone']} offsets that may have been of that time are gone", err=True)
+    if told["archive_trouble"]:
+        click.echo(printable(f"without the archive: {told['archive_trouble']}"), err=True)
     if told["why"]:
         click.echo(f"not all: {WHY[told['why']]}", err=True)
     if not told["complete"]:

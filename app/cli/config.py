@@ -27,7 +27,6 @@ from app.cli.client import (
 )
 from app.cli.output import emit, output_option, url_option
 from app.config.alert import PREFIX as ALERT
-from app.config.audit import PREFIX as AUDIT
 from app.config.definitions import (
     AlertDefinition,
     AnyDefinition,
@@ -42,6 +41,7 @@ from app.config.failover import PREFIX
 from app.config.plan import Change, Plan, plan
 from app.config.route_checks import Elsewhere, beside_of
 from app.config.static import DEFAULT_FILE, Settings, load_settings
+from app.core.audit.plans import PREFIX as AUDIT
 from app.core.routes_graph import ALONE, Beside
 
 FILES = click.option("-f", "--file", "files", multiple=True, required=True, metavar="PATH",

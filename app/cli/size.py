@@ -11,9 +11,10 @@ import msgspec
 
 from app.cli.client import Client, Failure, guarded, workload_path
 from app.cli.output import emit, output_option, printable, url_option
-from app.config.units import parse_duration, parse_size
+from app.config.units import parse_size
 from app.core.load import DEFAULT_WORKER, Load
 from app.core.sizing import MAX_PARTITIONS, Measured, SizingRules, recommend
+from app.core.units import parse_duration
 
 EXIT_CAPACITY = 9
 COLUMNS = ["workload", "what", "now", "recommended", "why"]

@@ -29,9 +29,10 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 from app.config.alert_channels import AChannel
 from app.config.fields import DAY_S, MAX_LISTED, Model, Name
 from app.config.route import Entry
-from app.config.units import Duration, duration_within, format_duration, parse_duration
+from app.config.units import Duration, duration_within
 from app.config.wire import OfTopics
 from app.core.alerts import Above, Rule
+from app.core.units import format_duration, parse_duration
 
 PREFIX = "alert:"  # no other definition's key begins with it
 MAX_NAME_CHARS = 100

@@ -26,14 +26,12 @@ from app.config.fields import DAY_S, MAX_LISTED, Header, MessageName, Model, Nam
 from app.config.route import Entry
 from app.config.units import Duration, duration_within
 from app.config.wire import OfTopics
+from app.core.audit.plans import PREFIX, bounds_of
 from app.core.audit.tiers import CONSUMER, Bounds
 from app.core.topology import Layout
 
-PREFIX = "audit:"  # no workload's, route's nor failover definition's key begins with it
 MAX_NAME_CHARS = 100  # with a cluster's name it is in the names of jobs
 SEPARATOR = "//"  # between the two; no workload's key has it
-TIERS = ("proxy-client", "proxy-server", "regional", "aggregate", CONSUMER)  # in the way of a record
-MOST_LATENESS_S = 3600.0
 
 
 def _name(value: Any) -> Any:
@@ -131,9 +129,7 @@ class AuditPlan(OfTopics):
     @property
     def bounds(self) -> Bounds:
         """When its windows close, and are forgotten."""
-        lateness_ms = round(self.spec.lateness * 1000)
-        most_ms = max(lateness_ms, round(MOST_LATENESS_S * 1000))
-        return Bounds(lateness_ms, most_ms, keep_ms=round(self.spec.keep * 1000))
+        return bounds_of(self.spec.lateness, self.spec.keep)
 
     @property
     def counting(self) -> int:

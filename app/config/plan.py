@@ -12,9 +12,9 @@ from app.config.audit import AuditPlan
 from app.config.failover import FailoverDefinition
 from app.config.route import RouteDefinition
 from app.config.route_checks import conflicts as route_conflicts
-from app.config.units import format_duration
 from app.config.workload import Workload
 from app.core.routes_graph import ALONE, Beside
+from app.core.units import format_duration
 
 # Of a route: what makes its copies other topics.
 IDENTITY = ("spec.from", "spec.to", "spec.rename.from", "spec.rename.to")

@@ -113,13 +113,15 @@ class Security(_Model):
 
 
 class Cluster(_Model):
-    """A Kafka cluster."""
+    """A Kafka cluster. `archive`: the folder that `python -m spark archive` keeps of it, for records that its
+    logs do not have any more."""
 
     name: Name
     region: Name
     tier: Literal["regional", "aggregate", "other"]
     bootstrap: Annotated[tuple[Annotated[str, BeforeValidator(_host_port)], ...], BeforeValidator(_bootstrap)]
     security: Security = Security()
+    archive: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
 
 
 class Web(_Model):

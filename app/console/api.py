@@ -30,6 +30,7 @@ from app.console.offsets import OffsetRoutes
 from app.console.openapi import openapi
 from app.console.operators import OperatorRoutes
 from app.console.placement import PlacementRoutes
+from app.console.report import ReportRoutes
 from app.console.route_acts import RouteActRoutes
 from app.console.routes import RouteRoutes
 from app.console.sizing import SizingRoutes
@@ -100,6 +101,7 @@ class Api:
             *self._audit.routes(),
             *self._audit_missing.routes(),
             *AuditRecordRoutes(self).routes(),
+            *ReportRoutes(self).routes(),
             *AlertRoutes(self).routes(),
             *FailoverRoutes(self).routes(),
             *FailoverRunRoutes(self).routes(),

@@ -16,7 +16,7 @@ from aiohttp import web
 from app.audit.topics import topic_rows
 from app.audit.view import Known, PlanOf, Unseen, Wanted, verdict_rows, window_rows
 from app.clock import now_ms
-from app.config.audit import PREFIX, AuditPlan
+from app.config.audit import AuditPlan
 from app.config.definitions import parse_audit
 from app.config.plan import plan
 from app.console import shapes, shapes_audit
@@ -40,6 +40,7 @@ from app.console.tabular import FORMAT, NDJSON, listed, listing
 from app.control.audit_known import SHARE, BeingRead, NotKnown, own_share, unseen
 from app.control.audits_catalog import AuditsCatalog
 from app.core.audit.compare import State
+from app.core.audit.plans import PREFIX
 from app.core.audit.reports import BadReport, Report, Scope, checked
 from app.core.audit.tiers import Bounds
 from app.core.control_events import AuditPut

@@ -12,8 +12,9 @@ import structlog
 from aiohttp import web
 from aiokafka.errors import KafkaError
 
+from app.audit.archives import ArchiveUnreadable, TopicArchive, open_archive
 from app.audit.how import time_of
-from app.audit.records import ArchiveReader, Found, Limits, Part, RangeReader, Times, parts_of
+from app.audit.records import Found, Limits, Part, RangeReader, Times, parts_of
 from app.clock import iso, now_ms
 from app.config.audit import AuditPlan
 from app.console.answers import ApiError, number
@@ -50,11 +51,10 @@ STREAM = {200: Answer({NDJSON: TEXT, CSV: TEXT}, ABOUT)}
 
 
 class AuditRecordRoutes:
-    """Handlers; `api` finds the runtime. `archive`: reads what retention has taken, where there is one."""
+    """Handlers; `api` finds the runtime."""
 
-    def __init__(self, api: Api, archive: ArchiveReader | None = None) -> None:
+    def __init__(self, api: Api) -> None:
         self._api = api
-        self._archive = archive
         self._readers = 0
 
     def routes(self) -> list[web.RouteDef]:
@@ -77,7 +77,8 @@ class AuditRecordRoutes:
     async def get_records(self, request: web.Request) -> web.StreamResponse:
         """A topic's records of a time, by the event time of its audit plan, as they are read.
 
-        In the order of offsets in each partition. Bounded by `limit`, and by what is read for it.
+        In the order of offsets in each partition. Bounded by `limit`, and by what is read for it. What
+        retention has taken comes from the cluster's archive, where `archive` of switchyard.yaml names one.
         """
         topic, cluster = _named(request.query)
         times, limit = _times(request.query), number(request, "limit", USUAL_RECORDS, 1, MOST_RECORDS)
@@ -98,19 +99,30 @@ class AuditRecordRoutes:
         try:
             topic_id = (await client.topic_ids([topic])).get(topic)
             index = None if topic_id is None else await index_of(self._api, request, topic, cluster, topic_id)
+            archive, trouble = await _archive(client, topic, topic_id)
             try:
-                parts = await parts_of(client, topic, times, index, by_timestamp=not by_value)
+                parts = await parts_of(
+                    client, topic, times, index, by_timestamp=not by_value, archive=archive
+                )
             except LookupError as error:
                 raise ApiError(404, "No such topic", str(error)) from error
             limits = Limits(limit, MOST_BYTES, MOST_S)
-            reader = RangeReader(client, topic, parts, times, told, limits, self._archive)
-            return await _streamed(request, reader, parts, plan, is_csv=is_csv)
+            reader = RangeReader(
+                client, topic, parts, times, told, limits, archive, by_timestamp=not by_value
+            )
+            return await _streamed(request, reader, parts, plan, trouble, is_csv=is_csv)
         finally:
             self._readers -= 1
 
 
 async def _streamed(
-    request: web.Request, reader: RangeReader, parts: list[Part], plan: AuditPlan | None, *, is_csv: bool
+    request: web.Request,
+    reader: RangeReader,
+    parts: list[Part],
+    plan: AuditPlan | None,
+    trouble: str,
+    *,
+    is_csv: bool,
 ) -> web.StreamResponse:
     kind = f"{CSV}; charset=utf-8" if is_csv else NDJSON
     answer = web.StreamResponse(headers={"Content-Type": kind, "Cache-Control": "no-store"})
@@ -122,7 +134,7 @@ async def _streamed(
             if found:
                 await write(answer, _csv(found) if is_csv else _lines(found))
         if not is_csv:
-            await write(answer, orjson.dumps({"summary": summary(reader, parts, plan)}) + b"\n")
+            await write(answer, orjson.dumps({"summary": summary(reader, parts, plan, trouble)}) + b"\n")
         async with asyncio.timeout(PATIENCE_S):
             await answer.write_eof()
     except ConnectionResetError:
@@ -134,20 +146,44 @@ async def _streamed(
     return answer
 
 
-def summary(reader: RangeReader, parts: list[Part], plan: AuditPlan | None) -> dict[str, Any]:
-    """What is told behind the records."""
+def summary(
+    reader: RangeReader, parts: list[Part], plan: AuditPlan | None, trouble: str = ""
+) -> dict[str, Any]:
+    """What is told behind the records. `trouble`: why the archive was not read, "" if it was or is none."""
     return {
         "records": reader.found,
         "looked_at": reader.records,
-        "complete": not reader.why and (reader.has_archive or not any(part.gone[1] for part in parts)),
+        "complete": not (reader.why or reader.lost or trouble),
         "why": reader.why,
+        "gone": reader.lost,
+        "archive_trouble": trouble or None,
         "plan": None if plan is None else plan.name,
         "partitions": [
             {"partition": part.partition, "start": part.start, "end": part.end, "by": part.by,
-             "next_offset": reader.positions[part.partition], "gone": part.gone[1] - part.gone[0]}
+             "next_offset": reader.positions[part.partition], "gone": part.lost,
+             "archived": sum(end - start for start, end in part.archived)}
             for part in parts
         ],
     }  # fmt: skip
+
+
+async def _archive(
+    client: ClusterClient, topic: str, topic_id: str | None
+) -> tuple[TopicArchive | None, str]:
+    """What the cluster's archive has of a topic, and why it cannot be used ("")."""
+    folder = client.spec.archive
+    if folder is None or topic_id is None:
+        return None, ""
+    if not topic_id:
+        return (
+            None,
+            f"{client.name} tells no topic's id, by which archive {folder} knows it: update its brokers",
+        )
+    try:
+        return await open_archive(folder, await client.cluster_id(), topic, topic_id), ""
+    except ArchiveUnreadable as error:
+        log.warning("an archive cannot be used", error=str(error))
+        return None, str(error)
 
 
 def _row(found: Found) -> dict[str, Any]:

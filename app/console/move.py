@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 from aiokafka.errors import KafkaError
 
-from app.config.units import parse_duration
 from app.console import bodies, shapes_placement
 from app.console.acts import actor_of, flag_of, read_body
 from app.console.answers import ApiError, json_response
@@ -18,6 +17,7 @@ from app.console.operations import STARTED
 from app.console.operators import acting
 from app.control.move import Mover
 from app.control.move_plan import DEFAULT_MARGIN_MS, Wish
+from app.core.units import parse_duration
 from app.dlq.query import BadQuery
 from app.kafka.clusters import ClusterUnreachable
 

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from app.audit.how import how_of
 from app.audit.prints import Reader, Window
 from app.audit.scan import Part
-from app.audit.view import OF_CLUSTERS
 from app.clock import iso
 from app.config.audit import AuditPlan
 from app.config.route import RouteDefinition
 from app.core.audit.fingerprint import Source
 from app.core.audit.missing import Bounds
 from app.core.audit.origins import Origins, Partition
+from app.core.audit.pairing import OF_CLUSTERS
 from app.core.fencing import LogId
 from app.core.offset_map import Line
 from app.core.resume import Copying

@@ -22,8 +22,6 @@ import structlog
 from aiokafka.errors import KafkaError
 
 from app.audit.planned import oddity
-from app.audit.view import OF_CLUSTERS
-from app.config.audit import PREFIX as KEYS
 from app.config.audit import AuditPlan, job_name, of_job_name
 from app.config.definitions import Workload
 from app.control.beginning import Trouble
@@ -31,6 +29,8 @@ from app.control.cluster_topics import ClusterTopics
 from app.control.data_clusters import DataClusters
 from app.control.definitions import Parsed
 from app.control.log import ControlLog
+from app.core.audit.pairing import OF_CLUSTERS
+from app.core.audit.plans import PREFIX as KEYS
 from app.core.audit.reports import Scope
 from app.core.audit.tiers import Bounds, group_of
 from app.core.job import Kind

@@ -4,6 +4,9 @@ one worker killed on the way.
 python -m app.demo            plays it and stays, with the console, until Ctrl-C
 python -m app.demo --once     plays it to its end, reports, exits 0 (1 when a figure is not what it must be)
 
+With `--report DIR`, Spark's jobs run over what the story has left, and write their reports there
+(`global_report`).
+
 With `--story failover`, another one: two regions, one of which is lost and comes back (`failover_story`).
 """
 
@@ -13,13 +16,14 @@ import argparse
 import asyncio
 import sys
 import time
+from pathlib import Path
 
 import orjson
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from app.demo import failover_story
+from app.demo import failover_story, global_report
 from app.demo.audited import WINDOW, Audited, plan, until_counted
 from app.demo.background import Background
 from app.demo.report import Report, count
@@ -52,6 +56,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--story", choices=("delivery", "failover"), default="delivery",
                         help="a worker is lost (default), or a region")  # fmt: skip
     parser.add_argument("--once", action="store_true", help="play to the end, report and exit")
+    parser.add_argument(
+        "--report", type=Path, metavar="DIR", help="what Spark's jobs say of it, as files there"
+    )
     parser.add_argument("--messages", type=_enough, default=MESSAGES, help=f"how many (default {MESSAGES})")
     parser.add_argument(
         "--regions", type=int, choices=(1, 2), default=2, help="regions of the yard (default 2)"
@@ -133,6 +140,8 @@ def _play(options: argparse.Namespace) -> int:
         bound = round(MAX_IN_FLIGHT + rate * SNAPSHOT_BOUND_S)
         audited = until_counted(first, TOPIC, report.produced, AUDITED)
         sound = _print(report, copied, audited, took_s, bound)
+        if options.report:
+            sound = _reported(yard, options.report, first) and sound
         for process in (first, third):
             code = process.terminate()
             sound = sound and code == 0
@@ -223,6 +232,16 @@ def _print(report: Report, copied: list[str], audited: Audited, took_s: float, b
     verdict = report.sound and within and is_audited
     Console().print("[green]sound[/green]" if verdict else "[red]NOT sound[/red]")
     return verdict
+
+
+def _reported(yard: Yard, folder: Path, worker: Process) -> bool:
+    """Has Spark's jobs run; whether all of them found what they must."""
+    err.print(f"   Spark's jobs read what the story has left; their reports come to {folder}")
+    ended = global_report.make(yard, folder, TOPIC, SOURCE, TARGET)
+    for name, code in ended.items():
+        err.print(f"   {name} ended with {code}: {folder / name}.log", highlight=False)
+    err.print(f"   {folder / 'report.html'}, and {worker.url}/report", highlight=False)
+    return not any(ended.values())
 
 
 def _stay(stage: Stage, bootstrap: str, receiver: Process) -> int:

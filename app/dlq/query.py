@@ -25,7 +25,7 @@ from typing import Any
 import orjson
 import re2  # type: ignore[import-untyped]  # it has no types
 
-from app.config.units import parse_duration
+from app.core.units import parse_duration
 from app.dlq.letter import Letter
 
 MAX_TEXT_CHARS = 500

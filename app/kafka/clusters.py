@@ -48,7 +48,8 @@ class ClusterUnreachable(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class ClusterSpec:
-    """How to reach a cluster. Secrets are resolved before and never shown."""
+    """How to reach a cluster. Secrets are resolved before and never shown. `archive`: the folder of its
+    archive, if it has one."""
 
     name: str
     bootstrap: tuple[str, ...]
@@ -58,6 +59,7 @@ class ClusterSpec:
     username: str | None = None
     password: str | None = None
     ssl_context: Any = None
+    archive: str | None = None
 
     def __repr__(self) -> str:
         return f"ClusterSpec({self.name!r}, {','.join(self.bootstrap)})"

@@ -7,13 +7,14 @@ from typing import Any
 import msgspec
 
 from app.audit.how import time_of
-from app.audit.records import Part, Times, _part
+from app.audit.records import Part, Times, _part, _with_archive
 from app.audit.time_index import TimeIndex, share, time_index
 from app.audit.view import Share, Wanted, joined
 from app.core.audit.collect import Collector
 from app.core.audit.count import Rows, Tally
 from app.core.audit.reports import Increment, Report, Scope, report_id
 from app.core.audit.spans import Indexed
+from app.core.audit.tiers import Forget
 from tests.audit.rows import numbers
 from tests.audit.test_view import audit_plan
 
@@ -146,3 +147,25 @@ def test_the_time_of_a_record_is_that_by_which_it_was_counted() -> None:
     by_field = time_of(audit_plan(timestamp=at_field))
     assert (by_field(Record(b'{"at": 77}')), by_field(Record(b"{}"))) == (77, 5)
     assert time_of(audit_plan(timestamp={**at_field, "otherwise": "none"}))(Record(b"{}")) == -1
+
+
+def test_what_the_log_has_no_more_is_read_from_the_archive_and_only_the_rest_is_lost() -> None:
+    gone = Part(0, 20, 40, "audit", (1, 20))
+    some = _with_archive(gone, 20, ((0, 10), (12, 30)), is_known=True)
+    assert (some.archived, some.lost) == (((1, 10), (12, 20)), 2)
+    assert _with_archive(gone, 20, (), is_known=True).lost == 19
+    none = Part(0, 30, 70, "audit")
+    assert _with_archive(none, 20, ((0, 10),), is_known=True) == none, "nothing of the time is gone"
+    unknown = _with_archive(Part(0, 20, 500, "log"), 20, ((3, 15),), is_known=False)
+    assert (unknown.gone, unknown.archived, unknown.lost) == ((3, 20), ((3, 15),), 5)
+    assert _with_archive(Part(0, 20, 500, "log"), 20, (), is_known=False).lost == 0, "nobody knows of any"
+
+
+def test_of_windows_that_were_dropped_as_too_old_nothing_is_known() -> None:
+    audit = Audit()
+    audit.count("t/0", (10, 100), (11, 5_500), mark_ms=6_000)
+    assert audit.index().knows(0, 100)
+    audit.collector.apply(Forget(*PLACE, 2_000, 9_000), audit.position)
+    index = audit.index()
+    assert index.at(0, 100) == (11, "before-start")
+    assert (index.knows(0, 1_999), index.knows(0, 2_000)) == (False, True)

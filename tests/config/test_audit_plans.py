@@ -12,6 +12,8 @@ from app.config.audit import AuditPlan, job_name, of_job_name
 from app.config.definitions import json_schema, load_definitions, parse_any, parse_audit
 from app.config.plan import plan
 from app.config.problems import InvalidConfiguration
+from app.core.audit.pairing import Plan
+from app.core.audit.plans import Stated
 from app.core.job import JobId, Kind
 from tests.config.examples import REGIONS, changed
 
@@ -37,6 +39,20 @@ def said(document: dict[str, Any]) -> dict[str, str]:
         parse_audit(document, layout=REGIONS)
     errors = [problem for problem in caught.value.problems if problem.severity == "error"]
     return {problem.field: f"{problem.message}; {problem.remedy}" for problem in errors}
+
+
+def test_whoever_reads_the_table_of_plans_compares_by_the_same() -> None:
+    plan = AuditPlan.model_validate(edited("spec/clusters", ["regional", "west"]))
+    stated = Stated.of(plan.to_wire())
+
+    assert stated.plan == Plan(plan.width_ms, plan.bounds, plan.spec.tiers)
+    assert stated.counts_consumers == plan.counts_consumers
+    for topic in ("orders", "payments.in", "payments.in.test", "mail"):
+        assert stated.counts("regional", "east", topic) == plan.means(topic)
+    assert stated.counts("aggregate", "west", "orders")
+    assert not stated.counts("aggregate", "east", "orders")
+    with pytest.raises(ValueError, match="not the definition of an audit plan"):
+        Stated.of({"metadata": {"name": "orders"}, "spec": {}})
 
 
 def test_a_sound_one_comes_back_from_the_wire_and_is_in_the_schema() -> None:

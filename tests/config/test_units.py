@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.config.units import format_duration, parse_duration, parse_size
+from app.config.units import parse_size
+from app.core.units import format_duration, parse_duration
 
 YEAR_MS = 366 * 86_400_000
 FACTORS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "kB": 10**3, "MB": 10**6, "GB": 10**9}

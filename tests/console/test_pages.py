@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from aiokafka import AIOKafkaProducer
 
 from app.demo.stage import Process, Stage, http, wait_until, workload
 from app.demo.traffic import create_topic, messages, produce
+from app.topics import ControlTopics
 from app.yard import Yard
+from tests.console.reports import EVIL, REPORT
 from tests.system.conftest import make_stage
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -25,7 +28,6 @@ pytestmark = [
     ),
 ]
 ENOUGH_MS = 60_000
-EVIL = "<img src=x onerror=\"document.title='owned'\">"
 
 
 @pytest.fixture(scope="module")
@@ -156,6 +158,39 @@ def test_the_placement_page_shows_what_a_real_worker_measured_and_has(
     assert f"of {found['capacity']['cpu_cores']:.2f}" in text
     assert "the emptiest of 1 with room" in text
     page.screenshot(path=tmp_path / "placement.png", full_page=True)
+
+
+def test_the_report_page_shows_what_spark_wrote_as_text(console: Any, browse: Any, tmp_path: Path) -> None:
+    from spark.jobs.report import rows
+
+    stage, worker, _ = console
+    assert http("GET", f"{worker.url}/api/v1/report")[1]["generated"] is None
+    page = browse("/report")
+    page.get_by_text("python -m spark report").wait_for(timeout=ENOUGH_MS)
+
+    async def write() -> None:
+        topic = ControlTopics(stage.region).report.name
+        async with AIOKafkaProducer(bootstrap_servers=stage.yard.bootstrap("east-regional")) as producer:
+            for key, value in rows(REPORT):
+                await producer.send_and_wait(topic, value.encode(), key=key.encode())
+
+    with ThreadPoolExecutor(1) as other:  # the browser's loop runs in this thread
+        other.submit(asyncio.run, write()).result()
+    page.get_by_text("119").first.wait_for(timeout=ENOUGH_MS)
+    page.get_by_text("it is not deployed in west").wait_for(timeout=ENOUGH_MS)
+    text = page.inner_text("main")
+    assert "being written" not in text
+    assert "onerror" in text
+    assert page.query_selector("main img") is None
+    assert "owned" not in page.title()
+    page.screenshot(path=tmp_path / "report.png", full_page=True)
+    found = http("GET", f"{worker.url}/api/v1/report")[1]
+    assert found["complete"]
+    assert {part: found[part] for part in REPORT} == REPORT
+    dark = browse("/report", dark=True, width=380)
+    dark.get_by_text("it is not deployed in west").wait_for(timeout=ENOUGH_MS)
+    assert dark.evaluate("document.documentElement.scrollWidth") <= 380
+    dark.screenshot(path=tmp_path / "report-phone.png", full_page=True)
 
 
 def test_the_route_page_shows_topics_and_partitions_as_text_and_pauses_it(

@@ -20,7 +20,7 @@ import pytest
 
 from app.audit_sdk import KafkaOutput, SyncAudit
 from app.audit_sdk.clients import MESSAGE_ID
-from app.config.audit import TIERS
+from app.core.audit.pairing import ORDER as TIERS
 from app.demo.stage import Process, Stage, wait_until
 from app.demo.traffic import create_topic
 from tests.kafka.conftest import producing
@@ -216,7 +216,7 @@ def test_every_fault_at_every_tier_is_told_and_nothing_else(
     asyncio.run(create())
     worker = stage.worker()
     # All there are: what an aggregate has too much could be of a regional one that the plan does not count.
-    clusters = [one.name for one in stage.yard.clusters]
+    clusters = [one.cluster for one in stage.yard.clusters]
     deployed = plan(
         "all", f"{topic_name}-.*", clusters=clusters, tiers=[*TIERS], lateness="1s", id={"header": MESSAGE_ID}
     )

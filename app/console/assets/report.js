@@ -1,0 +1,58 @@
+// The report over all regions, as Spark's job wrote it.
+
+import { duration, el, link, number, pill, table } from "./dom.js";
+import { bytes } from "./flow.js";
+
+const GOOD = { ok: "good", provisional: "", late: "warn", "absent-audit": "warn", lossy: "bad", duplicated: "bad", corrupted: "bad" };
+const ms = (n) => (n === null || n === undefined ? "unknown" : duration(n / 1000));
+const lost = (n) => (n ? el("b", {}, number(n)) : number(n ?? 0));
+const count = (n) => (n < 0 ? "unknown" : number(n));
+const states = (found) => Object.entries(found).map(([name, windows]) => [pill(`${name} ${number(windows)}`, GOOD[name] ?? ""), " "]);
+const audit = (topic) => link(`/audit/${encodeURIComponent(topic)}`, topic);
+const day = (iso) => iso.replace("T", " ").replace(/\.\d+|Z$/g, "");
+
+function topics(rows) {
+  const columns = [["Topic"], ["Owners"], ["Records", "n"], ["Bytes", "n"], ["Missing", "n"], ["Too many", "n"], ["Windows"]];
+  return table("Topics", columns, rows.map((r) => [audit(r.topic), r.owners.join(", "), number(r.records), bytes(r.bytes), lost(r.missing), lost(r.extra), states(r.states)]), "No topic was counted.");
+}
+
+function pairs(rows) {
+  const columns = [["Topic"], ["From"], ["To"], ["Group"], ["Records", "n"], ["Arrived", "n"], ["Missing", "n"], ["Too many", "n"], ["Later by", "n"], ["Windows"]];
+  return table("Tiers", columns, rows.map((r) => [audit(r.topic), r.from_tier, r.to_tier, r.group ?? "", number(r.from_count), number(r.to_count), lost(r.missing), lost(r.extra), ms(r.lag_ms), states(r.states)]), "No two tiers were compared.");
+}
+
+function traffic(rows) {
+  const columns = [["Topic"], ["Tier"], ["Cluster"], ["Records", "n"], ["Bytes", "n"], ["Doubles", "n"], ["Late", "n"], ["p50", "n"], ["p95", "n"], ["p99", "n"]];
+  return table("Traffic", columns, rows.map((r) => [audit(r.topic), r.tier, r.cluster, number(r.records), bytes(r.bytes), number(r.duplicates), number(r.late), ms(r.p50_ms), ms(r.p95_ms), ms(r.p99_ms)]), "No traffic.");
+}
+
+function owners(rows) {
+  const columns = [["Owner"], ["Workloads", "n"], ["Records", "n"], ["Missing", "n"], ["Core hours", "n"]];
+  return table("Owners", columns, rows.map((r) => [r.owner, number(r.workloads), number(r.records), lost(r.missing), r.core_hours.toFixed(2)]), "No owner.");
+}
+
+function workloads(rows) {
+  const columns = [["Region"], ["Workload or route"], ["Owner"], ["Jobs", "n"], ["Workers", "n"], ["Lag", "n"], ["Core hours", "n"]];
+  return table("Workloads and routes", columns, rows.map((r) => [r.region, r.key, r.owner, number(r.jobs), number(r.workers), count(r.lag_messages), r.core_hours.toFixed(2)]), "None is deployed.");
+}
+
+function readiness(rows) {
+  const columns = [["Workload"], ["Region"], ["To"], ["Ready"], ["Why not", "wrap"]];
+  return table("Readiness", columns, rows.map((r) => [r.workload, r.region, r.to, r.ready ? pill("ready", "good") : pill("not ready", "bad"), r.why.join("; ")]), "There is no other region, or no workload.");
+}
+
+export function reportPage(r, tiles) {
+  if (!r.generated) return [el("h1", {}, "Report"), el("p", { class: "quiet" }, r.detail)];
+  const total = r.totals;
+  return [
+    el("h1", {}, "Report"),
+    el("p", { class: "quiet" }, `All regions, ${day(r.from)} to ${day(r.to)} UTC; made ${day(r.generated)} UTC. `, r.complete ? "" : pill("being written: not all of it is here", "warn")),
+    tiles([["regions", number(r.regions.length)], ["topics", number(total.topics)], ["records", number(total.records)], ["missing", number(total.missing)], ["too many", number(total.extra)], ["windows compared", number(total.windows)]]),
+    el("h2", {}, "Topics"), topics(r.topics),
+    el("h2", {}, "From tier to tier"), pairs(r.pairs),
+    el("h2", {}, "Traffic"), traffic(r.traffic),
+    el("h2", {}, "Owners"), owners(r.owners),
+    el("h2", {}, "Workloads and routes"), workloads(r.workloads),
+    el("h2", {}, "Failover readiness"), readiness(r.readiness),
+  ];
+}

@@ -1,0 +1,46 @@
+"""The report over all regions as it stands in a region's report topic, which Spark writes. Pure.
+
+    rows of a report, by key --folded--> the newest report
+
+A key is a JSON list: ["report"] of the head, else the part and what names the row: ["topics", "orders"]. A
+value is a JSON object with when its report was `generated`; the head also says how many `rows` the report
+has. Rows that a later report does not have stay in the topic: those of another time than the head's do not
+count. While a report is being written, some of its rows are not there yet: it is not `complete`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+HEAD = "report"
+PARTS = ("topics", "pairs", "traffic", "workloads", "owners", "readiness")
+
+_keys = msgspec.json.Decoder(list[str | None])
+_rows = msgspec.json.Decoder(dict[str, Any])
+
+
+def folded(values: Mapping[bytes, bytes]) -> dict[str, Any] | None:
+    """The newest report: its head's fields, a list of rows by part, in the order of `values`, and whether it
+    is `complete`. None: there is none, or only rows without a head. What is no row is passed over."""
+    head: dict[str, Any] | None = None
+    rows: list[tuple[str, dict[str, Any]]] = []
+    for key, value in values.items():
+        try:
+            names, row = _keys.decode(key), _rows.decode(value)
+        except msgspec.DecodeError:
+            continue
+        if names == [HEAD]:
+            head = row
+        elif names and names[0] in PARTS:
+            rows.append((names[0], row))
+    if head is None:
+        return None
+    found: dict[str, list[dict[str, Any]]] = {part: [] for part in PARTS}
+    for part, row in rows:
+        if row.pop("generated", None) == head.get("generated"):
+            found[part].append(row)
+    many = sum(map(len, found.values()))
+    return {**head, **found, "complete": many == head.get("rows")}

@@ -1,0 +1,12 @@
+"""Table `audit_plans`: audit:name -> the `AuditPut` that stands, with who deployed it and when.
+
+Writer: `agents.control`, alone. Changelog: `{app}-audit_plans-changelog`. Readers: Spark and people; the data
+plane follows the control log itself (app.control), which is seconds ahead during a rebalance.
+"""
+
+from __future__ import annotations
+
+from app import app
+from tables.options import raw_table
+
+audit_plans = raw_table(app, "audit_plans", partitions=1)
