@@ -8,9 +8,7 @@ from pathlib import Path
 
 from spark.archive.ingest import Told, run_round
 from spark.archive.log import Archive
-from spark.errors import BadOption, NotFit, SparkJobError
 from spark.jobs import common
-from spark.kafka import Cluster
 from spark.progress import say, watching
 
 DESCRIPTION = """\
@@ -26,7 +24,6 @@ examples:
   --every 1m
 """
 ROUND_RECORDS = 5_000_000  # what a kill costs, and how long others wait for what is new
-TRIES = 3  # of one round: a topic may delete records while they are read
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -44,13 +41,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="30s",
         help="how often to look for more (default: 60s)",
     )
-    parser.add_argument(
-        "--round",
-        type=common.positive,
-        default=ROUND_RECORDS,
-        metavar="RECORDS",
-        help=f"at most so many offsets in one round (default: {ROUND_RECORDS:,})",
-    )
+    common.add_round(parser, ROUND_RECORDS)
     common.add_session(parser)
 
 
@@ -63,7 +54,9 @@ def run(options: Namespace) -> int:
     while True:
         began_s = time.monotonic()
         with watching(spark, "Archiving"):
-            told = _round(archive, source, options)
+            told = common.tried(
+                lambda: run_round(archive, source, options.topics, options.round, time.time_ns() // 1_000_000)
+            )
         records, files = records + told.records, files + told.files
         quarantined += told.quarantined
         gone += sum(gap.end - gap.start for gap in told.gaps)
@@ -77,20 +70,6 @@ def run(options: Namespace) -> int:
         {"records": records, "quarantined": quarantined, "files": files, "offsets_gone_before": gone}
     )
     return 0
-
-
-def _round(archive: Archive, source: Cluster, options: Namespace) -> Told:
-    for number in range(1, TRIES + 1):
-        try:
-            with common.spark_failures("A round failed, nothing of it counts"):
-                return run_round(archive, source, options.topics, options.round, time.time_ns() // 1_000_000)
-        except (BadOption, NotFit):
-            raise
-        except SparkJobError as failure:
-            if number == TRIES:
-                raise
-            say(f"{failure}; once more")
-    raise AssertionError("the last try raises")
 
 
 def _say(told: Told, took_s: float) -> None:

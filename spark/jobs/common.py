@@ -6,19 +6,24 @@ import argparse
 import json
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from spark.errors import SparkJobError, cause
+from spark.errors import BadOption, NotFit, SparkJobError, cause
 from spark.kafka import Cluster, read_options
+from spark.progress import say
 from spark.session import make_session
+
+TRIES = 3  # of one round: a topic may delete records while they are read
+
+T = TypeVar("T")
 
 
 def add_session(parser: ArgumentParser) -> None:
@@ -47,6 +52,17 @@ def add_cluster(parser: ArgumentParser, which: str = "", *, needed: bool = True)
         type=Path,
         metavar="FILE",
         help="properties of a Kafka client: security.protocol=...",
+    )
+
+
+def add_round(parser: ArgumentParser, records: int) -> None:
+    """How much a round takes, by default `records`."""
+    parser.add_argument(
+        "--round",
+        type=positive,
+        default=records,
+        metavar="RECORDS",
+        help=f"at most so many offsets in one round (default: {records:,})",
     )
 
 
@@ -111,6 +127,27 @@ def spark_failures(what: str) -> Iterator[None]:
         yield
     except (PySparkException, Py4JJavaError) as failure:
         raise SparkJobError(f"{what}: {cause(failure)}") from failure
+
+
+def tried(round_: Callable[[], T], *final: type[SparkJobError]) -> T:
+    """One round of a job, begun again where it failed, up to `TRIES` times; `final`: errors that no other try
+    makes good, as no option and no store that does not fit becomes another.
+
+    Raises:
+        SparkJobError: the last try's.
+    """
+    lasting: tuple[type[SparkJobError], ...] = (BadOption, NotFit, *final)
+    for number in range(1, TRIES + 1):
+        try:
+            with spark_failures("A round failed, nothing of it counts"):
+                return round_()
+        except lasting:
+            raise
+        except SparkJobError as failure:
+            if number == TRIES:
+                raise
+            say(f"{failure}; once more")
+    raise AssertionError("the last try raises")
 
 
 def _setting(text: str) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from app.core.audit.tiers import Bounds
 from spark.archive.log import Archive
 from spark.dashboard.daily import GLOBAL, bring_up, open_stores
-from spark.dashboard.fold import Folded, fold_round
+from spark.dashboard.fold import fold_round
 from spark.dashboard.store import tidy
 from spark.errors import BadOption, NotFit, SparkJobError, Unreachable
 from spark.jobs import common
@@ -33,7 +33,6 @@ examples:
 Give each region's control cluster: where its topics switchyard-<region>-... are.
 """
 ROUND_RECORDS = 1_000_000
-TRIES = 3
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -52,13 +51,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--to", required=True, type=Path, metavar="DIR", help="the store, of all regions")
     parser.add_argument("--once", action="store_true", help="take in what is there now, and end")
     parser.add_argument("--every", type=common.seconds, default=60.0, metavar="60s", help="(default: 60s)")
-    parser.add_argument(
-        "--round",
-        type=common.positive,
-        default=ROUND_RECORDS,
-        metavar="RECORDS",
-        help=f"at most so many offsets in one round (default: {ROUND_RECORDS:,})",
-    )
+    common.add_round(parser, ROUND_RECORDS)
     parser.add_argument(
         "--silence",
         type=common.seconds,
@@ -111,7 +104,9 @@ def run(options: Namespace) -> int:
 def _catch_up(options: Namespace, region: str, source: Cluster, sums: dict[str, int]) -> None:
     archive = Archive.create(options.to / region, source.cluster_id())
     while True:
-        told = _round(archive, source, region, options.round)
+        told = common.tried(
+            lambda: fold_round(archive, source, region, options.round, _now_ms()), Unreachable
+        )
         sums["offsets"] += told.offsets
         sums["rows"] += told.rows
         sums["quarantined"] += told.quarantined
@@ -120,20 +115,6 @@ def _catch_up(options: Namespace, region: str, source: Cluster, sums: dict[str, 
             say(f"{region}: {told.offsets:,} offsets; {told.quarantined:,} records in quarantine")
         if not told.left:
             return
-
-
-def _round(archive: Archive, source: Cluster, region: str, limit: int) -> Folded:
-    for number in range(1, TRIES + 1):
-        try:
-            with common.spark_failures("A round failed, nothing of it counts"):
-                return fold_round(archive, source, region, limit, _now_ms())
-        except (BadOption, NotFit, Unreachable):
-            raise
-        except SparkJobError as failure:
-            if number == TRIES:
-                raise
-            say(f"{failure}; once more")
-    raise AssertionError("the last try raises")
 
 
 def _now_ms() -> int:

@@ -1,4 +1,4 @@
-"""A real browser that shows the pages of a console that is fed by hand."""
+"""A real browser that shows the pages of a console."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ ENOUGH_MS = 60_000
 
 
 @contextmanager
-def browsing(url: str) -> Iterator[Callable[..., Any]]:
-    """A page opener; fails the test on any script error or request to another host."""
+def browsing(url: str, shows: str = "#live.on") -> Iterator[Callable[..., Any]]:
+    """A page opener, which waits for what a page `shows`; fails the test on any script error or request to
+    another host."""
     from playwright.sync_api import sync_playwright
 
     problems: list[str] = []
@@ -36,7 +37,7 @@ def browsing(url: str) -> Iterator[Callable[..., Any]]:
             page.on("pageerror", lambda error: problems.append(str(error)))
             page.on("request", lambda asked: asked_of.append(asked.url))
             page.goto(url + path)
-            page.wait_for_selector("#live.on", timeout=ENOUGH_MS)
+            page.wait_for_selector(shows, timeout=ENOUGH_MS)
             return page
 
         yield open_page

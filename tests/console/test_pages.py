@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,17 +16,11 @@ from app.demo.stage import Process, Stage, http, wait_until, workload
 from app.demo.traffic import create_topic, messages, produce
 from app.topics import ControlTopics
 from app.yard import Yard
+from tests.console.browser import ENOUGH_MS, IN_A_BROWSER, browsing
 from tests.console.reports import EVIL, REPORT
 from tests.system.conftest import make_stage
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(
-        CHROMIUM is None, reason="no Chromium on PATH; install Debian's chromium to run these"
-    ),
-]
-ENOUGH_MS = 60_000
+pytestmark = IN_A_BROWSER
 
 
 @pytest.fixture(scope="module")
@@ -66,27 +59,9 @@ def console(_shared_yard: Yard) -> Iterator[tuple[Stage, Process, str]]:
 
 @pytest.fixture
 def browse(console: tuple[Stage, Process, str]) -> Iterator[Any]:
-    """A page opener; fails the test on any script error or request to another host."""
-    from playwright.sync_api import sync_playwright
-
-    _, worker, _ = console
-    problems: list[str] = []
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-
-        def open_page(path: str, *, dark: bool = False, width: int = 1280) -> Any:
-            page = browser.new_page(
-                viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light"
-            )
-            page.on("pageerror", lambda error: problems.append(str(error)))
-            page.on("request", lambda r: r.url.startswith(worker.url) or problems.append(f"asks {r.url}"))
-            page.goto(worker.url + path)
-            page.wait_for_selector("h1")
-            return page
-
-        yield open_page
-        browser.close()
-    assert not problems
+    """A page opener; not all pages are live."""
+    with browsing(console[1].url, shows="h1") as opened:
+        yield opened
 
 
 def test_the_overview_shows_workers_and_workloads_live(console: Any, browse: Any) -> None:

@@ -16,6 +16,11 @@ SHIFT = 1_000  # a copy's offsets are others
 OTHERS = "replicate:r:orders:0"
 
 
+def owned(record: TrackerRecord) -> tuple[int, str, int]:
+    """Whose a job is by a record, and which log it reads."""
+    return record.epoch, record.worker, record.lineage
+
+
 class Copies(RuleBasedStateMachine):
     """Workers of a region take jobs over, finish, save, and go on as zombies. Another region has a copy of
     the changelog, of any age, job by job, and of the topic's end, whose beginning may be above that.
@@ -120,11 +125,7 @@ class Copies(RuleBasedStateMachine):
             known = self.told(job)
             assert (known is None) == (right is None)
             if known is not None and right is not None:
-                assert (known.epoch, known.worker, known.lineage) == (
-                    right.epoch,
-                    right.worker,
-                    right.lineage,
-                )
+                assert owned(known) == owned(right)
                 assert (finished(known.snapshot), known.note) == (finished(right.snapshot), right.note)
 
     @precondition(lambda self: self.is_joined and self.read >= self.start and self.read == self.now)
@@ -134,11 +135,7 @@ class Copies(RuleBasedStateMachine):
             known, right = self.told(job), self.truth[-1].get(job)
             assert (known is None) == (right is None)
             if known is not None and right is not None:
-                assert (known.epoch, known.worker, known.lineage) == (
-                    right.epoch,
-                    right.worker,
-                    right.lineage,
-                )
+                assert owned(known) == owned(right)
                 assert finished(known.snapshot) == finished(right.snapshot)
 
     def teardown(self) -> None:
@@ -156,11 +153,7 @@ class Copies(RuleBasedStateMachine):
             known, right = self.told(job), self.truth[-1].get(job)
             if right is not None:
                 assert known is not None
-                assert (known.epoch, known.worker, known.lineage) == (
-                    right.epoch,
-                    right.worker,
-                    right.lineage,
-                )
+                assert owned(known) == owned(right)
                 assert finished(known.snapshot) == finished(right.snapshot)
 
 
