@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 import time
 from argparse import ArgumentParser, Namespace
@@ -112,7 +113,10 @@ def rows(told: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def publish(spark: SparkSession, told: Mapping[str, Any], options: Namespace) -> None:
-    """Writes the rows to the topic."""
+    """Writes the rows to the topic, which is made if it is not there."""
+    target = common.cluster(spark, options.bootstrap, options.command_config)
+    if options.topic not in target.topics(re.escape(options.topic)):
+        target.create(options.topic, 1, {"cleanup.policy": "compact"})
     client = {**read_options(options.command_config), "bootstrap.servers": options.bootstrap}
     frame = spark.createDataFrame(list(rows(told)), "key string, value string")
     writer = frame.write.format("kafka").option("topic", options.topic)

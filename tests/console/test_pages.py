@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -173,7 +174,8 @@ def test_the_report_page_shows_what_spark_wrote_as_text(console: Any, browse: An
             for key, value in rows(REPORT):
                 await producer.send_and_wait(topic, value.encode(), key=key.encode())
 
-    asyncio.run(write())
+    with ThreadPoolExecutor(1) as other:  # the browser's loop runs in this thread
+        other.submit(asyncio.run, write()).result()
     page.get_by_text("119").first.wait_for(timeout=ENOUGH_MS)
     page.get_by_text("it is not deployed in west").wait_for(timeout=ENOUGH_MS)
     text = page.inner_text("main")
