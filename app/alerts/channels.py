@@ -145,7 +145,7 @@ class Sender:
             )  # fmt: skip
         except aiosmtplib.SMTPAuthenticationError as error:
             raise NotTaken(f"refused user and password: {error.code}") from error
-        except (aiosmtplib.SMTPConnectError, ConnectionError) as error:
+        except (aiosmtplib.SMTPConnectError, ConnectionError, ssl.SSLError) as error:
             raise NotTaken(f"cannot be reached: {_why(error.__cause__ or error)}") from error
         except aiosmtplib.SMTPException as error:
             raise NotTaken(f"did not take the mail: {plain(str(error))[:MAX_TOLD_CHARS]}") from error
@@ -179,6 +179,9 @@ def _inside(url: str) -> str:
 def _why(error: BaseException) -> str:
     """Without addresses, which may be secrets: asyncio puts them beside what the system says."""
     reason = getattr(error, "os_error", None) or error
+    if isinstance(reason, ssl.SSLError):  # its number is OpenSSL's, and none of the system's
+        words = getattr(reason, "verify_message", "") or (reason.reason or "failed").replace("_", " ").lower()
+        return f"TLS: {plain(words.partition(', certificate is not valid for')[0])}"
     number, words = getattr(reason, "errno", None), getattr(reason, "strerror", None)
     if isinstance(number, int) and number in errno.errorcode and not isinstance(reason, LeadsInside):
         return os.strerror(number)

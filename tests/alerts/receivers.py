@@ -54,15 +54,16 @@ class Hooks:
 
 
 @asynccontextmanager
-async def hooks() -> AsyncIterator[Hooks]:
-    """A server of HTTP."""
+async def hooks(tls: ssl.SSLContext | None = None) -> AsyncIterator[Hooks]:
+    """A server of HTTP; with `tls` of HTTPS, at localhost."""
     found = Hooks()
     application = web.Application()
     application.router.add_route("*", "/{path:.*}", found.take)
     runner = web.AppRunner(application, shutdown_timeout=0.1)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    found.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
+    port = runner.addresses[0][1]
+    found.url = f"https://localhost:{port}" if tls else f"http://127.0.0.1:{port}"
     try:
         yield found
     finally:

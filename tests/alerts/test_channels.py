@@ -144,12 +144,31 @@ async def test_mail_goes_by_tls_to_whom_a_certificate_is_trusted_and_to_nobody_e
 ) -> None:
     context, trusted = certificate
     async with mailbox(context, at_once=tls == "tls") as box:
-        with pytest.raises(NotTaken):
+        with pytest.raises(NotTaken, match=r"^cannot be reached: TLS: self-signed certificate$"):
             await send(mail_to(box.place, tls=tls), notice())
         assert not box.mails
         monkeypatch.setenv("SSL_CERT_FILE", str(trusted))
         await send(mail_to(box.place, tls=tls), notice())
         assert len(box.mails) == 1
+
+
+async def test_what_tls_refuses_is_told_as_that_and_not_where(
+    certificate: tuple[ssl.SSLContext, Path],
+) -> None:
+    context, _ = certificate
+
+    async def why(url: str) -> str:
+        with pytest.raises(NotTaken) as caught:
+            await send(channel("webhook", url=url), notice())
+        return str(caught.value)
+
+    async with hooks(context) as receiver, hooks() as plain:
+        assert await why(f"{receiver.url}/s3cret") == "cannot be reached: TLS: self-signed certificate"
+        no_tls = await why(plain.url.replace("http:", "https:") + "/s3cret")
+        assert no_tls.startswith("cannot be reached: TLS: ")
+        assert "127.0.0.1" not in no_tls
+        assert "s3cret" not in no_tls
+        assert (receiver.asked, plain.asked) == (0, 0)
 
 
 async def test_what_is_not_taken_is_told_and_no_secret_with_it() -> None:
