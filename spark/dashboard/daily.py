@@ -93,7 +93,7 @@ def bring_up(spark: SparkSession, root: Path, stores: Stores, now_ms: int, bound
     return sorted(dates)
 
 
-def _compared(spark: SparkSession, stores: Stores, bounds: Bounds) -> dict[str, Compared]:
+def _compared(spark: SparkSession, stores: Stores, bounds: Bounds) -> dict[str, dict[str, Compared]]:
     tiers = entries(spark, stores, [TIERS]).collect()
     small = entries(spark, stores, [PLANS, WORKLOADS]).select("region", "table", "key", "value").collect()
     stated = [(row.region, decode.stated(bytes(row.value))) for row in small if row.table == PLANS]

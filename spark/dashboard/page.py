@@ -271,12 +271,12 @@ TRAFFIC = [
     _span("p50_ms"), _span("p95_ms"), _span("p99_ms"),
 ]  # fmt: skip
 PAIRS = [
-    _word("topic"), _word("from_tier"), _word("to_tier"), _word("group"), _count("windows"),
-    ("States", _states), _count("missing", "bad"), _count("extra", "warn"), _span("lag_ms"),
-    _span("behind_ms"),
+    _word("topic"), _word("region"), _word("from_tier"), _word("to_tier"), _word("group"),
+    _count("windows"), ("States", _states), _count("missing", "bad"), _count("extra", "warn"),
+    _span("lag_ms"), _span("behind_ms"),
 ]  # fmt: skip
 WINDOWS = [
-    _word("start"), _word("topic"), _word("from_tier"), _word("to_tier"), _word("group"),
+    _word("start"), _word("topic"), _word("region"), _word("from_tier"), _word("to_tier"), _word("group"),
     ("State", lambda row: (text(row["state"]), STATES.get(row["state"], "warn"))),
     _count("from_count"), _count("to_count"), _count("missing"), _count("extra"), _word("absent"),
 ]  # fmt: skip

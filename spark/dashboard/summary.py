@@ -94,8 +94,8 @@ def traffic_rows(traffic: DataFrame, by: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def pair_rows(verdicts: DataFrame) -> list[dict[str, Any]]:
-    """By topic and pair of tiers: windows by state, what is missing and too much, lag."""
-    by = ("topic", "from_tier", "to_tier", "group")
+    """By topic, region and pair of tiers: windows by state, what is missing and too much, lag."""
+    by = ("topic", "region", "from_tier", "to_tier", "group")
     counted = f.when(f.col("state").isin("lossy", "duplicated"), f.lit(1)).otherwise(0)
     found: dict[tuple[str, ...], dict[str, Any]] = {}
     rows = (
@@ -135,8 +135,8 @@ def pair_rows(verdicts: DataFrame) -> list[dict[str, Any]]:
 def topic_rows(
     by_place: Sequence[Mapping[str, Any]], pairs: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """By topic: records of its first tier, what was lost on the whole way, windows by state. The one with
-    most records first."""
+    """By topic: records of its first tier, what was lost on the whole way, to all regions, windows by state.
+    The one with most records first."""
     rank = {tier: at for at, tier in enumerate(ORDER)}
     first: dict[str, str] = {}
     for row in by_place:
@@ -168,7 +168,7 @@ def worst_windows(verdicts: DataFrame) -> list[dict[str, Any]]:
     differs = f.greatest("missing", "extra")
     rows = (
         verdicts.where(f.col("state").isin(*NOT_OK))
-        .orderBy(f.desc(differs), f.desc("start_ms"), "topic", "from_tier", "group")
+        .orderBy(f.desc(differs), f.desc("start_ms"), "topic", "region", "from_tier", "group")
         .limit(MOST_WINDOWS)
         .drop("date")
         .collect()

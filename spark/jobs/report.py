@@ -37,7 +37,7 @@ examples:
 """
 KEYS = {
     "topics": ("topic",),
-    "pairs": ("topic", "from_tier", "to_tier", "group"),
+    "pairs": ("topic", "region", "from_tier", "to_tier", "group"),
     "traffic": ("topic", "tier", "cluster"),
     "workloads": ("region", "kind", "key"),
     "owners": ("owner",),

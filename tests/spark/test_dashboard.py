@@ -160,6 +160,25 @@ def test_a_late_record_replaces_its_window_and_a_stale_one_does_not(
     assert found["pairs"][0]["states"] == {"ok": 3}
 
 
+def test_every_regions_aggregate_has_a_row_of_its_own_and_loss_is_added_up(
+    session: SparkSession, tmp_path: Path
+) -> None:
+    east, west = two_regions()
+    east.window("orders", "aggregate", "east-aggregate", NOON_MS, window(8, position=7))
+    east.tier("orders", "aggregate", "east-aggregate")
+    for region in (east, west):
+        take(session, tmp_path, region)
+    found = told(session, tmp_path)
+    assert [(pair["region"], pair["states"], pair["missing"]) for pair in found["pairs"]] == [
+        ("east", {"lossy": 3}, 32), ("west", {"lossy": 1, "ok": 2}, 3),
+    ]  # fmt: skip
+    assert found["totals"]["missing"] == 35
+    assert {(one["region"], one["start_ms"]) for one in found["windows"]} == {
+        *(("east", NOON_MS + number * WIDTH_MS) for number in range(3)), ("west", NOON_MS + WIDTH_MS),
+    }  # fmt: skip
+    assert len({key for key, _ in rows(found)}) == 1 + sum(len(found[part]) for part in PARTS)
+
+
 def test_the_plan_says_which_windows_are_compared(session: SparkSession, tmp_path: Path) -> None:
     east, west = two_regions()
     for region in (east, west):
@@ -171,9 +190,11 @@ def test_the_plan_says_which_windows_are_compared(session: SparkSession, tmp_pat
         region.put("audit_plans", "audit:all", audit_plan(tiers=["regional", "aggregate", "consumer"]))
         assert take(session, tmp_path, region).quarantined == 0
     pairs = told(session, tmp_path)["pairs"]  # the date is recent
-    assert [(pair["to_tier"], pair["states"]) for pair in pairs] == [
-        ("consumer", {"absent-audit": 3}), ("aggregate", {"lossy": 1, "ok": 2}),
-    ]  # fmt: skip
+    assert [(pair["region"], pair["from_tier"], pair["to_tier"], pair["states"]) for pair in pairs] == [
+        ("east", "regional", "consumer", {"absent-audit": 3}),
+        ("west", "aggregate", "consumer", {"absent-audit": 3}),
+        ("west", "regional", "aggregate", {"lossy": 1, "ok": 2}),
+    ]
 
 
 def test_what_is_forgotten_stays_and_what_is_deleted_is_gone(session: SparkSession, tmp_path: Path) -> None:
