@@ -271,7 +271,9 @@ def test_only_dates_with_news_are_made_anew(session: SparkSession, tmp_path: Pat
     east.window("orders", "regional", "east-regional", old_ms, window(6, position=61))
     take(session, tmp_path, east)
     stores = daily.open_stores(tmp_path)
-    assert daily.bring_up(session, tmp_path, stores, NOW_MS + 86_400_000 * 9, Bounds()) == ["2025-11-12"]
+    later_ms = NOW_MS + 86_400_000 * 9
+    assert daily.bring_up(session, tmp_path, stores, later_ms, Bounds()) == ["2025-11-12", "2025-11-22"]
+    assert daily.bring_up(session, tmp_path, stores, later_ms, Bounds()) == []
     found = summarize(session, tmp_path, 0, NOW_MS, NOW_MS)
     assert found["totals"]["records"] == 46
 
