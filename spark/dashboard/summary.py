@@ -15,6 +15,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
 from app.core.audit.pairing import ORDER
+from app.core.audit.tiers import group_of
 from spark.archive.log import Archive
 from spark.dashboard import daily, decode, people
 from spark.dashboard.frames import merged, percentiles_ms
@@ -64,7 +65,10 @@ def summarize(spark: SparkSession, root: Path, from_ms: int, to_ms: int, now_ms:
         "regions": [_region(name, *store) for name, store in stores.items()],
         "totals": {**totals, "topics": len(topics), "windows": sum(row["windows"] for row in pairs)},
         "topics": topics,
-        "tiers": traffic_rows(traffic, ["tier"]),
+        "tiers": [
+            {"name": place_name(row["tier"], row["cluster"]), **row}
+            for row in traffic_rows(traffic, ["tier", "cluster"])
+        ],
         "traffic": by_place,
         "pairs": pairs,
         "windows": worst_windows(verdicts),
@@ -177,20 +181,26 @@ def worst_windows(verdicts: DataFrame) -> list[dict[str, Any]]:
 
 
 def series(traffic: DataFrame, topics: Sequence[str]) -> dict[str, dict[str, list[list[int]]]]:
-    """By topic and tier: hour (ms) and records."""
+    """By topic and place (`place_name`): hour (ms) and records. Copies of the same records, and what several
+    groups have finished, are not added up."""
     rows = (
         traffic.where(f.col("topic").isin(*topics) & (f.col("hour_ms") >= 0))
-        .groupBy("topic", "tier", "hour_ms")
+        .groupBy("topic", "tier", "cluster", "hour_ms")
         .agg(f.sum("records").alias("records"))
-        .orderBy("topic", "tier", "hour_ms")
+        .orderBy("topic", "tier", "cluster", "hour_ms")
         .collect()
     )
     found: dict[str, dict[str, list[list[int]]]] = {}
     for row in rows:
-        found.setdefault(row["topic"], {}).setdefault(row["tier"], []).append(
-            [row["hour_ms"], row["records"]]
-        )
+        name = place_name(row["tier"], row["cluster"])
+        found.setdefault(row["topic"], {}).setdefault(name, []).append([row["hour_ms"], row["records"]])
     return found
+
+
+def place_name(tier: str, place: str) -> str:
+    """For people: "regional east-regional", "consumer billing of east-regional"."""
+    cluster, group = group_of(place)
+    return f"{tier} {group} of {cluster}" if group else f"{tier} {cluster}"
 
 
 def uses(

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from pyspark.sql import SparkSession
 
-from app.core.audit.tiers import Bounds
+from app.core.audit.tiers import Bounds, place_of
 from app.core.global_report import PARTS, folded
 from spark.archive.log import Archive
 from spark.dashboard import daily, fold
@@ -195,6 +195,25 @@ def test_the_plan_says_which_windows_are_compared(session: SparkSession, tmp_pat
         ("west", "aggregate", "consumer", {"absent-audit": 3}),
         ("west", "regional", "aggregate", {"lossy": 1, "ok": 2}),
     ]
+
+
+def test_groups_and_copies_are_lines_of_their_own(session: SparkSession, tmp_path: Path) -> None:
+    east, west = two_regions()
+    for group, count in (("billing", 7), ("mail", 9)):
+        at = place_of("east-regional", group)
+        east.window("orders", "consumer", at, NOON_MS, window(count, position=5, measured=latencies(5)))
+    east.window("orders", "aggregate", "east-aggregate", NOON_MS, window(10, position=7))
+    for region in (east, west):
+        take(session, tmp_path, region)
+    found = told(session, tmp_path)
+    assert {name: points[0][1] for name, points in found["series"]["orders"].items()} == {
+        "aggregate east-aggregate": 10, "aggregate west-aggregate": 37, "regional east-regional": 40,
+        "consumer billing of east-regional": 7, "consumer mail of east-regional": 9,
+    }  # fmt: skip
+    assert {row["name"]: row["records"] for row in found["tiers"]}["consumer mail of east-regional"] == 9
+    html = page(found)
+    assert "consumer mail of east-regional</span>" in html
+    assert "consumer mail of east-regional p50</text>" in html
 
 
 def test_what_is_forgotten_stays_and_what_is_deleted_is_gone(session: SparkSession, tmp_path: Path) -> None:
