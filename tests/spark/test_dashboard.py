@@ -335,7 +335,7 @@ def test_a_cluster_that_both_regions_count_counts_once(session: SparkSession, tm
     assert found == {"aggregate": 10, "proxy-client": 19}
 
 
-def test_many_files_of_loads_are_joined_and_what_they_replace_is_deleted_a_day_later(
+def test_many_files_of_loads_are_joined_and_what_they_replace_is_deleted_an_hour_later(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fold, "MOST_FILES", 2)
