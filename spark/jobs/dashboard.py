@@ -7,6 +7,8 @@ import time
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
+from pyspark.sql import SparkSession
+
 from app.core.audit.tiers import Bounds
 from spark.archive.log import Archive
 from spark.dashboard.daily import GLOBAL, bring_up, open_stores
@@ -96,11 +98,14 @@ def run(options: Namespace) -> int:
                 say(f"{region} could not be read, the others go on: {failure}")
         dates: list[str] = []
         if len(away) < len(regions):
-            with watching(spark, "Comparing tiers"), common.spark_failures("Comparing tiers"):
-                stores = open_stores(options.to)
-                dates = bring_up(spark, options.to, stores, _now_ms(), bounds)
-            for archive in (Archive.open(options.to / GLOBAL), *(archive for archive, _ in stores.values())):
-                tidy(archive, _now_ms())
+            try:
+                dates = _bring_up(spark, options.to, bounds)
+            except (BadOption, NotFit):
+                raise
+            except SparkJobError as failure:
+                if options.once:
+                    raise
+                say(f"{failure}; again with the next round")
         say(f"Brought up: {', '.join(dates) or 'no date'}; {time.monotonic() - began_s:.1f} s")
         if options.once:
             break
@@ -121,6 +126,25 @@ def _catch_up(options: Namespace, region: str, source: Cluster, sums: dict[str, 
             say(f"{region}: {told.offsets:,} offsets; {told.quarantined:,} records in quarantine")
         if not told.left:
             return
+
+
+def _bring_up(spark: SparkSession, root: Path, bounds: Bounds) -> list[str]:
+    for number in range(1, TRIES + 1):
+        try:
+            with watching(spark, "Comparing tiers"), common.spark_failures("Comparing tiers failed"):
+                stores = open_stores(root)
+                dates = bring_up(spark, root, stores, _now_ms(), bounds)
+        except (BadOption, NotFit):
+            raise
+        except SparkJobError as failure:  # Outdone, too: what another job has made is looked at anew
+            if number == TRIES:
+                raise
+            say(f"{failure}; once more")
+        else:
+            for archive in (Archive.open(root / GLOBAL), *(archive for archive, _ in stores.values())):
+                tidy(archive, _now_ms())
+            return dates
+    raise AssertionError("the last try raises")
 
 
 def _round(archive: Archive, source: Cluster, region: str, limit: int) -> Folded:
