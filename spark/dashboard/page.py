@@ -75,6 +75,7 @@ def page(told: Mapping[str, Any]) -> str:
         section("Traffic by topic", charts(told["series"])),
         section("Topics", table(told["topics"], TOPICS)),
         section("Tiers: counts and latencies", table(told["traffic"], TRAFFIC)),
+        section("Records without a time, of all times", table(told["untimed"], UNTIMED)),
         section("Latency percentiles by cluster and group", bars(told["tiers"])),
         section("What arrived at the next tier", table(told["pairs"], PAIRS)),
         section("Windows that are not as they should be", table(told["windows"], WINDOWS)),
@@ -269,6 +270,10 @@ TRAFFIC = [
     _word("topic"), _word("tier"), _word("cluster"), _count("records"), _bytes("bytes"),
     _count("duplicates", "warn"), _count("late", "warn"), _count("open_windows"),
     _span("p50_ms"), _span("p95_ms"), _span("p99_ms"),
+]  # fmt: skip
+UNTIMED = [
+    _word("topic"), _word("tier"), _word("cluster"), _count("records"), _bytes("bytes"),
+    _count("duplicates", "warn"),
 ]  # fmt: skip
 PAIRS = [
     _word("topic"), _word("region"), _word("from_tier"), _word("to_tier"), _word("group"),

@@ -18,7 +18,7 @@ from app.core.audit.pairing import ORDER
 from app.core.audit.tiers import group_of
 from spark.archive.log import Archive
 from spark.dashboard import daily, decode, people
-from spark.dashboard.frames import merged, percentiles_ms
+from spark.dashboard.frames import HOUR_MS, merged, percentiles_ms
 from spark.dashboard.store import LOADS, QUARANTINE, TRAFFICS, VERDICTS, files_of, stored
 from spark.dashboard.times import iso
 
@@ -31,7 +31,8 @@ BUCKET_S = decode.BUCKET_MS / 1000
 
 
 def summarize(spark: SparkSession, root: Path, from_ms: int, to_ms: int, now_ms: int) -> dict[str, Any]:
-    """The document, of windows that begin in [from_ms, to_ms) of the store at `root`.
+    """The document, of windows that begin in [from_ms, to_ms) of the store at `root`, and in the rest of the
+    hours that these times are in: traffic is kept by the hour. Of records without a time: all.
 
     Raises:
         NotFit: there is none.
@@ -39,8 +40,9 @@ def summarize(spark: SparkSession, root: Path, from_ms: int, to_ms: int, now_ms:
     stores = daily.open_stores(root)
     world = Archive.create(root / daily.GLOBAL, daily.GLOBAL)
     state = world.state()
-    hours = f.col("hour_ms").between(from_ms - from_ms % 3_600_000, to_ms - 1)
-    traffic = stored(spark, world, files_of(state, TRAFFICS), TRAFFICS).where(hours)
+    from_ms, to_ms = from_ms - from_ms % HOUR_MS, to_ms + -to_ms % HOUR_MS
+    hourly = stored(spark, world, files_of(state, TRAFFICS), TRAFFICS)
+    traffic = hourly.where(f.col("hour_ms").between(from_ms, to_ms - 1))
     verdicts = stored(spark, world, files_of(state, VERDICTS), VERDICTS)
     verdicts = verdicts.where(f.col("start_ms").between(from_ms, to_ms - 1))
     tables = people.Tables(
@@ -70,6 +72,7 @@ def summarize(spark: SparkSession, root: Path, from_ms: int, to_ms: int, now_ms:
             for row in traffic_rows(traffic, ["tier", "cluster"])
         ],
         "traffic": by_place,
+        "untimed": traffic_rows(hourly.where(f.col("hour_ms") < 0), ["topic", "tier", "cluster"]),
         "pairs": pairs,
         "windows": worst_windows(verdicts),
         "workloads": workloads,

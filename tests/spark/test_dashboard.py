@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from pyspark.sql import SparkSession
 
+from app.core.audit.count import UNTIMED
 from app.core.audit.tiers import Bounds, place_of
 from app.core.global_report import PARTS, folded
 from spark.archive.log import Archive
@@ -18,6 +19,7 @@ from spark.dashboard.fold import Folded, fold_round
 from spark.dashboard.page import page
 from spark.dashboard.store import LOADS, STATE, UNREAD_MS, files_of, stored, tidy
 from spark.dashboard.summary import summarize
+from spark.dashboard.times import iso
 from spark.errors import NotFit, Outdone
 from spark.jobs.report import rows
 from tests.spark.archiving import Frames
@@ -214,6 +216,25 @@ def test_groups_and_copies_are_lines_of_their_own(session: SparkSession, tmp_pat
     html = page(found)
     assert "consumer mail of east-regional</span>" in html
     assert "consumer mail of east-regional p50</text>" in html
+
+
+def test_traffic_and_verdicts_are_of_the_same_hours_and_what_has_no_time_is_told(
+    session: SparkSession, tmp_path: Path
+) -> None:
+    east, west = two_regions()
+    east.window("orders", "regional", "east-regional", UNTIMED, window(4, position=9))
+    for region in (east, west):
+        take(session, tmp_path, region)
+    whole = told(session, tmp_path)
+    inside = summarize(session, tmp_path, NOON_MS + WIDTH_MS, NOON_MS + WIDTH_MS + 1, NOW_MS)
+    for found in (whole, inside):
+        assert found["totals"] == {"records": 40, "missing": 3, "extra": 0, "topics": 1, "windows": 3}
+        (row,) = found["untimed"]
+        assert (row["topic"], row["cluster"], row["records"]) == ("orders", "east-regional", 4)
+    assert (inside["from"], inside["to"]) == (iso(NOON_MS), iso(NOON_MS + HOUR_MS))
+    assert "Records without a time" in page(whole)
+    none = summarize(session, tmp_path, NOON_MS + HOUR_MS, NOON_MS + 2 * HOUR_MS, NOW_MS)
+    assert (none["totals"]["records"], none["totals"]["windows"]) == (0, 0)
 
 
 def test_what_is_forgotten_stays_and_what_is_deleted_is_gone(session: SparkSession, tmp_path: Path) -> None:
