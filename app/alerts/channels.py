@@ -3,7 +3,8 @@
 Redirects are not followed: a POST that becomes a GET tells nobody anything, and whoever answers must not say
 where workers go next. What environment variables hold is read when something is sent, and stands in no error.
 Where it is configured, nothing is sent to what is near the workers only (`app.config.alert_places`): neither
-by its name, nor by the address that a name leads to at that moment.
+by its name, nor by the address that a name leads to at that moment. No proxy looks that up then: what the
+environment says of proxies is passed over.
 """
 
 from __future__ import annotations
@@ -62,6 +63,32 @@ class Outside(aiohttp.ThreadedResolver):
         return found
 
 
+async def connected(host: str, port: int) -> socket.socket:
+    """A connection to one of a host's addresses, none of which leads inside.
+
+    Raises:
+        LeadsInside: one does. OSError: none answers.
+    """
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    if inside := next(filter(None, (leads_inside(str(at[0])) for *_, at in found)), ""):
+        raise LeadsInside(errno.EACCES, refusal(inside))
+    failure = OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
+    for family, kind, protocol, _, at in found:
+        connection = socket.socket(family, kind, protocol)
+        try:
+            connection.setblocking(False)
+            await loop.sock_connect(connection, at)
+        except BaseException as error:
+            connection.close()
+            if not isinstance(error, OSError):
+                raise
+            failure = error
+        else:
+            return connection
+    raise failure
+
+
 def refusal(inside: str) -> str:
     """Why nothing is sent there."""
     return f"the address leads to {inside}, which this worker's configuration refuses (alerts.local)"
@@ -113,8 +140,8 @@ class Sender:
             raise NotTaken(refusal(inside))
         if self._session is None:
             resolver = Outside() if self.refuses_local else None
-            self._session = aiohttp.ClientSession(
-                timeout=aiohttp.ClientTimeout(total=None), trust_env=True,  # `send` sees to the time
+            self._session = aiohttp.ClientSession(  # `send` sees to the time
+                timeout=aiohttp.ClientTimeout(total=None), trust_env=not self.refuses_local,
                 connector=aiohttp.TCPConnector(limit_per_host=4, resolver=resolver),
             )  # fmt: skip
         try:
@@ -134,14 +161,20 @@ class Sender:
             raise NotTaken(f"cannot be asked: {type(error).__name__}") from error
 
     async def _mail(self, email: Email, notice: Notice) -> None:
-        host, _, port = email.smtp.rpartition(":")
+        host, _, at = email.smtp.rpartition(":")
+        host, port, connection = host.strip("[]"), int(at), None
+        if self.refuses_local and (inside := leads_inside(host)):
+            raise NotTaken(refusal(inside))
+        user, password = (
+            None if told is None else revealed(told, self._env) for told in (email.user, email.password)
+        )
         try:
+            if self.refuses_local:
+                connection = await connected(host, port)
             refused, _ = await aiosmtplib.send(
-                mail(notice, email, now_ms()), hostname=host.strip("[]"), port=int(port),
-                use_tls=email.tls == "tls", start_tls=email.tls == "starttls",
-                username=None if email.user is None else revealed(email.user, self._env),
-                password=None if email.password is None else revealed(email.password, self._env),
-                timeout=SEND_S,
+                mail(notice, email, now_ms()), hostname=host, port=None if connection else port,
+                sock=connection, use_tls=email.tls == "tls", start_tls=email.tls == "starttls",
+                username=user, password=password, timeout=SEND_S,
             )  # fmt: skip
         except aiosmtplib.SMTPAuthenticationError as error:
             raise NotTaken(f"refused user and password: {error.code}") from error

@@ -75,7 +75,7 @@ async def open_archive(folder: str, cluster_id: str, topic: str, topic_id: str) 
     """What the archive in this folder has of a topic; nothing, where it has never seen it.
 
     Raises:
-        ArchiveUnreadable: it is none, or another cluster's.
+        ArchiveUnreadable: it is none, or another cluster's, or its files cannot be read.
     """
     return await asyncio.to_thread(_opened, folder, cluster_id, topic, topic_id)
 
@@ -92,7 +92,9 @@ def _opened(folder: str, cluster_id: str, topic: str, topic_id: str) -> TopicArc
             found = source.coverage(topic, topic_id)
         except NotArchived:
             found = []
-    except (SparkJobError, KeyError, ValueError) as error:
+    except ArchiveUnreadable:
+        raise
+    except (SparkJobError, KeyError, ValueError, OSError) as error:
         raise ArchiveUnreadable(f"archive {folder}: {error}") from error
     spans = {
         one.partition: tuple(
@@ -109,5 +111,5 @@ def _some(records: Iterator[reader.Record]) -> list[Archived]:
             Archived(one.offset, one.timestamp_ms, one.key, one.value, one.headers)
             for one in islice(records, CHUNK_RECORDS)
         ]
-    except (SparkJobError, ValueError) as error:  # pyarrow's errors of files are ValueErrors
+    except (SparkJobError, ValueError, OSError) as error:  # pyarrow's errors of content are ValueErrors
         raise ArchiveUnreadable(f"the archive cannot be read: {error}") from error

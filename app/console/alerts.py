@@ -19,7 +19,7 @@ from app.alerts.words import amount, commands
 from app.clock import iso
 from app.config.alert import PREFIX, AlertDefinition
 from app.config.alert_channels import Email
-from app.config.alert_places import inside_of
+from app.config.alert_places import inside_of, leads_inside
 from app.config.definitions import parse_alert
 from app.config.plan import plan
 from app.console import shapes, shapes_alerts
@@ -238,8 +238,12 @@ def _check_places(definition: AlertDefinition) -> None:
     """Raises ApiError: a channel leads to what this worker's configuration refuses."""
     for number, channel in enumerate(definition.spec.channels):
         target = channel.target
-        if not isinstance(target, Email) and (inside := inside_of(target.url)):
-            field = f"spec.channels.{number}.{channel.kind}.url"
+        if isinstance(target, Email):
+            name, inside = "smtp", leads_inside(target.smtp.rpartition(":")[0])
+        else:
+            name, inside = "url", inside_of(target.url)
+        if inside:
+            field = f"spec.channels.{number}.{channel.kind}.{name}"
             raise ApiError(422, "Refused address", f"{field}: {refusal(inside)}; name another host")
 
 

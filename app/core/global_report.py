@@ -30,7 +30,7 @@ def folded(values: Mapping[bytes, bytes]) -> dict[str, Any] | None:
     for key, value in values.items():
         try:
             names, row = _keys.decode(key), _rows.decode(value)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             continue
         if names == [HEAD]:
             head = row

@@ -120,9 +120,21 @@ def stale(
     for table in tables:
         for path in (archive.root / table).rglob("*.parquet"):
             name = path.relative_to(archive.root).as_posix()
-            if name not in state.files:
-                since_ms = state.removed_ms.get(name, int(path.stat().st_mtime * 1000))
-                if since_ms <= now_ms - older_than_ms:
-                    found.append(path)
-    staged = (archive.root / STAGING).glob("*")
-    return found + [path for path in staged if path.stat().st_mtime * 1000 <= now_ms - older_than_ms]
+            if name in state.files:
+                continue
+            since_ms = state.removed_ms[name] if name in state.removed_ms else _changed_ms(path)
+            if since_ms is not None and since_ms <= now_ms - older_than_ms:
+                found.append(path)
+    for path in (archive.root / STAGING).glob("*"):
+        changed_ms = _changed_ms(path)
+        if changed_ms is not None and changed_ms <= now_ms - older_than_ms:
+            found.append(path)
+    return found
+
+
+def _changed_ms(path: Path) -> int | None:
+    """None: another job has moved or deleted it meanwhile."""
+    try:
+        return int(path.stat().st_mtime * 1000)
+    except FileNotFoundError:
+        return None

@@ -2,8 +2,8 @@
 
 A date is made anew when the files it is made of are others than those that its own files name (`topic_id` of
 a file of the global store is their digest), and, for whether a window is late or absent depends on when one
-looks, as long as it is recent. Its files are replaced in one change of the log, so that a job that is killed
-leaves the former ones.
+looks, as long as it is recent, and once afterwards. Its files are replaced in one change of the log, so that
+a job that is killed leaves the former ones.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ GLOBAL = "global"
 TURN = Partition(GLOBAL, "", 0)
 DAY_MS = 86_400_000
 RECENT_DAYS = 2
+MADE = "2"  # another one when what is made of the same files is another
 
 Stores = Mapping[str, tuple[Archive, State]]  # by region
 
@@ -93,7 +94,7 @@ def bring_up(spark: SparkSession, root: Path, stores: Stores, now_ms: int, bound
     return sorted(dates)
 
 
-def _compared(spark: SparkSession, stores: Stores, bounds: Bounds) -> dict[str, Compared]:
+def _compared(spark: SparkSession, stores: Stores, bounds: Bounds) -> dict[str, dict[str, Compared]]:
     tiers = entries(spark, stores, [TIERS]).collect()
     small = entries(spark, stores, [PLANS, WORKLOADS]).select("region", "table", "key", "value").collect()
     stated = [(row.region, decode.stated(bytes(row.value))) for row in small if row.table == PLANS]
@@ -107,16 +108,19 @@ def _compared(spark: SparkSession, stores: Stores, bounds: Bounds) -> dict[str, 
 
 
 def stale_dates(stores: Stores, state: State, now_ms: int) -> dict[str, str]:
-    """The dates to make anew, each with the digest of what it is made of now."""
+    """The dates to make anew, each with the digest of what it is made of now: while it is recent another one,
+    so that what is provisional then is looked at once more."""
     made_of: dict[str, list[str]] = {}
     for region, (_, its) in stores.items():
         for file in files_of(its, STATE):
             if file.topic == WINDOWS:
                 made_of.setdefault(file.date, []).append(f"{region}/{file.path}")
+    recent = {date_of(max(0, now_ms - days * DAY_MS)) for days in range(RECENT_DAYS)} | {UNDATED}
     digests = {
-        date: hashlib.sha256("\n".join(sorted(paths)).encode()).hexdigest()[:16]
+        date: hashlib.sha256(
+            "\n".join([MADE, "recent" if date in recent else "", *sorted(paths)]).encode()
+        ).hexdigest()[:16]
         for date, paths in made_of.items()
     }
     known = {file.date: file.topic_id for file in files_of(state, TRAFFICS)}
-    recent = {date_of(max(0, now_ms - days * DAY_MS)) for days in range(RECENT_DAYS)} | {UNDATED}
     return {date: one for date, one in digests.items() if known.get(date) != one or date in recent}

@@ -35,6 +35,7 @@ TABLES = (WINDOWS, TIERS, PLANS, TRACKERS, CHECKPOINTS, WORKLOADS, ROUTES, ASSIG
 KEPT = (WINDOWS, ACTIVITY)  # what the tables forget of them stays here
 UNDATED = "none"
 BUCKET_MS = 300_000
+MOST = 2**63 - 1  # what a column holds
 LATEST_MS = 253_402_300_799_999  # the last day of the year 9999: no calendar goes beyond
 
 _activity = msgspec.json.Decoder(dict[str, object])
@@ -62,6 +63,8 @@ def entry(table: str, key: bytes | None, value: bytes | None, offset: int) -> En
         return Entry(reason=f"the value is {error}"[:300])
     except CorruptLatencies as error:
         return Entry(reason=f"latencies: {error}"[:300])
+    except RecursionError:
+        return Entry(reason="the value is nested too deep")
     except (ValueError, TypeError) as error:
         return Entry(reason=f"the key is not one of {table}: {error}"[:300])
 
@@ -71,18 +74,20 @@ def _entry(table: str, key: str, value: bytes | None, offset: int) -> Entry:
         case "audit_windows":
             window = WindowKey.parse(key)
             date = date_of(window.start_ms)
+            if max(window.width_ms, window.shard) > MOST:
+                raise ValueError("its width or shard is beyond all numbers")
             if value is None:
                 return Entry(key, date, offset)
             record = window_record(value)
             _check(record.totals)
             _check(record.late)
-            return Entry(key, date, record.position)
+            return Entry(key, date, _position(record.position))
         case "audit_tiers":
             TierKey.parse(key)
-            return Entry(key, position=offset if value is None else tier_record(value).position)
+            return Entry(key, position=offset if value is None else _position(tier_record(value).position))
         case "trackers":
             JobId.parse(key)
-            return Entry(key, position=offset if value is None else tracker_record(value).offset)
+            return Entry(key, position=offset if value is None else _position(tracker_record(value).offset))
         case "activity":
             return Entry(key, position=offset) if value is None else _act(value)
         case "checkpoints":
@@ -117,7 +122,16 @@ def _act(value: bytes) -> Entry:
     offset, at_ms = told.get("offset"), told.get("at_ms")
     if not isinstance(offset, int) or not isinstance(at_ms, int):
         raise BadEvent("not an entry of the activity: it has no offset, or no at_ms")
+    if not 0 <= offset <= MOST:
+        raise BadEvent(f"not an entry of the activity: offset {offset} is none")
     return Entry(f"{offset:020}", date_of(at_ms), offset)
+
+
+def _position(offset: int) -> int:
+    """Where a record stands that a table holds; -1: it does not say. Raises BadEvent."""
+    if not -1 <= offset <= MOST:
+        raise BadEvent(f"not a record of a table: position {offset} is no offset")
+    return offset
 
 
 def date_of(at_ms: int) -> str:
@@ -136,6 +150,8 @@ def date_of(at_ms: int) -> str:
 def _check(totals: Totals) -> None:
     if min(totals.count, totals.nbytes, totals.duplicates) < 0:
         raise BadEvent("not a record of a window: a count below 0")
+    if max(totals.count, totals.nbytes, totals.duplicates) > MOST:
+        raise BadEvent("not a record of a window: a count beyond all numbers")
     Latencies.from_bytes(totals.latencies)
 
 
@@ -177,6 +193,10 @@ def add_heartbeat(found: Loads, value: bytes | None) -> str:
         beat = heartbeat(value)
     except BadEvent as error:
         return f"the value is {error}"[:300]
+    except RecursionError:
+        return "the value is nested too deep"
+    if any(max(job.committed, job.high_watermark) > MOST for job in beat.jobs):
+        return "a heartbeat of offsets beyond all numbers"
     if not 0 <= beat.at_ms <= LATEST_MS:
         return f"a heartbeat of {beat.at_ms} ms"
     _take(found, beat)

@@ -70,9 +70,9 @@ TRAFFIC = _schema(
     nbytes=int, duplicates=int, late=int, latencies=bytes,
 )  # fmt: skip
 VERDICT = _schema(
-    date=str, topic=str, start_ms=int, width_ms=int, from_tier=str, to_tier=str, group=str, state=str,
-    from_count=int, to_count=int, missing=int, extra=int, by=str, absent=str, lag_ms=float, behind_ms=int,
-    closed=bool, remark=str,
+    date=str, region=str, topic=str, start_ms=int, width_ms=int, from_tier=str, to_tier=str, group=str,
+    state=str, from_count=int, to_count=int, missing=int, extra=int, by=str, absent=str, lag_ms=float,
+    behind_ms=int, closed=bool, remark=str,
 )  # fmt: skip
 
 
@@ -234,22 +234,28 @@ def widths(found: DataFrame) -> dict[str, Widths]:
 
 
 def verdicts(
-    found: DataFrame, topics: Mapping[str, Compared], widths: Mapping[str, Widths], now_ms: int
+    found: DataFrame,
+    topics: Mapping[str, Mapping[str, Compared]],
+    widths: Mapping[str, Widths],
+    now_ms: int,
 ) -> DataFrame:
-    """`VERDICT` of `WINDOW`: a row a window and pair of tiers."""
-    one = f.struct("tier", "cluster", "value")
+    """`VERDICT` of `WINDOW`: a row a window and pair of tiers, of each region that compares them."""
+    one = f.struct("region", "tier", "cluster", "value")
     grouped = found.groupBy("topic", "start_ms", "width_ms").agg(f.collect_list(one).alias("places"))
     return mapped(grouped, partial(_verdicts, dict(topics), dict(widths), now_ms), VERDICT)
 
 
 def _verdicts(
-    topics: dict[str, Compared], widths: dict[str, Widths], now_ms: int, rows: Iterable[Row]
+    topics: dict[str, Mapping[str, Compared]], widths: dict[str, Widths], now_ms: int, rows: Iterable[Row]
 ) -> Iterator[tuple[Any, ...]]:
     comparer = Comparer(topics, widths, now_ms)
     for row in rows:
-        held = [((one["tier"], one["cluster"]), window_record(bytes(one["value"]))) for one in row.places]
+        held = [
+            (one["region"], (one["tier"], one["cluster"]), window_record(bytes(one["value"])))
+            for one in row.places
+        ]
         date = decode.date_of(row.start_ms)
-        for pair in comparer.pairs(row.topic, row.start_ms, row.width_ms, held):
+        for region, pair in comparer.pairs(row.topic, row.start_ms, row.width_ms, held):
             told = pair.verdict
             tiers = (pair.from_tier, pair.to_tier, pair.group, told.state.value)
             counts = (pair.from_count, pair.to_count, told.missing, told.extra)
@@ -262,7 +268,7 @@ def _verdicts(
                 pair.is_closed,
                 pair.remark,
             )
-            yield date, row.topic, row.start_ms, row.width_ms, *tiers, *counts, *rest
+            yield date, region, row.topic, row.start_ms, row.width_ms, *tiers, *counts, *rest
 
 
 def regions_of(entries: Sequence[Row]) -> dict[tuple[str, Place], set[str]]:

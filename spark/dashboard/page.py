@@ -75,7 +75,8 @@ def page(told: Mapping[str, Any]) -> str:
         section("Traffic by topic", charts(told["series"])),
         section("Topics", table(told["topics"], TOPICS)),
         section("Tiers: counts and latencies", table(told["traffic"], TRAFFIC)),
-        section("Latency percentiles by tier", bars(told["tiers"])),
+        section("Records without a time, of all times", table(told["untimed"], UNTIMED)),
+        section("Latency percentiles by cluster and group", bars(told["tiers"])),
         section("What arrived at the next tier", table(told["pairs"], PAIRS)),
         section("Windows that are not as they should be", table(told["windows"], WINDOWS)),
         section("Failover readiness", table(told["readiness"], READINESS)),
@@ -150,20 +151,20 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> str:
 
 
 def charts(series: Mapping[str, Mapping[str, Sequence[Sequence[int]]]]) -> str:
-    """A line chart a topic: records an hour at each tier."""
+    """A line chart a topic: records an hour at each cluster, and finished by each group."""
     figures = []
-    for topic, tiers in series.items():
-        hours = [hour for points in tiers.values() for hour, _ in points]
+    for topic, places in series.items():
+        hours = [hour for points in places.values() for hour, _ in points]
         if not hours:
             continue
         first, last = min(hours), max(hours)
-        most = max((count for points in tiers.values() for _, count in points), default=0) or 1
+        most = max((count for points in places.values() for _, count in points), default=0) or 1
         lines, names = [], []
-        for at, (tier, points) in enumerate(tiers.items()):
+        for at, (place, points) in enumerate(places.items()):
             color = f"var(--c{at % COLORS})"
-            width = max(1.2, 4.2 - 1.2 * at)  # tiers that saw the same lie on each other
+            width = max(1.2, 4.2 - 1.2 * at)  # those that saw the same lie on each other
             lines.append(_line(_filled(points, first, last), first, last, most, color, width))
-            names.append(f'<span style="color:{color}">{text(tier)}</span>')
+            names.append(f'<span style="color:{color}">{text(place)}</span>')
         figures.append(
             f"<figure>{_frame(first, last, most, lines, topic)}"
             f"<figcaption>{text(topic)}: {' · '.join(names)}</figcaption></figure>"
@@ -204,7 +205,7 @@ def _frame(first: int, last: int, most: int, lines: Iterable[str], title: str) -
 
 
 def bars(tiers: Sequence[Mapping[str, Any]]) -> str:
-    """p50, p95 and p99 of each tier, as bars on one scale."""
+    """p50, p95 and p99 of each cluster and group, as bars on one scale."""
     known = [row for row in tiers if row["p99_ms"] is not None]
     if not known:
         return ""
@@ -213,14 +214,14 @@ def bars(tiers: Sequence[Mapping[str, Any]]) -> str:
     drawn, y = [], 4.0
     for row in known:
         for at, rank in enumerate(("p50_ms", "p95_ms", "p99_ms")):
-            width = max(1.0, row[rank] / most * 480)
+            width = max(1.0, row[rank] / most * 360)
             drawn.append(
-                f'<text x="150" y="{y + 13:.0f}" text-anchor="end">{text(row["tier"])} {rank[:3]}</text>'
-                f'<rect x="156" y="{y:.0f}" width="{width:.1f}" height="16" rx="2" fill="var(--c{at})"/>'
-                f'<text x="{160 + width:.1f}" y="{y + 13:.0f}">{span(row[rank])}</text>'
+                f'<text x="270" y="{y + 13:.0f}" text-anchor="end">{text(row["name"])} {rank[:3]}</text>'
+                f'<rect x="276" y="{y:.0f}" width="{width:.1f}" height="16" rx="2" fill="var(--c{at})"/>'
+                f'<text x="{280 + width:.1f}" y="{y + 13:.0f}">{span(row[rank])}</text>'
             )
             y += 22
-    content = f"<title>Latencies by tier</title>{''.join(drawn)}"
+    content = f"<title>Latencies by cluster and group</title>{''.join(drawn)}"
     return f'<figure><svg viewBox="0 0 720 {height:.0f}" role="img">{content}</svg></figure>'
 
 
@@ -270,13 +271,17 @@ TRAFFIC = [
     _count("duplicates", "warn"), _count("late", "warn"), _count("open_windows"),
     _span("p50_ms"), _span("p95_ms"), _span("p99_ms"),
 ]  # fmt: skip
+UNTIMED = [
+    _word("topic"), _word("tier"), _word("cluster"), _count("records"), _bytes("bytes"),
+    _count("duplicates", "warn"),
+]  # fmt: skip
 PAIRS = [
-    _word("topic"), _word("from_tier"), _word("to_tier"), _word("group"), _count("windows"),
-    ("States", _states), _count("missing", "bad"), _count("extra", "warn"), _span("lag_ms"),
-    _span("behind_ms"),
+    _word("topic"), _word("region"), _word("from_tier"), _word("to_tier"), _word("group"),
+    _count("windows"), ("States", _states), _count("missing", "bad"), _count("extra", "warn"),
+    _span("lag_ms"), _span("behind_ms"),
 ]  # fmt: skip
 WINDOWS = [
-    _word("start"), _word("topic"), _word("from_tier"), _word("to_tier"), _word("group"),
+    _word("start"), _word("topic"), _word("region"), _word("from_tier"), _word("to_tier"), _word("group"),
     ("State", lambda row: (text(row["state"]), STATES.get(row["state"], "warn"))),
     _count("from_count"), _count("to_count"), _count("missing"), _count("extra"), _word("absent"),
 ]  # fmt: skip

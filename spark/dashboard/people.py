@@ -1,8 +1,10 @@
 """Workloads, their owners, whether they could be failed over, and what happened: of the small tables of all
 regions. Pure.
 
-A workload is ready for another region when, by that region's own tables, it is deployed there, its topic is
-copied there in all its partitions by lines that are kept up, and no window of the topic is lossy.
+A workload is ready for another region when, by that region's own tables, it is deployed there, all that it
+reads is copied there by lines that are kept up, and no window of the topic is lossy. What it reads is copied
+there from its own cluster, in all partitions; or, where that holds copies itself, from each of the clusters
+that those are of.
 """
 
 from __future__ import annotations
@@ -188,13 +190,7 @@ def readiness_rows(
     partitions: defaultdict[tuple[str, str, str], int] = defaultdict(int)
     for region, job in tables.assignments:
         partitions[region, name_of(job), topic_of(job)] += 1
-    lines: defaultdict[tuple[str, str], dict[int, Line]] = defaultdict(dict)
-    for (region, key), line in tables.lines.items():
-        _, topic, number = key.rsplit("/", 2)
-        if number.isdigit():
-            known = lines[region, topic].get(int(number))
-            if known is None or _barrier_ms(known) < _barrier_ms(line):
-                lines[region, topic][int(number)] = line
+    lines = _lines(tables)
     rows = []
     for region, key in sorted(tables.workloads):
         topic = key.rpartition("/")[2]
@@ -203,12 +199,18 @@ def readiness_rows(
             why = []
             if (other, key) not in tables.workloads:
                 why.append(f"it is not deployed in {other}")
-            copied = lines.get((other, topic), {})
+            copies = _copies(tables, lines, region, key, other, needed)
+            copied = [line for one in copies for line in one.lines]
+            if not needed:
+                why.append(f"its partitions are not known in {region}")
             if not copied:
-                why.append(f"no route copies {topic} in {other}")
-            elif len(copied) < needed:
-                why.append(f"{len(copied)} of {needed} partitions are copied in {other}")
-            at_ms = min((_barrier_ms(line) for line in copied.values()), default=-1)
+                why.append(f"nothing copies what it reads of {topic} to {other}")
+            why += [
+                f"{len(one.lines)} of {one.needed} partitions are copied in {other}"
+                for one in copies
+                if copied and len(one.lines) < one.needed
+            ]
+            at_ms = min((_barrier_ms(line) for line in copied), default=-1)
             if copied and newest_ms.get(topic, -1) - at_ms > STALE_MS:
                 why.append("a copy's newest barrier is older than what the topic has had since")
             if lossy.get(topic):
@@ -221,12 +223,56 @@ def readiness_rows(
                     "to": other,
                     "ready": not why,
                     "why": why,
-                    "partitions": needed,
+                    "partitions": sum(one.needed for one in copies) or needed,
                     "partitions_copied": len(copied),
                     "barrier_age_ms": max(0, now_ms - at_ms) if at_ms >= 0 else None,
                 }
             )
     return rows
+
+
+class _Copies(NamedTuple):
+    """Lines of a source: those that are there, and of how many partitions they must be."""
+
+    lines: list[Line]
+    needed: int
+
+
+_Lines = Mapping[tuple[str, str], Mapping[str, Mapping[int, Line]]]  # region and copy -> source -> partition
+
+
+def _lines(tables: Tables) -> _Lines:
+    """By the id of the cluster that they copy from; of several routes the line with the newest barrier."""
+    found: defaultdict[tuple[str, str], defaultdict[str, dict[int, Line]]]
+    found = defaultdict(lambda: defaultdict(dict))
+    for (region, key), line in tables.lines.items():
+        number = key.rpartition("/")[2]
+        if number.isdigit() and line.source.cluster_id:
+            into = found[region, line.target_topic][line.source.cluster_id]
+            known = into.get(int(number))
+            if known is None or _barrier_ms(known) < _barrier_ms(line):
+                into[int(number)] = line
+    return found
+
+
+def _copies(tables: Tables, lines: _Lines, region: str, key: str, other: str, needed: int) -> list[_Copies]:
+    """What of a workload's topic is copied to another region: see the module."""
+    topic = key.rpartition("/")[2]
+    there = lines.get((other, topic), {})
+    own = {
+        tracker.cluster_id
+        for (of, job), tracker in tables.trackers.items()
+        if of == region and name_of(job) == key and tracker.cluster_id
+    }
+    if direct := [_Copies(list(there[source].values()), needed) for source in sorted(own & there.keys())]:
+        return direct
+    found = []
+    for source, here in sorted(lines.get((region, topic), {}).items()):
+        its = {number for number, line in here.items() if not own or line.target.cluster_id in own}
+        if its:
+            at = there.get(source, {})
+            found.append(_Copies([at[number] for number in sorted(its & at.keys())], len(its)))
+    return found
 
 
 def _barrier_ms(line: Line) -> int:

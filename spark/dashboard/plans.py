@@ -1,11 +1,17 @@
 """Which tiers of a topic are compared, and by which audit plan: of the tables of all regions. Pure.
 
 Rules (what is said of a window: `app.core.audit.pairing`, as at the console)
-1. A region's plans are for the places that it has heard. Of several that count a place the first by region
-   and name does; the topic's is that of its first place.
+1. Each region compares by its own plans what it has heard: aggregates of several regions each have a copy of
+   the same records, and are never added up. A region's first plan by name that counts a place counts there;
+   a topic's plan is that of its first place. A region that hears no regional cluster of a topic takes those
+   of the others; one that knows no aggregate cluster lacks none that others have. What clients told other
+   regions of a regional cluster that it counts has a part, too.
 2. The tiers of clusters and of groups are compared if a plan counts them now; those of a topic that no plan
-   counts any more, and those of clients, if they were heard when the window ended, or shortly before.
-3. All regions are seen here: only a regional cluster that no region's plan counts for the topic is unseen.
+   of the region counts any more, and those of clients, if they were heard when the window ended, or shortly
+   before.
+3. A regional cluster that the region does not count is unseen if the topic was heard there, or no region's
+   plan would count it there. Where one would, and nobody has heard it, there is nothing.
+4. Two regions that compare the same clusters say the same: the first by name says it.
 """
 
 from __future__ import annotations
@@ -18,7 +24,7 @@ from app.core.audit.pairing import OF_CLUSTERS, Pair, Pairing, Place, Plan, Widt
 from app.core.audit.plans import Stated
 from app.core.audit.tiers import Bounds, TierRecord, group_of
 from app.core.audit.windows import WindowRecord
-from app.core.topology import REGIONAL
+from app.core.topology import AGGREGATE, REGIONAL
 
 Tiers = Mapping[str, Mapping[Place, Sequence[TierRecord]]]  # by topic
 Heard = Mapping[tuple[str, Place], Collection[str]]  # by topic and place: the regions that have heard it
@@ -33,15 +39,14 @@ class Plans:
             self._of[region].append(one)
         self._consumed = consumed
 
-    def of(self, topic: str, place: Place, regions: Collection[str]) -> Stated | None:
-        """The plan that counts a place (rule 1)."""
+    def of(self, topic: str, place: Place, region: str) -> Stated | None:
+        """The region's plan that counts a place that it has heard (rule 1)."""
         tier, (cluster, group) = place[0], group_of(place[1])
-        for region in sorted(regions):
-            for plan in self._of.get(region, ()):
-                if not group and plan.counts(tier, cluster, topic):
-                    return plan
-                if group and plan.counts_consumers and self._reads(plan, region, topic, cluster, group):
-                    return plan
+        for plan in self._of.get(region, ()):
+            if not group and plan.counts(tier, cluster, topic):
+                return plan
+            if group and plan.counts_consumers and self._reads(plan, region, topic, cluster, group):
+                return plan
         return None
 
     def _reads(self, plan: Stated, region: str, topic: str, cluster: str, group: str) -> bool:
@@ -50,71 +55,132 @@ class Plans:
 
 
 class Compared(NamedTuple):
-    """How a topic is compared. `counted`: always; `heard`: when they were heard."""
+    """How a region compares a topic. `counted`: always; `heard`: when they were heard."""
 
     places: Mapping[Place, Sequence[TierRecord]]
     counted: frozenset[Place]
     heard: frozenset[Place]
     plan: Plan
 
+    def has(self, place: Place, *, is_own: bool) -> bool:
+        """Whether a window of the place has a part. `is_own`: it stands in the region's own table."""
+        if _is_group(place):
+            return is_own
+        if place[0] not in OF_CLUSTERS:
+            return is_own or (REGIONAL, place[1]) in self.counted
+        return place in self.places
 
-def compared(tiers: Tiers, heard: Heard, plans: Plans, silence_ms: int) -> dict[str, Compared]:
-    """By topic."""
-    regional = {
-        cluster
-        for places in tiers.values()
-        for tier, cluster in places
-        if tier == REGIONAL and not group_of(cluster)[1]
+
+def compared(tiers: Tiers, heard: Heard, plans: Plans, silence_ms: int) -> dict[str, dict[str, Compared]]:
+    """By topic and region."""
+    known: defaultdict[str, set[Place]] = defaultdict(set)  # clusters by region
+    for (_, place), regions in heard.items():
+        for region in regions:
+            if not _is_group(place):
+                known[region].add(place)
+    return {topic: dict(_by_region(topic, tiers[topic], heard, known, plans, silence_ms)) for topic in tiers}
+
+
+def _by_region(
+    topic: str,
+    places: Mapping[Place, Sequence[TierRecord]],
+    heard: Heard,
+    known: Mapping[str, Collection[Place]],
+    plans: Plans,
+    silence_ms: int,
+) -> Iterator[tuple[str, Compared]]:
+    regional = {place for clusters in known.values() for place in clusters if place[0] == REGIONAL}
+    watched = {
+        place
+        for region, clusters in known.items()
+        for place in clusters
+        if place[0] == REGIONAL and plans.of(topic, place, region) is not None
     }
-    found = {}
-    for topic, places in tiers.items():
-        by_place = {place: plans.of(topic, place, heard[topic, place]) for place in sorted(places)}
-        counted = frozenset(place for place, stated in by_place.items() if stated is not None)
+    there = {place for place in places if place in regional}
+    for region in sorted({region for place in places for region in heard[topic, place]}):
+        own = {place for place in places if region in heard[topic, place]}
+        by_place = {place: plans.of(topic, place, region) for place in sorted(own)}
+        counted = {place for place, stated in by_place.items() if stated is not None}
         first = next((stated for stated in by_place.values() if stated is not None), None)
-        if first is None:
-            found[topic] = Compared(
-                places, counted, frozenset(places), Plan(bounds=Bounds(silence_ms=silence_ms))
-            )
-            continue
-        unseen = regional - {cluster for tier, cluster in counted if tier == REGIONAL}
-        plan = first.plan._replace(
-            bounds=first.plan.bounds._replace(silence_ms=silence_ms), unseen=tuple(sorted(unseen))
+        if not own & there:  # rule 1
+            own |= there
+            counted |= there & watched
+        clients = {place for place in places if _is_client(place) and (REGIONAL, place[1]) in counted} | set(
+            filter(_is_client, own)
         )
-        clients = {place for place in places if place[0] not in OF_CLUSTERS and not group_of(place[1])[1]}
-        found[topic] = Compared(places, counted, frozenset(clients), plan)
-    return found
+        plan = Plan() if first is None else first.plan
+        unseen = () if first is None else sorted(name for _, name in (there | regional - watched) - counted)
+        is_elsewhere = any(tier == AGGREGATE for tier, _ in places)  # rule 1
+        lacks = is_elsewhere and not any(tier == AGGREGATE for tier, _ in known[region])
+        yield (
+            region,
+            Compared(
+                {place: places[place] for place in own | clients},
+                frozenset(counted),
+                frozenset(own if first is None else clients) - counted,
+                plan._replace(
+                    bounds=plan.bounds._replace(silence_ms=silence_ms),
+                    unseen=tuple(unseen),
+                    tiers=tuple(tier for tier in plan.tiers if not (lacks and tier == AGGREGATE)),
+                ),
+            ),
+        )
 
 
 class Comparer:
     """Compares windows of many topics, one after the other. `widths`: of topics that have several."""
 
-    def __init__(self, topics: Mapping[str, Compared], widths: Mapping[str, Widths], now_ms: int) -> None:
+    def __init__(
+        self, topics: Mapping[str, Mapping[str, Compared]], widths: Mapping[str, Widths], now_ms: int
+    ) -> None:
         self._topics = topics
         self._widths = widths
         self._now_ms = now_ms
-        self._pairings: dict[tuple[str, frozenset[Place]], Pairing] = {}
+        self._pairings: dict[tuple[str, str, frozenset[Place]], Pairing] = {}
 
     def pairs(
-        self, topic: str, start_ms: int, width_ms: int, windows: Sequence[tuple[Place, WindowRecord]]
-    ) -> Iterator[Pair]:
-        """What is to be said of a window; `windows`: of all places."""
-        of = self._topics.get(topic, NOTHING)
-        held = {place for place, _ in windows}
-        unknown = held - of.places.keys()  # their tier's record is gone
-        live = (
-            of.counted
-            | unknown
-            | {
-                place
-                for place in of.heard
-                if place in held or _is_heard(of.places[place], start_ms + width_ms, of.plan.bounds)
-            }
-        )
-        if (topic, live) not in self._pairings:
-            places = {**of.places, **dict.fromkeys(unknown, ())}
-            self._pairings[topic, live] = Pairing(places, live, of.plan)
-        widths = self._widths.get(topic, NO_WIDTHS)
-        yield from self._pairings[topic, live].compared(start_ms, width_ms, windows, widths, self._now_ms)
+        self, topic: str, start_ms: int, width_ms: int, windows: Sequence[tuple[str, Place, WindowRecord]]
+    ) -> Iterator[tuple[str, Pair]]:
+        """What each region has to say of a window. `windows`: region, place and record, of all places."""
+        of = self._topics.get(topic, {})
+        placed = {place for one in of.values() for place in one.places}
+        told = set()
+        for region in sorted({*of, *(region for region, _, _ in windows)}):
+            its = of.get(region, NOTHING)
+            held = [
+                (place, record)
+                for whose, place, record in windows
+                if its.has(place, is_own=whose == region) or (place not in placed and whose == region)
+            ]
+            live = _live(its, {place for place, _ in held}, start_ms + width_ms)
+            for pair in self._pairing(topic, region, its, live).compared(
+                start_ms, width_ms, held, self._widths.get(topic, NO_WIDTHS), self._now_ms
+            ):
+                sides = frozenset(p for p in live if p[0] in (pair.from_tier, pair.to_tier))
+                same = (pair.from_tier, pair.to_tier, pair.group, sides)
+                if pair.group or same not in told:  # rule 4; a group's figures are its region's own
+                    told.add(same)
+                    yield region, pair
+
+    def _pairing(self, topic: str, region: str, of: Compared, live: frozenset[Place]) -> Pairing:
+        if (topic, region, live) not in self._pairings:
+            places = {**dict.fromkeys(live, ()), **of.places}
+            self._pairings[topic, region, live] = Pairing(places, live, of.plan)
+        return self._pairings[topic, region, live]
+
+
+def _live(of: Compared, held: Collection[Place], end_ms: int) -> frozenset[Place]:
+    """Rule 2; and places whose tier's record is gone, in windows that they have."""
+    heard = {p for p in of.heard if p in held or _is_heard(of.places[p], end_ms, of.plan.bounds)}
+    return of.counted | heard | {place for place in held if place not in of.places}
+
+
+def _is_group(place: Place) -> bool:
+    return bool(group_of(place[1])[1])
+
+
+def _is_client(place: Place) -> bool:
+    return place[0] not in OF_CLUSTERS and not _is_group(place)
 
 
 NOTHING = Compared({}, frozenset(), frozenset(), Plan())

@@ -25,7 +25,7 @@ STATE, QUARANTINE, LOADS = "state", "quarantine", "loads"
 TRAFFICS, VERDICTS = "traffic", "verdicts"
 SCHEMAS = {STATE: ENTRY, QUARANTINE: ENTRY, LOADS: LOAD, TRAFFICS: TRAFFIC, VERDICTS: VERDICT}
 STAGING = "staging"
-UNREAD_MS = 86_400_000
+UNREAD_MS = 3_600_000
 ROWS_OF_FILE = 1_000_000  # about; what one task sorts out and one file holds
 
 
@@ -87,7 +87,7 @@ def write(frame: DataFrame, archive: Archive, table: str, rows: int, topic: str)
 
 
 def tidy(archive: Archive, now_ms: int) -> int:
-    """Deletes what has counted for nothing for a day: nobody who began to read then still does. How many."""
+    """Deletes what has counted for nothing for an hour: who still reads it must begin again. How many."""
     old = stale(archive, now_ms, UNREAD_MS, SCHEMAS)
     for path in old:
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)

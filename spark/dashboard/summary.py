@@ -15,9 +15,10 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
 from app.core.audit.pairing import ORDER
+from app.core.audit.tiers import group_of
 from spark.archive.log import Archive
 from spark.dashboard import daily, decode, people
-from spark.dashboard.frames import merged, percentiles_ms
+from spark.dashboard.frames import HOUR_MS, merged, percentiles_ms
 from spark.dashboard.store import LOADS, QUARANTINE, TRAFFICS, VERDICTS, files_of, stored
 from spark.dashboard.times import iso
 
@@ -30,7 +31,8 @@ BUCKET_S = decode.BUCKET_MS / 1000
 
 
 def summarize(spark: SparkSession, root: Path, from_ms: int, to_ms: int, now_ms: int) -> dict[str, Any]:
-    """The document, of windows that begin in [from_ms, to_ms) of the store at `root`.
+    """The document, of windows that begin in [from_ms, to_ms) of the store at `root`, and in the rest of the
+    hours that these times are in: traffic is kept by the hour. Of records without a time: all.
 
     Raises:
         NotFit: there is none.
@@ -38,8 +40,9 @@ def summarize(spark: SparkSession, root: Path, from_ms: int, to_ms: int, now_ms:
     stores = daily.open_stores(root)
     world = Archive.create(root / daily.GLOBAL, daily.GLOBAL)
     state = world.state()
-    hours = f.col("hour_ms").between(from_ms - from_ms % 3_600_000, to_ms - 1)
-    traffic = stored(spark, world, files_of(state, TRAFFICS), TRAFFICS).where(hours)
+    from_ms, to_ms = from_ms - from_ms % HOUR_MS, to_ms + -to_ms % HOUR_MS
+    hourly = stored(spark, world, files_of(state, TRAFFICS), TRAFFICS)
+    traffic = hourly.where(f.col("hour_ms").between(from_ms, to_ms - 1))
     verdicts = stored(spark, world, files_of(state, VERDICTS), VERDICTS)
     verdicts = verdicts.where(f.col("start_ms").between(from_ms, to_ms - 1))
     tables = people.Tables(
@@ -64,8 +67,12 @@ def summarize(spark: SparkSession, root: Path, from_ms: int, to_ms: int, now_ms:
         "regions": [_region(name, *store) for name, store in stores.items()],
         "totals": {**totals, "topics": len(topics), "windows": sum(row["windows"] for row in pairs)},
         "topics": topics,
-        "tiers": traffic_rows(traffic, ["tier"]),
+        "tiers": [
+            {"name": place_name(row["tier"], row["cluster"]), **row}
+            for row in traffic_rows(traffic, ["tier", "cluster"])
+        ],
         "traffic": by_place,
+        "untimed": traffic_rows(hourly.where(f.col("hour_ms") < 0), ["topic", "tier", "cluster"]),
         "pairs": pairs,
         "windows": worst_windows(verdicts),
         "workloads": workloads,
@@ -94,8 +101,8 @@ def traffic_rows(traffic: DataFrame, by: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def pair_rows(verdicts: DataFrame) -> list[dict[str, Any]]:
-    """By topic and pair of tiers: windows by state, what is missing and too much, lag."""
-    by = ("topic", "from_tier", "to_tier", "group")
+    """By topic, region and pair of tiers: windows by state, what is missing and too much, lag."""
+    by = ("topic", "region", "from_tier", "to_tier", "group")
     counted = f.when(f.col("state").isin("lossy", "duplicated"), f.lit(1)).otherwise(0)
     found: dict[tuple[str, ...], dict[str, Any]] = {}
     rows = (
@@ -135,8 +142,8 @@ def pair_rows(verdicts: DataFrame) -> list[dict[str, Any]]:
 def topic_rows(
     by_place: Sequence[Mapping[str, Any]], pairs: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """By topic: records of its first tier, what was lost on the whole way, windows by state. The one with
-    most records first."""
+    """By topic: records of its first tier, what was lost on the whole way, to all regions, windows by state.
+    The one with most records first."""
     rank = {tier: at for at, tier in enumerate(ORDER)}
     first: dict[str, str] = {}
     for row in by_place:
@@ -168,7 +175,7 @@ def worst_windows(verdicts: DataFrame) -> list[dict[str, Any]]:
     differs = f.greatest("missing", "extra")
     rows = (
         verdicts.where(f.col("state").isin(*NOT_OK))
-        .orderBy(f.desc(differs), f.desc("start_ms"), "topic", "from_tier", "group")
+        .orderBy(f.desc(differs), f.desc("start_ms"), "topic", "region", "from_tier", "group")
         .limit(MOST_WINDOWS)
         .drop("date")
         .collect()
@@ -177,20 +184,26 @@ def worst_windows(verdicts: DataFrame) -> list[dict[str, Any]]:
 
 
 def series(traffic: DataFrame, topics: Sequence[str]) -> dict[str, dict[str, list[list[int]]]]:
-    """By topic and tier: hour (ms) and records."""
+    """By topic and place (`place_name`): hour (ms) and records. Copies of the same records, and what several
+    groups have finished, are not added up."""
     rows = (
         traffic.where(f.col("topic").isin(*topics) & (f.col("hour_ms") >= 0))
-        .groupBy("topic", "tier", "hour_ms")
+        .groupBy("topic", "tier", "cluster", "hour_ms")
         .agg(f.sum("records").alias("records"))
-        .orderBy("topic", "tier", "hour_ms")
+        .orderBy("topic", "tier", "cluster", "hour_ms")
         .collect()
     )
     found: dict[str, dict[str, list[list[int]]]] = {}
     for row in rows:
-        found.setdefault(row["topic"], {}).setdefault(row["tier"], []).append(
-            [row["hour_ms"], row["records"]]
-        )
+        name = place_name(row["tier"], row["cluster"])
+        found.setdefault(row["topic"], {}).setdefault(name, []).append([row["hour_ms"], row["records"]])
     return found
+
+
+def place_name(tier: str, place: str) -> str:
+    """For people: "regional east-regional", "consumer billing of east-regional"."""
+    cluster, group = group_of(place)
+    return f"{tier} {group} of {cluster}" if group else f"{tier} {cluster}"
 
 
 def uses(

@@ -20,8 +20,8 @@ timestamp (none, or more than a day ahead) are kept in the archive's quarantine,
 EXAMPLES = """\
 examples:
   python -m spark archive --bootstrap 127.0.0.1:9092 --topics orders --to /var/lib/archive --once
-  python -m spark archive --bootstrap 127.0.0.1:9092 --topics 'orders|payments\\..*' --to /var/lib/archive
-  --every 1m
+  python -m spark archive --bootstrap 127.0.0.1:9092 --topics 'orders|payments\\..*' \\
+      --to /var/lib/archive --every 1m
 """
 ROUND_RECORDS = 5_000_000  # what a kill costs, and how long others wait for what is new
 

@@ -21,6 +21,7 @@ from spark.kafka import Cluster, read_options
 from spark.progress import say
 from spark.session import make_session
 
+ROUND_FAILED = "A round failed, nothing of it counts"
 TRIES = 3  # of one round: a topic may delete records while they are read
 
 T = TypeVar("T")
@@ -129,9 +130,9 @@ def spark_failures(what: str) -> Iterator[None]:
         raise SparkJobError(f"{what}: {cause(failure)}") from failure
 
 
-def tried(round_: Callable[[], T], *final: type[SparkJobError]) -> T:
-    """One round of a job, begun again where it failed, up to `TRIES` times; `final`: errors that no other try
-    makes good, as no option and no store that does not fit becomes another.
+def tried(round_: Callable[[], T], *final: type[SparkJobError], what: str = ROUND_FAILED) -> T:
+    """One round of a job, begun again where it failed, up to `TRIES` times, and told as `what`; `final`:
+    errors that no other try makes good, as no option and no store that does not fit becomes another.
 
     Raises:
         SparkJobError: the last try's.
@@ -139,7 +140,7 @@ def tried(round_: Callable[[], T], *final: type[SparkJobError]) -> T:
     lasting: tuple[type[SparkJobError], ...] = (BadOption, NotFit, *final)
     for number in range(1, TRIES + 1):
         try:
-            with spark_failures("A round failed, nothing of it counts"):
+            with spark_failures(what):
                 return round_()
         except lasting:
             raise

@@ -7,9 +7,11 @@ import time
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
+from pyspark.sql import SparkSession
+
 from app.core.audit.tiers import Bounds
 from spark.archive.log import Archive
-from spark.dashboard.daily import GLOBAL, bring_up, open_stores
+from spark.dashboard.daily import GLOBAL, Stores, bring_up, open_stores
 from spark.dashboard.fold import fold_round
 from spark.dashboard.store import tidy
 from spark.errors import BadOption, NotFit, SparkJobError, Unreachable
@@ -22,7 +24,8 @@ Keeps what the tables of all regions say (audit windows and tiers, workloads, ro
 checkpoints, activity) and what heartbeats say of loads, exactly once: a job that is killed and started again
 goes on where the last complete round ended. From that it makes traffic by hour and a verdict for every
 window, as Parquet files; `python -m spark report` shows them. A record that cannot be used is kept in the
-quarantine with its reason, and counted. A region that does not answer is told; the others go on.
+quarantine with its reason, and counted. A region that does not answer is told; the others go on. Files
+that were replaced are deleted an hour later: a report that reads for longer than that is to be made anew.
 """
 EXAMPLES = """\
 examples:
@@ -88,11 +91,14 @@ def run(options: Namespace) -> int:
                 say(f"{region} could not be read, the others go on: {failure}")
         dates: list[str] = []
         if len(away) < len(regions):
-            with watching(spark, "Comparing tiers"), common.spark_failures("Comparing tiers"):
-                stores = open_stores(options.to)
-                dates = bring_up(spark, options.to, stores, _now_ms(), bounds)
-            for archive in (Archive.open(options.to / GLOBAL), *(archive for archive, _ in stores.values())):
-                tidy(archive, _now_ms())
+            try:
+                dates = _bring_up(spark, options.to, bounds)
+            except (BadOption, NotFit):
+                raise
+            except SparkJobError as failure:
+                if options.once:
+                    raise
+                say(f"{failure}; again with the next round")
         say(f"Brought up: {', '.join(dates) or 'no date'}; {time.monotonic() - began_s:.1f} s")
         if options.once:
             break
@@ -115,6 +121,19 @@ def _catch_up(options: Namespace, region: str, source: Cluster, sums: dict[str, 
             say(f"{region}: {told.offsets:,} offsets; {told.quarantined:,} records in quarantine")
         if not told.left:
             return
+
+
+def _bring_up(spark: SparkSession, root: Path, bounds: Bounds) -> list[str]:
+    stores, dates = common.tried(lambda: _compared(spark, root, bounds), what="Comparing tiers failed")
+    for archive in (Archive.open(root / GLOBAL), *(archive for archive, _ in stores.values())):
+        tidy(archive, _now_ms())
+    return dates
+
+
+def _compared(spark: SparkSession, root: Path, bounds: Bounds) -> tuple[Stores, list[str]]:
+    with watching(spark, "Comparing tiers"):
+        stores = open_stores(root)  # with each try: what another job has made meanwhile is looked at anew
+        return stores, bring_up(spark, root, stores, _now_ms(), bounds)
 
 
 def _now_ms() -> int:

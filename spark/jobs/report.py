@@ -37,7 +37,7 @@ examples:
 """
 KEYS = {
     "topics": ("topic",),
-    "pairs": ("topic", "from_tier", "to_tier", "group"),
+    "pairs": ("topic", "region", "from_tier", "to_tier", "group"),
     "traffic": ("topic", "tier", "cluster"),
     "workloads": ("region", "kind", "key"),
     "owners": ("owner",),
@@ -51,8 +51,15 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--from-store", required=True, type=Path, metavar="DIR", help="what `dashboard --to` has made"
     )
-    parser.add_argument("--since", type=common.seconds, metavar="7d", help="back from --until (default: 7d)")
-    parser.add_argument("--until", type=common.time_ms, metavar="TIME", help="not included (default: now)")
+    parser.add_argument(
+        "--since", type=common.seconds, metavar="7d", help="back from --until, from a full hour (default: 7d)"
+    )
+    parser.add_argument(
+        "--until",
+        type=common.time_ms,
+        metavar="TIME",
+        help="up to a full hour, which is not in it (default: now)",
+    )
     parser.add_argument("--html", type=Path, metavar="FILE")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--topic", metavar="TOPIC", help="write the rows there, too; needs --bootstrap")

@@ -21,9 +21,8 @@ no record twice.
 """
 EXAMPLES = """\
 examples:
-  python -m spark restore --archive /var/lib/archive --topic orders --from 2026-11-22T09:00 --to
-  2026-11-22T10:00 \\
-      --bootstrap 127.0.0.1:9092 --into orders-restored --execute
+  python -m spark restore --archive /var/lib/archive --topic orders --from 2026-11-22T09:00 \\
+      --to 2026-11-22T10:00 --bootstrap 127.0.0.1:9092 --into orders-restored --execute
   python -m spark restore --archive /var/lib/archive --topic orders --partitions 0,3 --offsets 1000-2000 \\
       --bootstrap 127.0.0.1:9092 --into orders-restored
 """

@@ -29,9 +29,9 @@ missing or altered; 1: other differences.
 """
 EXAMPLES = """\
 examples:
-  python -m spark verify topic --bootstrap 127.0.0.1:9092 --topic orders --copy-bootstrap 127.0.0.1:9094
-  --copy orders python -m spark verify archive --bootstrap 127.0.0.1:9092 --topic orders --archive
-  /var/lib/archive
+  python -m spark verify topic --bootstrap 127.0.0.1:9092 --topic orders \\
+      --copy-bootstrap 127.0.0.1:9094 --copy orders
+  python -m spark verify archive --bootstrap 127.0.0.1:9092 --topic orders --archive /var/lib/archive
 """
 EXIT_DIFFERS, EXIT_MISSING = 1, 8
 EXAMPLES_SHOWN = 20

@@ -17,7 +17,7 @@ Method, stated in every report
    straight trend through the weeks' means (Theil-Sen, so that one odd week does not turn it), never below
    nothing and never beyond `forecast.MOST_GROWTH` of the last week. With less than two weeks there is no
    trend, with less than one the profile is of the hour of the day, with less than two days there is none,
-   and the highest hour counts.
+   and the highest hour counts. A job that was not seen for a week is gone: it counts in the past only.
 3. What is placed is the forecast at its busiest hour, times what real hours were above their forecast in
    `percentile` of cases.
 4. The error is measured: the last week is forecast from those before it, and compared with what came.

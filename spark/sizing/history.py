@@ -73,14 +73,18 @@ def hourly(loads: DataFrame) -> DataFrame:
 
 
 def forecasts(hours: DataFrame, ahead: int, percentile: float) -> DataFrame:
-    """`FORECAST` of `HOURLY`: a row a job, of the hours behind the last that any job was seen in."""
+    """`FORECAST` of `HOURLY`: a row a job, of the hours behind the last that any job was seen in. A job that
+    was not seen in the week before is gone."""
     end = hours.agg(f.max("hour")).first()
     assert end is not None
     if end[0] is None:
         return hours.sparkSession.createDataFrame([], FORECAST)
     taken = f.struct("hour", "cpu", "network", "arriving", "memory", "ceiling", "cpu_peak", "group")
-    grouped = hours.groupBy("region", "job").agg(f.collect_list(taken).alias("hours"))
-    return mapped(grouped, partial(_forecasts, end[0] + 1, ahead, percentile), FORECAST)
+    grouped = hours.groupBy("region", "job").agg(
+        f.collect_list(taken).alias("hours"), f.max("hour").alias("last")
+    )
+    there = grouped.where(f.col("last") >= end[0] - HOURS_A_WEEK).drop("last")
+    return mapped(there, partial(_forecasts, end[0] + 1, ahead, percentile), FORECAST)
 
 
 def _forecasts(end: int, ahead: int, percentile: float, rows: Iterable[Row]) -> Iterator[tuple[Any, ...]]:

@@ -13,14 +13,17 @@ from typing import Any
 
 import pytest
 
+from app.alerts import channels
 from app.alerts.bodies import alertmanager, slack, webhook
 from app.alerts.channels import NotTaken, Sender
 from app.alerts.words import Notice, commands, told
 from app.cli.main import switchyard
 from app.clock import now_ms
 from app.config.alert_channels import Channel
+from app.console.alerts import _check_places
+from app.console.answers import ApiError
 from app.core.alert_state import AlertWindow
-from tests.alerts.receivers import AT_MS, channel, hooks, mailbox, notice
+from tests.alerts.receivers import AT_MS, channel, definition, hooks, mailbox, notice
 
 ENV = {"SWITCHYARD_ALERT_WORD": "word", "SWITCHYARD_ALERT_TOKEN": "s3cret"}
 
@@ -241,6 +244,66 @@ async def test_nothing_is_sent_inside_where_that_is_refused_not_even_by_another_
             else:
                 await sender.send(to, notice())
             await sender.close()
+        assert receiver.asked == 1
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0x7f000001", "name.example"])
+async def test_no_mail_goes_inside_where_that_is_refused(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = socket.getaddrinfo
+
+    def looked_up(name: Any, *rest: Any, **more: Any) -> Any:
+        return known("127.0.0.1" if name == "name.example" else name, *rest, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", looked_up)
+    async with mailbox() as box:
+        to = mail_to(box.place.replace("127.0.0.1", host))
+        with pytest.raises(NotTaken, match="leads to this machine, which this worker's"):
+            await Sender(ENV, refuses_local=True).send(to, notice())
+        assert not box.mails
+        await send(to, notice())
+        assert len(box.mails) == 1
+
+
+@pytest.mark.parametrize("tls", ["starttls", "tls"])
+async def test_mail_outside_goes_by_the_address_that_was_looked_at_and_tls_by_the_name(
+    tls: str, certificate: tuple[ssl.SSLContext, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing leads inside here: for the mail server of the test is on this machine."""
+    context, trusted = certificate
+    monkeypatch.setattr(channels, "leads_inside", lambda _: "")
+    sender = Sender(ENV, refuses_local=True)
+    async with mailbox(context, at_once=tls == "tls") as box:
+        with pytest.raises(NotTaken, match=r"^cannot be reached: TLS: self-signed certificate$"):
+            await sender.send(mail_to(box.place, tls=tls), notice())
+        monkeypatch.setenv("SSL_CERT_FILE", str(trusted))
+        await sender.send(mail_to(box.place, tls=tls), notice())
+        assert len(box.mails) == 1
+    with pytest.raises(NotTaken, match=r"^cannot be reached: Connection refused$"):
+        await sender.send(mail_to("127.0.0.1:1"), notice())
+
+
+@pytest.mark.parametrize("place", ["localhost:25", "[::1]:25", "127.1:587", "metadata.google.internal:25"])
+def test_a_mail_server_that_leads_inside_is_not_deployed_where_that_is_refused(place: str) -> None:
+    to = {"from": "y@example.org", "to": "a@example.org", "tls": "none"}
+    outside = {"email": {"smtp": "mail.example:587", **to}}
+    _check_places(definition(outside))
+    with pytest.raises(ApiError, match=r"^spec\.channels\.1\.email\.smtp: the address leads to "):
+        _check_places(definition(outside, {"email": {"smtp": place, **to}}))
+
+
+async def test_no_proxy_looks_names_up_where_what_leads_inside_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(channels, "leads_inside", lambda _: "")
+    async with hooks() as receiver, hooks() as proxy:
+        monkeypatch.setenv("http_proxy", proxy.url)
+        monkeypatch.setenv("no_proxy", "")
+        with pytest.raises(NotTaken, match="answered 404"):  # the proxy, which has no such address
+            await send(channel("webhook", url=receiver.url), notice())
+        assert receiver.asked == 0
+        sender = Sender(ENV, refuses_local=True)
+        await sender.send(channel("webhook", url=receiver.url), notice())
+        await sender.close()
         assert receiver.asked == 1
 
 

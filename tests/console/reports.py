@@ -26,6 +26,7 @@ REPORT: dict[str, Any] = {
     "pairs": [
         {
             "topic": "orders",
+            "region": "west",
             "from_tier": "regional",
             "to_tier": "aggregate",
             "group": None,

@@ -96,15 +96,15 @@ def assignment(job: str, worker: str) -> Assignment:
     return Assignment(at_ms=NOON_MS, job=job, worker=worker, epoch=1, term=1, reason="test")
 
 
-def line(at_ms: int) -> Line:
-    """A copied partition whose newest barrier is of then."""
+def line(at_ms: int, source: str = "a", target: str = "c") -> Line:
+    """A copied partition whose newest barrier is of then, between clusters of these ids."""
     return Line(
         target_topic="orders",
         target_partition=0,
         epoch=1,
         lineage=0,
-        source=LogId("a", "b"),
-        target=LogId("c", "d"),
+        source=LogId(source, "b"),
+        target=LogId(target, "d"),
         barriers=[Barrier(0, 0, NOON_MS), Barrier(10, 10, at_ms)],
     )
 
@@ -145,6 +145,7 @@ def run_of(state: str, at_ms: int) -> dict[str, Any]:
     return {"offset": 7, **msgspec.to_builtins(event)}
 
 
-def tracker(at_ms: int, offset: int) -> TrackerRecord:
+def tracker(at_ms: int, offset: int, cluster_id: str = "a") -> TrackerRecord:
     """A job's positions, of the event at this offset of the tracker topic."""
-    return TrackerRecord(epoch=1, worker="w-1", base=100, at_ms=at_ms, offset=offset)
+    log = {"cluster_id": cluster_id}
+    return TrackerRecord(epoch=1, worker="w-1", base=100, at_ms=at_ms, offset=offset, **log)

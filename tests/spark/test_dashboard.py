@@ -171,9 +171,11 @@ def test_the_plan_says_which_windows_are_compared(session: SparkSession, tmp_pat
         region.put("audit_plans", "audit:all", audit_plan(tiers=["regional", "aggregate", "consumer"]))
         assert take(session, tmp_path, region).quarantined == 0
     pairs = told(session, tmp_path)["pairs"]  # the date is recent
-    assert [(pair["to_tier"], pair["states"]) for pair in pairs] == [
-        ("consumer", {"absent-audit": 3}), ("aggregate", {"lossy": 1, "ok": 2}),
-    ]  # fmt: skip
+    assert [(pair["region"], pair["from_tier"], pair["to_tier"], pair["states"]) for pair in pairs] == [
+        ("east", "regional", "consumer", {"absent-audit": 3}),
+        ("west", "aggregate", "consumer", {"absent-audit": 3}),
+        ("west", "regional", "aggregate", {"lossy": 1, "ok": 2}),
+    ]
 
 
 def test_what_is_forgotten_stays_and_what_is_deleted_is_gone(session: SparkSession, tmp_path: Path) -> None:
@@ -250,7 +252,9 @@ def test_only_dates_with_news_are_made_anew(session: SparkSession, tmp_path: Pat
     east.window("orders", "regional", "east-regional", old_ms, window(6, position=61))
     take(session, tmp_path, east)
     stores = daily.open_stores(tmp_path)
-    assert daily.bring_up(session, tmp_path, stores, NOW_MS + 86_400_000 * 9, Bounds()) == ["2025-11-12"]
+    later_ms = NOW_MS + 86_400_000 * 9
+    assert daily.bring_up(session, tmp_path, stores, later_ms, Bounds()) == ["2025-11-12", "2025-11-22"]
+    assert daily.bring_up(session, tmp_path, stores, later_ms, Bounds()) == []
     found = summarize(session, tmp_path, 0, NOW_MS, NOW_MS)
     assert found["totals"]["records"] == 46
 
@@ -293,7 +297,7 @@ def test_a_cluster_that_both_regions_count_counts_once(session: SparkSession, tm
     assert found == {"aggregate": 10, "proxy-client": 19}
 
 
-def test_many_files_of_loads_are_joined_and_what_they_replace_is_deleted_a_day_later(
+def test_many_files_of_loads_are_joined_and_what_they_replace_is_deleted_an_hour_later(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fold, "MOST_FILES", 2)

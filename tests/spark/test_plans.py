@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
+
 from app.config.audit import AuditPlan
 from app.core.audit.pairing import Pair, Place
 from app.core.audit.plans import Stated
@@ -18,6 +20,8 @@ START_MS = 100 * HOUR_MS
 NOW_MS = START_MS + HOUR_MS
 HOME, WEST, ALL = ("regional", "east-regional"), ("regional", "west-regional"), ("aggregate", "all")
 WEB, BILLING = ("proxy-client", "east-regional"), ("consumer", "east-regional:billing")
+EAST, WESTERN = ("aggregate", "east-aggregate"), ("aggregate", "west-aggregate")
+CLIENTS = ("proxy-client", "proxy-server", "consumer")
 CONSUMED = {("east", "billing/orders"): "east-regional"}
 
 
@@ -43,12 +47,28 @@ def told(
 ) -> list[Pair]:
     """Of a window with these records; all places are heard by region east until now, unless `heard`."""
     known = heard or dict.fromkeys(counts, tier())
-    tiers = {"orders": {place: [record] for place, record in known.items()}}
-    regions = {("orders", place): {"east"} for place in known}
-    topics = compared(tiers, regions, Plans(plans, CONSUMED), 120_000)
-    windows = [(place, WindowRecord(totals=Totals(count=count))) for place, count in counts.items()]
-    comparer = Comparer(topics, {}, NOW_MS)
-    return list(comparer.pairs("orders", START_MS, WIDTH_MS, [one for one in windows if one[1].totals.count]))
+    by = {("orders", place): {"east"} for place in known}
+    return [pair for _, pair in everywhere(counts, plans, by, known)]
+
+
+def everywhere(
+    counts: dict[Place, int],
+    plans: Sequence[tuple[str, Stated]],
+    heard: dict[tuple[str, Place], set[str]],
+    known: dict[Place, TierRecord] | None = None,
+) -> list[tuple[str, Pair]]:
+    """The same, with the region that says it. `heard`: by topic and place, by which regions."""
+    tiers: dict[str, dict[Place, list[TierRecord]]] = {}
+    for topic, place in heard:
+        tiers.setdefault(topic, {})[place] = [(known or {}).get(place, tier())]
+    topics = compared(tiers, heard, Plans(plans, CONSUMED), 120_000)
+    windows = [
+        (region, place, WindowRecord(totals=Totals(count=count)))
+        for place, count in counts.items()
+        for region in sorted(heard.get(("orders", place), {"east"}))[: None if place[0] in CLIENTS else 1]
+        if count
+    ]
+    return list(Comparer(topics, {}, NOW_MS).pairs("orders", START_MS, WIDTH_MS, windows))
 
 
 def said(pairs: Sequence[Pair]) -> list[tuple[str, str, str, str, int]]:
@@ -99,3 +119,71 @@ def test_a_topic_without_a_plan_is_compared_between_those_that_were_heard() -> N
 def test_a_tier_whose_record_is_gone_still_has_its_windows() -> None:
     (pair,) = told({HOME: 10, ALL: 9}, [("east", stated())], {HOME: tier()})
     assert (pair.from_count, pair.to_count, pair.is_closed) == (10, 9, False)
+
+
+BOTH = {
+    ("orders", HOME): {"east", "west"}, ("orders", WEST): {"east", "west"},
+    ("orders", EAST): {"east"}, ("orders", WESTERN): {"west"},
+}  # fmt: skip
+NAMED = [
+    ("east", stated(clusters=["east-regional", "west-regional", "east-aggregate"])),
+    ("west", stated(clusters=["east-regional", "west-regional", "west-aggregate"])),
+]
+
+
+@pytest.mark.parametrize(
+    ("arrived", "states"),
+    [
+        ((100, 100), [("east", "ok", 0, 0), ("west", "ok", 0, 0)]),
+        ((50, 50), [("east", "lossy", 50, 0), ("west", "lossy", 50, 0)]),
+        ((100, 97), [("east", "ok", 0, 0), ("west", "lossy", 3, 0)]),
+        ((105, 95), [("east", "duplicated", 0, 5), ("west", "lossy", 5, 0)]),
+    ],
+)
+def test_each_regions_aggregate_is_compared_with_all_that_it_copies(
+    arrived: tuple[int, int], states: list[tuple[str, str, int, int]]
+) -> None:
+    counts = {HOME: 60, WEST: 40, EAST: arrived[0], WESTERN: arrived[1]}
+    found = everywhere(counts, NAMED, BOTH)
+    assert [
+        (region, pair.verdict.state.value, pair.verdict.missing, pair.verdict.extra) for region, pair in found
+    ] == states
+    assert {(pair.from_tier, pair.to_tier, pair.from_count) for _, pair in found} == {
+        ("regional", "aggregate", 100)
+    }
+
+
+def test_what_a_plan_would_count_and_nobody_hears_brings_no_records() -> None:
+    """The topic is in the east only; the west has another, and a plan that means both."""
+    plans = [(region, stated(topics=[".*"])) for region in ("east", "west")]
+    heard = {("orders", HOME): {"east"}, ("orders", EAST): {"east"}, ("clicks", WEST): {"west"}}
+    ((region, pair),) = everywhere({HOME: 100, EAST: 105}, plans, heard)
+    assert (region, pair.verdict.state.value, pair.verdict.extra) == ("east", "duplicated", 5)
+    plans[1] = ("west", stated(topics=["clicks"]))
+    ((_, pair),) = everywhere({HOME: 100, EAST: 105}, plans, heard)
+    assert (pair.verdict.state.value, pair.verdict.absent) == ("absent-audit", ("west-regional",))
+
+
+def test_what_came_from_a_region_that_this_one_does_not_count_is_no_duplicate() -> None:
+    plans = [(region, stated()) for region in ("east", "west")]
+    heard = {("orders", HOME): {"east"}, ("orders", WEST): {"west"}, ("orders", EAST): {"east"}}
+    ((region, pair),) = everywhere({HOME: 60, WEST: 40, EAST: 100}, plans, heard)
+    assert (region, pair.verdict.state.value, pair.verdict.absent) == (
+        "east", "absent-audit", ("west-regional",),
+    )  # fmt: skip
+
+
+def test_a_region_that_hears_no_regional_cluster_takes_those_of_others() -> None:
+    plans = [(region, stated(tiers=["regional", "aggregate"])) for region in ("east", "west")]
+    heard = {("orders", HOME): {"east"}, ("orders", WESTERN): {"west"}}
+    ((region, pair),) = everywhere({HOME: 100, WESTERN: 98}, plans, heard)
+    assert (region, pair.verdict.state.value, pair.verdict.missing) == ("west", "lossy", 2)
+
+
+def test_regions_that_compare_the_same_say_it_once_and_their_clients_are_added_up() -> None:
+    heard = {**BOTH, ("orders", WEB): {"east", "west"}}
+    found = everywhere({WEB: 30, HOME: 60, WEST: 40, EAST: 100, WESTERN: 100}, NAMED, heard)
+    clients = [(region, pair) for region, pair in found if pair.from_tier == "proxy-client"]
+    ((region, pair),) = clients
+    assert (region, pair.from_count, pair.to_count) == ("east", 60, 100), "30 by each region's table"
+    assert [region for region, pair in found if pair.to_tier == "aggregate"] == ["east", "west"]

@@ -90,6 +90,22 @@ def test_the_size_of_a_fleet_with_its_past_cost_and_what_if(session: SparkSessio
     assert "orders x 2" in tables(found)
 
 
+def test_jobs_that_are_gone_for_a_week_need_nothing_and_stay_in_the_past(session: SparkSession) -> None:
+    end_h = BEGAN_H + WEEKS * 168 - 1  # the last hour
+    gone, lately = ORDERS.format(0), ORDERS.format(1)
+    known = loads(session).where(
+        f"(job != '{gone}' or start_ms < {(end_h - 168) * HOUR_MS})"
+        f" and (job != '{lately}' or start_ms <= {(end_h - 168) * HOUR_MS})"
+    )
+    found = size(known, Asked([Scenario("as it is")]), {})
+    jobs = {one["job"] for one in found["jobs"]}
+    assert gone not in jobs
+    assert lately in jobs
+    assert found["fleets"][0]["jobs"] == JOBS - 1
+    first, *_ = found["past"]
+    assert first["workers_needed"] == 3, "with all of them"
+
+
 def test_hours_of_a_job_do_not_depend_on_how_its_loads_were_cut(session: SparkSession) -> None:
     whole = Region("east")
     for second in range(0, 1200, 60):

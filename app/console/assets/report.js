@@ -17,8 +17,8 @@ function topics(rows) {
 }
 
 function pairs(rows) {
-  const columns = [["Topic"], ["From"], ["To"], ["Group"], ["Records", "n"], ["Arrived", "n"], ["Missing", "n"], ["Too many", "n"], ["Later by", "n"], ["Windows"]];
-  return table("Tiers", columns, rows.map((r) => [audit(r.topic), r.from_tier, r.to_tier, r.group ?? "", number(r.from_count), number(r.to_count), lost(r.missing), lost(r.extra), ms(r.lag_ms), states(r.states)]), "No two tiers were compared.");
+  const columns = [["Topic"], ["Region"], ["From"], ["To"], ["Group"], ["Records", "n"], ["Arrived", "n"], ["Missing", "n"], ["Too many", "n"], ["Later by", "n"], ["Windows"]];
+  return table("Tiers", columns, rows.map((r) => [audit(r.topic), r.region ?? "", r.from_tier, r.to_tier, r.group ?? "", number(r.from_count), number(r.to_count), lost(r.missing), lost(r.extra), ms(r.lag_ms), states(r.states)]), "No two tiers were compared.");
 }
 
 function traffic(rows) {

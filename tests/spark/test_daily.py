@@ -1,0 +1,36 @@
+"""Which dates of the view over all regions are made anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from spark.archive.layout import File, Span
+from spark.archive.log import Archive, State
+from spark.dashboard.daily import DAY_MS, stale_dates
+from spark.dashboard.decode import WINDOWS
+from spark.dashboard.store import STATE, TRAFFICS
+from tests.spark.conftest import NOON_MS
+
+DATE = "2025-11-22"  # of NOON_MS
+
+
+def file(path: str, table: str, of: str, digest: str = "") -> File:
+    return File(path, table, of, digest, DATE, "none", 1, (Span(-1, 0, 0, 1, -1, -1),))
+
+
+def test_a_date_is_made_as_long_as_it_is_recent_and_once_more_afterwards(tmp_path: Path) -> None:
+    archive = Archive.create(tmp_path, "cluster")
+    stores = {"east": (archive, State(files={"a": file("a", STATE, WINDOWS)}))}
+
+    def made(digest: str, now_ms: int) -> str:
+        """What it is made as, where it was made as `digest`; "": it is not made."""
+        state = State(files={"t": file("t", TRAFFICS, "all", digest)} if digest else {})
+        return stale_dates(stores, state, now_ms).get(DATE, "")
+
+    first = made("", NOON_MS)
+    assert made(first, NOON_MS + DAY_MS) == first
+    last = made(first, NOON_MS + 2 * DAY_MS)
+    assert last not in ("", first)
+    assert made(last, NOON_MS + 3 * DAY_MS) == ""
+    stores["east"][1].files["b"] = file("b", STATE, WINDOWS)
+    assert made(last, NOON_MS + 3 * DAY_MS) not in ("", last)

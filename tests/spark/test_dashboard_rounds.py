@@ -1,0 +1,99 @@
+"""Rounds of the dashboard's job: what another job does meanwhile, or a failure that passes, ends none."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.core.audit.tiers import Bounds
+from spark.archive.compact import stale
+from spark.archive.log import Archive
+from spark.errors import NotFit, Outdone, SparkJobError
+from spark.jobs import dashboard as job
+from tests.spark.conftest import NOON_MS
+
+PASSING = [Outdone("another job was first"), SparkJobError("an executor was lost")]
+
+
+class Ended(Exception):
+    """What ends rounds that go on for ever."""
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A store with a region and what all make together."""
+    for name in ("east", job.GLOBAL):
+        Archive.create(tmp_path / name, name)
+    return tmp_path
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, *failures: Exception) -> Iterator[Exception]:
+    """What is made of all regions fails so, and then comes about."""
+    left = iter(failures)
+
+    def bring_up(*_: Any) -> list[str]:
+        for failure in left:
+            raise failure
+        return ["2025-11-22"]
+
+    monkeypatch.setattr(job, "bring_up", bring_up)
+    return left
+
+
+def bring_up(root: Path) -> list[str]:
+    return job._bring_up(None, root, Bounds())  # type: ignore[arg-type]  # it is passed on only
+
+
+def test_what_fails_and_passes_is_tried_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch, *PASSING)
+    assert bring_up(root) == ["2025-11-22"]
+    failing(monkeypatch, *PASSING, Outdone("again"))
+    with pytest.raises(Outdone, match="again"):
+        bring_up(root)
+    left = failing(monkeypatch, NotFit("no store"), NotFit("and again"))
+    with pytest.raises(NotFit, match="no store"):
+        bring_up(root)
+    assert len(list(left)) == 1, "what cannot pass is not tried again"
+
+
+def test_rounds_go_on_where_one_fails_and_a_single_one_tells_it(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slept: list[float] = []
+
+    def sleep(wanted_s: float) -> None:
+        slept.append(wanted_s)
+        if len(slept) == 2:
+            raise Ended
+
+    monkeypatch.setattr(job.common, "session", lambda *_: None)
+    monkeypatch.setattr(job.common, "cluster", lambda *_: None)
+    monkeypatch.setattr(job, "_catch_up", lambda *_: None)
+    monkeypatch.setattr(job.time, "sleep", sleep)
+    failing(monkeypatch, *PASSING, Outdone("for the third time"))
+    with pytest.raises(Ended):
+        job.run(options(root, "--every", "1s"))
+    told = capsys.readouterr().err
+    assert "for the third time; again with the next round" in told
+    assert "Brought up: 2025-11-22" in told
+    failing(monkeypatch, *PASSING, Outdone("for the third time"))
+    with pytest.raises(Outdone):
+        job.run(options(root, "--once"))
+
+
+def options(root: Path, *more: str) -> Namespace:
+    parser = ArgumentParser()
+    job.add_arguments(parser)
+    return parser.parse_args(["--region", "east=127.0.0.1:1", "--to", str(root), *more])
+
+
+def test_a_file_that_another_job_takes_away_meanwhile_is_no_failure(root: Path) -> None:
+    """As a link to nothing it is listed, and not there."""
+    for path in (root / "east" / "records" / "a.parquet", root / "east" / "staging" / "b"):
+        path.parent.mkdir(exist_ok=True)
+        path.symlink_to(root / "nothing")
+    assert stale(Archive.open(root / "east"), NOON_MS * 2, 0) == []

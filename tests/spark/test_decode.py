@@ -1,0 +1,65 @@
+"""Records that no table and no worker has written: told with a reason, and the others go on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from app import wire
+from app.core.audit.tiers import TierRecord
+from app.core.audit.totals import Totals
+from app.core.audit.windows import WindowRecord
+from app.core.global_report import folded
+from spark.dashboard import decode
+from tests.spark.conftest import NOON_MS
+from tests.spark.regions import beat, status, tracker
+
+DEEP = b'{"a":' * 100_000
+WINDOW = f"orders/regional/east/60000/{NOON_MS}/0"
+TOO_LARGE = 2**63
+
+
+@pytest.mark.parametrize(
+    ("table", "key", "value"),
+    [
+        *((table, "k", DEEP) for table in (decode.ACTIVITY, decode.WORKLOADS)),
+        (decode.ACTIVITY, "k", {"offset": TOO_LARGE, "at_ms": NOON_MS}),
+        (decode.ACTIVITY, "k", {"offset": -1, "at_ms": NOON_MS}),
+        (decode.ACTIVITY, "k", {"offset": 1, "at_ms": TOO_LARGE}),
+        (decode.WINDOWS, WINDOW, WindowRecord(position=TOO_LARGE)),
+        (decode.WINDOWS, WINDOW, WindowRecord(position=-2)),
+        (decode.WINDOWS, WINDOW, WindowRecord(totals=Totals(count=TOO_LARGE))),
+        (decode.WINDOWS, f"orders/regional/east/{TOO_LARGE}/{NOON_MS}/0", WindowRecord()),
+        (decode.WINDOWS, f"orders/regional/east/60000/{NOON_MS}/{TOO_LARGE}", WindowRecord()),
+        (decode.TIERS, "orders/regional/east/0", TierRecord({}, (), position=TOO_LARGE)),
+        (decode.TRACKERS, "dispatch:g/t:t:0", tracker(NOON_MS, TOO_LARGE)),
+    ],
+)
+def test_what_no_column_holds_is_refused_with_its_reason(table: str, key: str, value: Any) -> None:
+    data = value if isinstance(value, bytes) else wire.encode(value)
+    assert decode.entry(table, key.encode(), data, 5).reason
+
+
+def test_what_columns_hold_is_taken() -> None:
+    most = TOO_LARGE - 1
+    for value in (WindowRecord(), WindowRecord(position=most, totals=Totals(count=most))):
+        assert decode.entry(decode.WINDOWS, WINDOW.encode(), wire.encode(value), 5).reason == ""
+    told = msgspec.json.encode({"offset": most, "at_ms": NOON_MS})
+    assert decode.entry(decode.ACTIVITY, b"k", told, 5).position == most
+
+
+def test_heartbeats_that_no_column_holds_are_refused() -> None:
+    assert decode.add_heartbeat({}, DEEP)
+    good = beat("w", NOON_MS, status("dispatch:g/t:t:0", 0.5))
+    assert decode.add_heartbeat({}, wire.encode(good)) == ""
+    far = msgspec.structs.replace(good.jobs[0], high_watermark=TOO_LARGE)
+    assert decode.add_heartbeat({}, wire.encode(msgspec.structs.replace(good, jobs=[far])))
+
+
+def test_a_row_of_a_report_that_is_nested_too_deep_is_passed_over() -> None:
+    head = {b'["report"]': b'{"generated":"2026","rows":0}'}
+    whole = folded(head)
+    assert whole is not None
+    assert folded({**head, b'["topics","a"]': DEEP, b"[" * 100_000: b"{}"}) == whole

@@ -1,0 +1,40 @@
+"""The examples that `--help` tells of each job are commands that it takes."""
+
+from __future__ import annotations
+
+import importlib
+import shlex
+from argparse import ArgumentParser
+from collections.abc import Iterator
+
+import pytest
+
+from spark.__main__ import EXAMPLES, JOBS
+
+BEGINS = "python -m spark "
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    for line in text.replace("\\\n", " ").splitlines():
+        assert not line.strip().startswith("-"), "what belongs to the line before"
+        if line.strip().startswith(BEGINS) and " JOB " not in line:
+            yield shlex.split(line.strip().removeprefix(BEGINS))
+
+
+OF_JOBS = [
+    (name, command)
+    for name in JOBS
+    for command in commands(importlib.import_module(f"spark.jobs.{name}").EXAMPLES)
+]
+
+
+@pytest.mark.parametrize(("name", "command"), [*OF_JOBS, *((one[0], one) for one in commands(EXAMPLES))])
+def test_an_example_is_a_command(name: str, command: list[str]) -> None:
+    parser = ArgumentParser()
+    importlib.import_module(f"spark.jobs.{name}").add_arguments(parser)
+    assert command[0] == name
+    parser.parse_args(command[1:])
+
+
+def test_most_jobs_have_examples() -> None:
+    assert {name for name, _ in OF_JOBS} >= JOBS.keys() - {"jars"}

@@ -1,0 +1,78 @@
+"""What the report adds up, and what it does not: regions, copies, groups, hours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from app.core.audit.count import UNTIMED
+from app.core.audit.tiers import place_of
+from app.core.global_report import PARTS
+from spark.dashboard.page import page
+from spark.dashboard.summary import summarize
+from spark.dashboard.times import iso
+from spark.jobs.report import rows
+from tests.spark.conftest import HOUR_MS, NOON_MS
+from tests.spark.regions import WIDTH_MS, latencies, window
+from tests.spark.test_dashboard import NOW_MS, take, told, two_regions
+
+pytestmark = pytest.mark.beside  # Spark without brokers: long, and in no haste
+
+
+def test_every_regions_aggregate_has_a_row_of_its_own_and_loss_is_added_up(
+    session: SparkSession, tmp_path: Path
+) -> None:
+    east, west = two_regions()
+    east.window("orders", "aggregate", "east-aggregate", NOON_MS, window(8, position=7))
+    east.tier("orders", "aggregate", "east-aggregate")
+    for region in (east, west):
+        take(session, tmp_path, region)
+    found = told(session, tmp_path)
+    assert [(pair["region"], pair["states"], pair["missing"]) for pair in found["pairs"]] == [
+        ("east", {"lossy": 3}, 32), ("west", {"lossy": 1, "ok": 2}, 3),
+    ]  # fmt: skip
+    assert found["totals"]["missing"] == 35
+    assert {(one["region"], one["start_ms"]) for one in found["windows"]} == {
+        *(("east", NOON_MS + number * WIDTH_MS) for number in range(3)), ("west", NOON_MS + WIDTH_MS),
+    }  # fmt: skip
+    assert len({key for key, _ in rows(found)}) == 1 + sum(len(found[part]) for part in PARTS)
+
+
+def test_groups_and_copies_are_lines_of_their_own(session: SparkSession, tmp_path: Path) -> None:
+    east, west = two_regions()
+    for group, count in (("billing", 7), ("mail", 9)):
+        at = place_of("east-regional", group)
+        east.window("orders", "consumer", at, NOON_MS, window(count, position=5, measured=latencies(5)))
+    east.window("orders", "aggregate", "east-aggregate", NOON_MS, window(10, position=7))
+    for region in (east, west):
+        take(session, tmp_path, region)
+    found = told(session, tmp_path)
+    assert {name: points[0][1] for name, points in found["series"]["orders"].items()} == {
+        "aggregate east-aggregate": 10, "aggregate west-aggregate": 37, "regional east-regional": 40,
+        "consumer billing of east-regional": 7, "consumer mail of east-regional": 9,
+    }  # fmt: skip
+    assert {row["name"]: row["records"] for row in found["tiers"]}["consumer mail of east-regional"] == 9
+    html = page(found)
+    assert "consumer mail of east-regional</span>" in html
+    assert "consumer mail of east-regional p50</text>" in html
+
+
+def test_traffic_and_verdicts_are_of_the_same_hours_and_what_has_no_time_is_told(
+    session: SparkSession, tmp_path: Path
+) -> None:
+    east, west = two_regions()
+    east.window("orders", "regional", "east-regional", UNTIMED, window(4, position=9))
+    for region in (east, west):
+        take(session, tmp_path, region)
+    whole = told(session, tmp_path)
+    inside = summarize(session, tmp_path, NOON_MS + WIDTH_MS, NOON_MS + WIDTH_MS + 1, NOW_MS)
+    for found in (whole, inside):
+        assert found["totals"] == {"records": 40, "missing": 3, "extra": 0, "topics": 1, "windows": 3}
+        (row,) = found["untimed"]
+        assert (row["topic"], row["cluster"], row["records"]) == ("orders", "east-regional", 4)
+    assert (inside["from"], inside["to"]) == (iso(NOON_MS), iso(NOON_MS + HOUR_MS))
+    assert "Records without a time" in page(whole)
+    none = summarize(session, tmp_path, NOON_MS + HOUR_MS, NOON_MS + 2 * HOUR_MS, NOW_MS)
+    assert (none["totals"]["records"], none["totals"]["windows"]) == (0, 0)
