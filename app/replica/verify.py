@@ -178,13 +178,15 @@ class Verifier:
     async def run(self) -> None:
         """For ever."""
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(0 if self.everything and self._count > MAX_BEHIND // 4 else LOOK_S)
             for target in list(self._waiting):
                 trouble = self._troubles.get(target)
-                if trouble is not None and time.monotonic() < trouble.retry_at_s:
+                if target not in self._waiting or (trouble and time.monotonic() < trouble.retry_at_s):
                     continue
+                # What comes meanwhile waits for the next look: it would be asked for copy by copy.
+                last = self._waiting[target][-1].base_offset
                 try:
-                    while target in self._waiting:
+                    while target in self._waiting and self._waiting[target][0].base_offset <= last:
                         await self._compare_run(target)
                         self._troubles.pop(target, None)
                 except (ClusterUnreachable, KafkaError, OSError, TimeoutError) as error:
