@@ -130,6 +130,10 @@ class Fetched:
         """Its partition is not fetched under this key any more, or anew."""
         return self._owner is not None and self._owner.removed
 
+    def hand_over(self) -> None:
+        """Another one stands for its bytes in the budget."""
+        self._owner, self.data = None, b""
+
     def release(self) -> None:
         """Gives the bytes back to the budget; a second time does nothing."""
         owner, self._owner = self._owner, None

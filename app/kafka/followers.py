@@ -24,7 +24,13 @@ import structlog
 
 from app.core.audit.headers import Headers
 from app.core.feed import Offer, offered
-from app.kafka.fetched import PARTITION_BUFFER_BYTES, ByteBudget, Fetched, PartitionFetch
+from app.kafka.fetched import (
+    PARTITION_BUFFER_BYTES,
+    PARTITION_MAX_BYTES,
+    ByteBudget,
+    Fetched,
+    PartitionFetch,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -115,21 +121,24 @@ class Followers:
             task.add_done_callback(self._giving.discard)
 
     async def _hand_on(self, part: PartitionFetch) -> None:
+        made: Fetched | None = None
         try:
-            while part.given:
-                if not part.removed:
-                    await self._deliver(part.given[0])
-                    part.given.popleft()
-                else:
-                    part.given.popleft().release()
+            while part.given and not part.removed:
+                if part.lingers_s and part.unreleased_bytes < PARTITION_MAX_BYTES // 2:
+                    await asyncio.sleep(part.lingers_s)  # what comes bit by bit is counted together
+                made = joined(part)
+                await self._deliver(made)
+                made = None
         except Exception:
             log.exception("what was given was not taken", topic=part.topic, partition=part.partition)
         finally:
-            if part.given:  # rule 6 of `app.kafka.fetch`: it is fetched
-                part.next_offset = part.given[0].start_offset
+            left = [*([] if made is None else [made]), *part.given]
+            part.given.clear()
+            if left:  # rule 6 of `app.kafka.fetch`: it is fetched
+                part.next_offset = left[0].start_offset
                 self.go(part)
-            while part.given:
-                part.given.popleft().release()
+            for one in left:
+                one.release()
             part.polling = part.is_given = False
 
     # -- when it is fetched ------------------------------------------------------------------------
@@ -146,6 +155,38 @@ class Followers:
             if not part.failures:
                 part.retry_at_s = 0.0
                 self._wake()
+
+
+def joined(part: PartitionFetch) -> Fetched:
+    """The first that it is given, with what follows it where that is little and plain."""
+    found = [part.given.popleft()]
+    if is_plain(found[0]):
+        size = found[0].nbytes
+        while part.given and is_plain(part.given[0]) and size + part.given[0].nbytes <= PARTITION_MAX_BYTES:
+            size += part.given[0].nbytes
+            found.append(part.given.popleft())
+    if len(found) == 1:
+        return found[0]
+    data, last = b"".join(one.data for one in found), found[-1]
+    made = Fetched(
+        part,
+        size,
+        data,
+        last.next_offset,
+        [],
+        last.high_watermark,
+        "",
+        max(one.leader_epoch for one in found),
+    )
+    made.start_offset = found[0].start_offset
+    for one in found:
+        one.hand_over()
+    return made
+
+
+def is_plain(fetched: Fetched) -> bool:
+    """Whether nothing is known of it but its bytes."""
+    return type(fetched) is Fetched and not fetched.aborted
 
 
 def is_same_log(part: PartitionFetch, other: PartitionFetch) -> bool:
