@@ -193,7 +193,7 @@ class FetchService(Service):
                 asked[part.topic, part.partition] += 1
                 ready.setdefault((node, turn), []).append(part)
         for (node, _), found in ready.items():
-            parts = [part for part in found if not part.removed]  # while a leader was asked for
+            parts = [part for part in found if not (part.removed or part.polling)]  # since it was looked at
             free = self._free.setdefault(node, set(range(CONNECTIONS)))
             if not free or not parts:
                 continue
