@@ -11,6 +11,8 @@ Rules
    is given nothing, or misses something, is fetched as ever.
 3. Nobody waits for a follower: what it has no room for it misses.
 4. What hides aborted transactions is taken as it was fetched, from its beginning on, or not at all.
+5. What is taken from its middle on repeats what the follower has. As when a fetch begins in the middle of a
+   batch its reader drops what lies below its own position; so such bytes begin a chunk, and are never within.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from typing import Any
 import structlog
 
 from app.core.audit.headers import Headers
+from app.core.audit.reader import bytes_below
 from app.core.feed import Offer, offered
 from app.kafka.fetched import (
     PARTITION_BUFFER_BYTES,
@@ -158,13 +161,13 @@ class Followers:
 
 
 def joined(part: PartitionFetch) -> Fetched:
-    """The first that it is given, with what follows it where that is little and plain."""
-    found = [part.given.popleft()]
+    """The first that it is given, with what goes on behind it where that is little and plain."""
+    found, given = [part.given.popleft()], part.given
     if is_plain(found[0]):
         size = found[0].nbytes
-        while part.given and is_plain(part.given[0]) and size + part.given[0].nbytes <= PARTITION_MAX_BYTES:
-            size += part.given[0].nbytes
-            found.append(part.given.popleft())
+        while given and goes_on(given[0]) and size + given[0].nbytes <= PARTITION_MAX_BYTES:
+            size += given[0].nbytes
+            found.append(given.popleft())
     if len(found) == 1:
         return found[0]
     data, last = b"".join(one.data for one in found), found[-1]
@@ -187,6 +190,11 @@ def joined(part: PartitionFetch) -> Fetched:
 def is_plain(fetched: Fetched) -> bool:
     """Whether nothing is known of it but its bytes."""
     return type(fetched) is Fetched and not fetched.aborted
+
+
+def goes_on(fetched: Fetched) -> bool:
+    """Whether it may be read right behind what comes before it: nothing of that is in it again (rule 5)."""
+    return is_plain(fetched) and not bytes_below(memoryview(fetched.data), fetched.start_offset)
 
 
 def is_same_log(part: PartitionFetch, other: PartitionFetch) -> bool:

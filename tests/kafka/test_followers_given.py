@@ -3,41 +3,68 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
+from collections import defaultdict
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
+from app.core.audit import reader as reader_module
+from app.core.audit.count import How
+from app.core.audit.fingerprint import Source
+from app.core.audit.reader import PartitionReader
+from app.core.audit.reports import Report, Scope
 from app.kafka.clusters import ClusterClient, ClusterSpec
+from app.kafka.decode import records_of
 from app.kafka.fetch import FetchService
 from app.kafka.fetched import ByteBudget, Fetched, PartitionFetch
 from tests.core.batches import make_batch
 
 LEADER, FOLLOWER = "leader", "follower"
+SCOPE, SOURCE = Scope("orders", "aggregate", "east", 1_000), Source("cluster", "id", 0)
+
+
+def counter() -> PartitionReader:
+    """What an audit counts with."""
+    return PartitionReader(SCOPE, SOURCE, How(records_of, SOURCE), 0)
 
 
 class Stand:
-    """Two readers of a log, of which one follows; nothing is fetched but by hand."""
+    """Readers of a log, of which one follows and is counted; nothing is fetched but by hand."""
 
     def __init__(self, lingers_s: float = 0.0, capacity_bytes: int = 1 << 24) -> None:
-        self.got: dict[str, list[Fetched]] = {LEADER: [], FOLLOWER: []}
-        self.refuses = self.holds = False
+        self.got: dict[str, list[Fetched]] = defaultdict(list)
+        self.reader = counter()
+        self.passed_over = 0
+        self.refuses: set[str] = set()
+        self.holds = False
         self.budget = ByteBudget(capacity_bytes)
         self.service = FetchService(ClusterClient(ClusterSpec("none", ("h:1",))), self._deliver, self.budget)
         self.service.add(LEADER, "orders", 0, 0, "id")
         self.service.add(FOLLOWER, "orders", 0, 0, "id", lingers_s=lingers_s, counts=lambda _: 0)
         self.leader, self.follower = self.part(LEADER), self.part(FOLLOWER)
 
+    def another(self, key: str) -> PartitionFetch:
+        """One more that is followed."""
+        self.service.add(key, "orders", 0, 0, "id")
+        return self.part(key)
+
     def part(self, key: str) -> PartitionFetch:
         return self.service._partitions[key]
 
     async def _deliver(self, item: Any) -> None:
-        if self.refuses and item.key == FOLLOWER:
+        if item.key in self.refuses:
             raise ValueError("not taken")
         self.got[item.key].append(item)
+        if item.key == FOLLOWER:
+            self.passed_over += item.start_offset > self.reader.next_offset
+            self.reader.fetched(item.data, item.next_offset, at_ms=9, aborted=item.aborted)
         if not self.holds:
             data = item.data
             item.release()
@@ -131,7 +158,7 @@ async def test_what_comes_bit_by_bit_is_given_together() -> None:
         await stand.answer(stand.leader, batch(10 * number))
     await stand.settle()
     assert stand.spans(LEADER) == [(10 * number, 10 * number + 10) for number in range(5)]
-    assert sum(end - start for start, end in stand.spans(FOLLOWER)) == 50
+    assert stand.reader.records == 50
     assert len(stand.got[FOLLOWER]) < 5
     assert b"".join(one.data for one in stand.got[FOLLOWER]) == b"".join(batch(10 * n) for n in range(5))
     assert stand.budget.used_bytes == stand.follower.unreleased_bytes == 0
@@ -154,44 +181,78 @@ async def test_what_is_refused_is_fetched_again() -> None:
     stand = Stand()
     await stand.answer(stand.leader, batch(0))
     await stand.settle()
-    stand.refuses = True
+    stand.refuses = {FOLLOWER}
     await stand.answer(stand.leader, batch(10))
     await stand.settle()
     assert (stand.follower.next_offset, stand.waits, stand.budget.used_bytes) == (10, False, 0)
 
 
+async def test_what_another_reader_brings_again_is_counted_once() -> None:
+    stand = Stand()
+    log = [batch(base) for base in range(0, 150, 10)]
+    other = stand.another("other")
+    other.next_offset = 50
+    await stand.answer(stand.leader, *log[:10])
+    await stand.answer(other, *log[5:])
+    await stand.settle()
+    assert (stand.reader.records, stand.reader.next_offset) == (150, 150)
+
+
+class Whole:
+    """A log of batches, as a broker answers from it."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self.batches: list[tuple[int, bytes]] = []  # where each ends
+        self.end = 0
+        while self.end < 300:
+            data = batch(self.end, count := chance.choice([1, 2, 5, 20]))
+            self.end += count
+            self.batches.append((self.end, data))
+
+    def fetch(self, position: int, most: int) -> list[bytes]:
+        """From the batch on that the position is in."""
+        return [data for end, data in self.batches if end > position][:most]
+
+
+def told(reader: PartitionReader) -> list[Report]:
+    return reader.reports(10_000)
+
+
 @given(seed=st.integers(0, 1 << 32))
-@settings(max_examples=100, deadline=None)
-def test_whoever_brings_it_everything_comes_once_and_in_order(seed: int) -> None:
-    asyncio.run(_story(random.Random(seed)))
+@settings(max_examples=200, deadline=None)
+def test_whoever_brings_it_everything_is_counted_once(seed: int) -> None:
+    with patch.object(reader_module, "PART_OFFSETS", 64), capture_logs():
+        asyncio.run(_story(random.Random(seed)))
 
 
 async def _story(chance: random.Random) -> None:
-    stand = Stand(chance.choice([0.0, 0.001]))
-    log = [batch(10 * number) for number in range(40)]
-    for _ in range(60):
-        part = chance.choice([stand.leader, stand.leader, stand.follower])
-        if part is stand.follower and (part.polling or (stand.waits and chance.random() < 0.8)):
-            await stand.settle() if chance.random() < 0.5 else await asyncio.sleep(0)
-            continue
-        stand.refuses = chance.random() < 0.1
-        at = part.next_offset // 10
-        some = log[at : at + chance.randrange(4)]
+    stand, log = Stand(chance.choice([0.0, 0.001])), Whole(chance)
+    leaders = [stand.leader, stand.another("second"), stand.another("third")][: chance.randrange(1, 4)]
+    follower, asked_at = stand.follower, -1
+    for _ in range(80):
+        stand.refuses = {key for key in (LEADER, FOLLOWER) if chance.random() < 0.05}
         if chance.random() < 0.3:
-            stand.follower.polling = stand.follower.polling or part is stand.follower
-        try:
-            await stand.answer(part, *some)
-        except ValueError:
-            assert stand.refuses
-        if part is stand.follower:
-            part.polling = part.is_given
-        if chance.random() < 0.1:
-            stand.leader.next_offset = 10 * chance.randrange(40)  # sent elsewhere
+            await asyncio.sleep(0.002 * (chance.random() < 0.3))
+        elif chance.random() < 0.2 and asked_at < 0 and not follower.polling:
+            follower.polling, asked_at = True, follower.next_offset
+        elif asked_at >= 0 and chance.random() < 0.4:
+            assert (follower.next_offset, follower.is_given) == (asked_at, False), "it is fetched itself"
+            with contextlib.suppress(ValueError):
+                await stand.answer(follower, *log.fetch(asked_at, chance.randrange(5)))
+            follower.polling, asked_at = False, -1
+        else:
+            leader = chance.choice(leaders)
+            if chance.random() < 0.2:  # sent elsewhere
+                leader.next_offset = chance.randrange(log.end)
+            hidden = [(7, leader.next_offset)] if chance.random() < 0.05 else []
+            with contextlib.suppress(ValueError):
+                some = log.fetch(leader.next_offset, chance.randrange(8))
+                await stand.answer(leader, *some, aborted=hidden)
     await stand.settle()
-    spans = stand.spans(FOLLOWER)
-    assert [start for start, _ in spans[1:]] == [end for _, end in spans[:-1]]
-    assert not spans or spans[0][0] == 0
-    taken = b"".join(one.data for one in stand.got[FOLLOWER])
-    assert stand.follower.next_offset == (spans[-1][1] if spans else 0)
-    assert len(taken) >= sum(len(one) for one in log[: stand.follower.next_offset // 10])
+    plain = counter()
+    upto = stand.reader.next_offset
+    plain.fetched(b"".join(data for end, data in log.batches if end <= upto), upto, at_ms=9)
+    assert stand.reader.records == plain.records == upto == follower.next_offset
+    assert told(stand.reader) == told(plain)
+    assert not stand.passed_over
     assert stand.budget.used_bytes == 0
