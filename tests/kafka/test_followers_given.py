@@ -20,10 +20,10 @@ from app.core.audit.count import How
 from app.core.audit.fingerprint import Source
 from app.core.audit.reader import PartitionReader
 from app.core.audit.reports import Report, Scope
-from app.kafka.clusters import ClusterClient, ClusterSpec
+from app.kafka.clusters import NO_LEADER, ClusterClient, ClusterSpec
 from app.kafka.decode import records_of
 from app.kafka.fetch import FetchService
-from app.kafka.fetched import ByteBudget, Fetched, PartitionFetch
+from app.kafka.fetched import ByteBudget, Fetched, FetchTrouble, PartitionFetch
 from tests.core.batches import make_batch
 
 LEADER, FOLLOWER = "leader", "follower"
@@ -35,6 +35,16 @@ def counter() -> PartitionReader:
     return PartitionReader(SCOPE, SOURCE, How(records_of, SOURCE), 0)
 
 
+class Nowhere(ClusterClient):
+    """No broker is asked who leads."""
+
+    def known_leader(self, topic: str, partition: int) -> int | None:
+        return 1 if topic == "orders" else None
+
+    def why_no_leader(self, topic: str, partition: int) -> tuple[int, str]:
+        return NO_LEADER, "nobody leads"
+
+
 class Stand:
     """Readers of a log, of which one follows and is counted; nothing is fetched but by hand."""
 
@@ -44,8 +54,9 @@ class Stand:
         self.passed_over = 0
         self.refuses: set[str] = set()
         self.holds = False
+        self.slow: dict[str, asyncio.Event] = {}  # who takes nothing until it is set
         self.budget = ByteBudget(capacity_bytes)
-        self.service = FetchService(ClusterClient(ClusterSpec("none", ("h:1",))), self._deliver, self.budget)
+        self.service = FetchService(Nowhere(ClusterSpec("none", ("h:1",))), self._deliver, self.budget)
         self.service.add(LEADER, "orders", 0, 0, "id")
         self.service.add(FOLLOWER, "orders", 0, 0, "id", lingers_s=lingers_s, counts=lambda _: 0)
         self.leader, self.follower = self.part(LEADER), self.part(FOLLOWER)
@@ -59,6 +70,10 @@ class Stand:
         return self.service._partitions[key]
 
     async def _deliver(self, item: Any) -> None:
+        if item.key in self.slow:
+            await self.slow[item.key].wait()
+        if isinstance(item, FetchTrouble):
+            return
         if item.key in self.refuses:
             raise ValueError("not taken")
         self.got[item.key].append(item)
@@ -187,6 +202,25 @@ async def test_what_is_refused_is_fetched_again() -> None:
     assert (stand.follower.next_offset, stand.waits, stand.budget.used_bytes) == (10, False, 0)
 
 
+async def test_who_is_given_something_while_others_are_looked_at_is_not_fetched() -> None:
+    stand = Stand()
+    stand.service.add("gone", "no such topic", 0, 0, "id")  # looked at last: that it is in trouble is told
+    gone = stand.part("gone")
+    gone.failures, stand.leader.polling = 1, True
+    stand.slow = {"gone": asyncio.Event(), FOLLOWER: asyncio.Event()}
+    looking = asyncio.ensure_future(stand.service._schedule())
+    while not (gone.told or looking.done()):  # noqa: ASYNC110 - it is being told
+        await asyncio.sleep(0)
+    await stand.answer(stand.leader, batch(0))
+    assert stand.follower.is_given
+    stand.slow["gone"].set()
+    await looking
+    assert not stand.service._polls
+    stand.slow[FOLLOWER].set()
+    await stand.settle()
+    assert stand.spans(FOLLOWER) == [(0, 10)]
+
+
 async def test_what_another_reader_brings_again_is_counted_once() -> None:
     stand = Stand()
     log = [batch(base) for base in range(0, 150, 10)]
@@ -219,7 +253,7 @@ def told(reader: PartitionReader) -> list[Report]:
 
 
 @given(seed=st.integers(0, 1 << 32))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_whoever_brings_it_everything_is_counted_once(seed: int) -> None:
     with patch.object(reader_module, "PART_OFFSETS", 64), capture_logs():
         asyncio.run(_story(random.Random(seed)))
