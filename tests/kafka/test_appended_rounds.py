@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from aiokafka.protocol.produce import ProduceResponse_v8
@@ -62,9 +63,8 @@ class Stand:
         for topic in TOPICS:
             self.fetch.add(topic, topic, 0, 0, "id", counts=lambda headers: len(headers.base_offset))
             self.part(topic).epoch = EPOCH
-            self.writers[topic] = self.appended.begin(
-                topic, 0, "id", lambda topic=topic: self.sent[topic], lambda: 0
-            )
+            sent_to = partial(self.sent.__getitem__, topic)
+            self.writers[topic] = self.appended.begin(topic, 0, "id", sent_to, lambda: 0)
             self.writers[topic].acknowledged_s = float("inf")
 
     def part(self, topic: str) -> PartitionFetch:
