@@ -27,7 +27,7 @@ from app.core.fencing import LogId
 from app.core.job import JobId
 from app.core.load import Work
 from app.core.ranges import Snapshot
-from app.kafka.fetched import Fetched, Gap
+from app.kafka.fetched import Fetched, Gap, Headed
 from app.wire import JobStatus
 
 REPORT_S = 5.0  # what was counted is reported so often
@@ -135,6 +135,14 @@ class AuditPump:
             raise ValueError(
                 f"[{reader.next_offset}, {fetched.start_offset}) was not fetched, what follows was"
             )
+        if isinstance(fetched, Headed):
+            if fetched.start_offset != reader.next_offset:
+                raise ValueError(
+                    f"headers from {fetched.start_offset} on, where {reader.next_offset} comes next"
+                )
+            reader.headed(fetched.headers, fetched.next_offset, at_ms=at_ms, seen_at_ms=fetched.seen_at_ms)
+            self._cut_first()
+            return
         data = fetched.data
         if fetched.damage:
             data = b""
@@ -149,6 +157,10 @@ class AuditPump:
             aborted=fetched.aborted,
         )  # fmt: skip
         self.read_bytes += fetched.nbytes
+        self._cut_first()
+
+    def _cut_first(self) -> None:
+        reader = self.reader
         if self._is_cut and reader.complete_ms < 0 and reader.first_ms >= 0:
             reader.complete_ms = reader.first_ms + self.plan.bounds.lateness_ms
 

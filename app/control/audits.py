@@ -102,7 +102,10 @@ class Audits(Service):
             send=self.report,
         )  # fmt: skip
         leaves_bytes = int(LEAVES * self._clusters.budget.capacity_bytes)
-        return Started(pump, beginning, cluster, leaves_bytes, next_offset=next_offset, lingers_s=LINGER_S)
+        return Started(
+            pump, beginning, cluster, leaves_bytes, next_offset=next_offset, lingers_s=LINGER_S,
+            counts=pump.reader.told_by,
+        )  # fmt: skip
 
     def look(self, begin_again: Callable[[str, Pump], None]) -> None:
         """Rule 1."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from app.control.tail import bounded
 from app.kafka.append import Appender
+from app.kafka.appended import Appended
 from app.kafka.clusters import ClusterClient, ClusterSpec
 from app.kafka.commit import OffsetCommitter
 from app.kafka.fetch import FetchService
@@ -33,6 +34,7 @@ class DataCluster:
         self.fetch = FetchService(self.client, deliver, budget)
         self.producer = Producer(spec)
         self.appender = Appender(self.client, may_send=may_append)
+        self.appended = Appended(self.client, self.fetch.followers)
         self.committer = OffsetCommitter(self.client)
 
     async def start(self) -> None:
@@ -57,6 +59,7 @@ class DataCluster:
             (f"producer to {self.name}", self.producer),
             (f"appender to {self.name}", self.appender),
             (f"fetch from {self.name}", self.fetch),
+            (f"appended to {self.name}", self.appended),
         ]
 
 

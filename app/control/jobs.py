@@ -317,10 +317,7 @@ class Jobs(Service):
         log.info("job flows", job=job, epoch=held.epoch, next_offset=beginning.snapshot.base,
                  already_finished_above=above)  # fmt: skip
         if beginning.gap is None:
-            started.cluster.fetch.add(
-                (job, held.epoch), pump.job.topic, pump.job.partition, started.reads_from,
-                beginning.log.topic_id, started.leaves_bytes, started.last_epoch, started.lingers_s,
-            )  # fmt: skip
+            started.fetch()
 
     async def _release(self, job: str, held: Assignment, reason: str) -> None:
         pump = self.flowing.get(job)

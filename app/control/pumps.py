@@ -12,6 +12,7 @@ from app.control.data_clusters import DataCluster
 from app.core.job import JobId
 from app.core.ranges import Snapshot
 from app.kafka.fetched import Fetched, Gap
+from app.kafka.followers import Counts
 from app.wire import JobStatus
 
 
@@ -99,7 +100,7 @@ class Started:
     """A job that is this worker's now, and what it flows by; its fetching `leaves_bytes` to others, and
     begins behind what was written in `last_epoch` of its leader, or before (-1: not known); at `next_offset`,
     unless that is where it has come (None). `lingers_s`: where little comes, it is
-    fetched so much later, and more at once."""
+    fetched so much later, and more at once. `counts`: it follows others that read or write there."""
 
     pump: Pump
     beginning: Beginning
@@ -108,11 +109,20 @@ class Started:
     last_epoch: int = -1
     next_offset: int | None = None
     lingers_s: float = 0.0
+    counts: Counts | None = None
 
     @property
     def reads_from(self) -> int:
         """Where its fetching begins."""
         return self.beginning.snapshot.base if self.next_offset is None else self.next_offset
+
+    def fetch(self) -> None:
+        """Its fetching begins."""
+        job = self.pump.job
+        self.cluster.fetch.add(
+            (str(job), self.pump.epoch), job.topic, job.partition, self.reads_from,
+            self.beginning.log.topic_id, self.leaves_bytes, self.last_epoch, self.lingers_s, self.counts,
+        )  # fmt: skip
 
 
 def together(*kinds: Mapping[str, Any]) -> Mapping[str, Pump]:

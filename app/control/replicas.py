@@ -134,7 +134,7 @@ class Replicas(Service):
         if runtime is None:
             runtime = RouteRuntime(
                 definition, source.client, target.client, target.appender, self._lease, self._on_trouble,
-                self._verify_budget, self._priorities, self._unsaved, ids,
+                self._verify_budget, self._priorities, self._unsaved, ids, target.appended,
             )  # fmt: skip
         try:
             pump = ReplicaPump(

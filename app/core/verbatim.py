@@ -28,6 +28,7 @@ from app.core.record_batch import CHECKED_FROM, MAGIC, BatchHeader
 LOG_APPEND_TIME = 0x08
 TRANSACTIONAL = 0x10
 DELETE_HORIZON = 0x40
+CLEARED = TRANSACTIONAL | DELETE_HORIZON  # attributes that a copy does not have
 SEQUENCES = 1 << 31  # a sequence number is 31 bits and begins again at 0
 
 _LEADER_EPOCH_AT, _CRC_AT, _PRODUCER_AT = 12, 17, 43
@@ -95,7 +96,7 @@ def stamped(
     _BASE_OFFSET.pack_into(batch, 0, 0)
     _LEADER_EPOCH.pack_into(batch, _LEADER_EPOCH_AT, -1)
     (attributes,) = _ATTRIBUTES.unpack_from(batch, CHECKED_FROM)
-    _ATTRIBUTES.pack_into(batch, CHECKED_FROM, attributes & ~(TRANSACTIONAL | DELETE_HORIZON))
+    _ATTRIBUTES.pack_into(batch, CHECKED_FROM, attributes & ~CLEARED)
     _PRODUCER.pack_into(batch, _PRODUCER_AT, producer_id, epoch, sequence)
     with memoryview(batch) as view, view[CHECKED_FROM:] as checked:
         crc = checksum(checked)

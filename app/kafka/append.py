@@ -37,7 +37,7 @@ from app.kafka.append_errors import (
 from app.kafka.append_lane import IN_FLIGHT, Lane
 from app.kafka.append_pending import Pending
 from app.kafka.append_producers import ProducerId, new_producer
-from app.kafka.append_protocol import AppendRequest, answers_of
+from app.kafka.append_protocol import Answer, AppendRequest, answers_of
 from app.kafka.append_seek import TooFewReplicas, written
 from app.kafka.checksum import crc32c
 from app.kafka.clusters import LATEST, NO_LEADER, NOT_AUTHORISED, ClusterClient, ClusterUnreachable
@@ -197,8 +197,8 @@ class Appender:
         batches: dict[str, list[tuple[int, bytearray]]],
         sent: dict[tuple[str, int], tuple[Lane, Pending]],
     ) -> None:
-        answers: dict[tuple[str, int], tuple[int, int, str]] = {}
-        unanswered = NO_ANSWER, -1, f"broker {node} does not tell what became of it"
+        answers: dict[tuple[str, int], Answer] = {}
+        unanswered = Answer(NO_ANSWER, -1, f"broker {node} does not tell what became of it")
         try:
             async with asyncio.timeout(None) as patience:
                 since_s = asyncio.get_running_loop().time()
@@ -209,16 +209,16 @@ class Appender:
                 finally:
                     del self._asked[patience]
         except (KafkaError, OSError, TimeoutError) as error:
-            unanswered = NO_ANSWER, -1, f"broker {node}: {error!r}"
+            unanswered = Answer(NO_ANSWER, -1, f"broker {node}: {error!r}")
         except Exception as error:
             log.exception("an append failed in an unexpected way", cluster=self.cluster.name)
-            unanswered = UNEXPECTED, -1, repr(error)
+            unanswered = Answer(UNEXPECTED, -1, repr(error))
         finally:
             self._in_flight[node] -= 1
         trouble = False
         for at, (lane, pending) in sent.items():
             answer = answers.get(at, unanswered)
-            trouble = trouble or answer[0] != 0
+            trouble = trouble or answer.code != 0
             lane.answered(pending, *answer)
             if lane.is_ready:
                 self.ready(lane)

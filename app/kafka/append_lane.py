@@ -206,13 +206,15 @@ class Lane:
             return pending
         return None
 
-    def answered(self, pending: Pending, code: int, base_offset: int, message: str) -> None:
-        """What became of a batch in flight."""
+    def answered(
+        self, pending: Pending, code: int, base_offset: int, message: str, log_time_ms: int = -1
+    ) -> None:
+        """What became of a batch in flight. `log_time_ms`: what the log gave its records; -1: nothing."""
         self._flying -= 1
         if self._error is not None:
             return
         if code in {0, DUPLICATE}:
-            pending.base_offset = base_offset
+            pending.base_offset, pending.log_time_ms = base_offset, log_time_ms
             self._acknowledge()
         else:
             pending.code, pending.message = code, message

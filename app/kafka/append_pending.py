@@ -15,9 +15,11 @@ from app.core.verbatim import Bytes, next_sequence
 
 
 class Appended(int):
-    """A base offset that knows its producer's stamp behind the batch."""
+    """A base offset that knows its producer's stamp behind the batch, and whether the log gave its records
+    times of its own."""
 
     stamp: Stamp
+    has_times_of_log = False
 
 
 def stamp_of(base_offset: int) -> Stamp | None:
@@ -25,11 +27,17 @@ def stamp_of(base_offset: int) -> Stamp | None:
     return base_offset.stamp if isinstance(base_offset, Appended) else None
 
 
+def has_times_of_log(base_offset: int) -> bool:
+    """Whether the log put its own times in place of an appended batch's; False also where nobody told."""
+    return isinstance(base_offset, Appended) and base_offset.has_times_of_log
+
+
 class Pending:
     """See the module."""
 
     __slots__ = (
-        "alone", "base_offset", "code", "data", "epoch", "future", "message", "record_count", "sequence",
+        "alone", "base_offset", "code", "data", "epoch", "future", "log_time_ms", "message", "record_count",
+        "sequence",
     )  # fmt: skip
 
     def __init__(self, data: Bytes, record_count: int, future: asyncio.Future[int]) -> None:
@@ -38,6 +46,7 @@ class Pending:
         self.future = future
         self.sequence = self.epoch = -1  # given when it is sent first
         self.base_offset: int | None = None  # in the log
+        self.log_time_ms = -1  # its records' in the log, where that gives them one of its own
         self.alone = False  # nothing of the lane was in flight when it was sent
         self.code, self.message = 0, ""  # of its last try
 
@@ -48,6 +57,7 @@ class Pending:
         if self.sequence >= 0 and base_offset >= 0:
             appended, behind = Appended(base_offset), next_sequence(self.sequence, self.record_count)
             appended.stamp = Stamp(producer_id, self.epoch, behind)
+            appended.has_times_of_log = self.log_time_ms >= 0
             base_offset = appended
         self.future.set_result(base_offset)
 

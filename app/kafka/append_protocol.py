@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.produce import (
@@ -86,10 +86,20 @@ class AppendRequest(Request[AppendV3 | AppendV7 | AppendV8]):
         return request_struct_class(self._topics, self._timeout_ms)
 
 
-def answers_of(response: Any) -> dict[tuple[str, int], tuple[int, int, str]]:
-    """(topic, partition) -> error code, base offset, what the broker says about it ("" before version 8)."""
+class Answer(NamedTuple):
+    """What became of a batch: error code, base offset, what the broker says about it ("" before version 8),
+    and the time that the log gave its records, -1 where they keep their own."""
+
+    code: int
+    base_offset: int
+    message: str
+    log_time_ms: int = -1
+
+
+def answers_of(response: Any) -> dict[tuple[str, int], Answer]:
+    """By topic and partition."""
     return {
-        (topic, partition): (code, base_offset, str(rest[-1] or "") if len(rest) > 2 else "")
+        (topic, partition): Answer(code, base_offset, str(rest[-1] or "") if len(rest) > 2 else "", rest[0])
         for topic, partitions in response.topics
         for partition, code, base_offset, *rest in partitions
     }

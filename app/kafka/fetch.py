@@ -40,6 +40,7 @@ from app.kafka.fetch_leaders import LeaderSeeker
 from app.kafka.fetched import (
     ALL_BYTES,
     CORRUPT,
+    PARTITION_BUFFER_BYTES,
     PARTITION_MAX_BYTES,
     UNEXPECTED,
     ByteBudget,
@@ -49,6 +50,7 @@ from app.kafka.fetched import (
     name_of,
     remedy_of,
 )  # fmt: skip
+from app.kafka.followers import Counts, Followers
 from app.kafka.log_watch import WATERMARKS_S, LogWatch, find_gap
 
 log = structlog.get_logger(__name__)
@@ -56,7 +58,6 @@ log = structlog.get_logger(__name__)
 MAX_WAIT_MS = 250
 LAST_WAIT_MS = 20  # the most that a partition which becomes ready waits for a connection
 RESPONSE_MAX_BYTES = 8 * 1024 * 1024
-PARTITION_BUFFER_BYTES = 2 * 1024 * 1024
 LEAST_BYTES = 64 * 1024  # what partitions may hold beyond the budget: so much each, or one batch
 DAMAGE_MAX_BYTES = 64 * 1024 * 1024  # asked for to see what follows a damaged batch
 CONNECTIONS = 3
@@ -82,6 +83,7 @@ class FetchService(Service):
         self._polls: set[asyncio.Task[None]] = set()
         self._leaders = LeaderSeeker(client)
         self._wake = asyncio.Event()
+        self.followers = Followers(deliver, budget, self._wake.set)
 
     async def on_start(self) -> None:
         self.budget.waiters.append(self._wake.set)
@@ -91,13 +93,14 @@ class FetchService(Service):
         self._wake.set()
         for poll in list(self._polls):
             poll.cancel()
-        await asyncio.gather(*self._polls, return_exceptions=True)
+        await asyncio.gather(*self._polls, self.followers.stop(), return_exceptions=True)
 
     # -- what is fetched -------------------------------------------------------------------------
 
     def add(
         self, key: Any, topic: str, partition: int, next_offset: int, topic_id: str = "",
         leaves_bytes: int = 0, last_epoch: int = NOT_KNOWN, lingers_s: float = 0.0,
+        counts: Counts | None = None,
     ) -> None:  # fmt: skip
         """Fetches the partition from `next_offset` on, under `key`; ends what was fetched under it before.
 
@@ -106,12 +109,14 @@ class FetchService(Service):
         of the budget free, the partition is fetched as if there was no room; with `ALL_BYTES`, not at all.
         `last_epoch`: in which the record before `next_offset`, or a later one, was written, if that is known.
         `lingers_s`: after an answer with little in it, it is asked for again so much later.
+        `counts`: it follows others that read or write there (`app.kafka.followers`).
         """
         self.remove(key)
         part = PartitionFetch(self, key, topic, partition, next_offset, topic_id, leaves_bytes, lingers_s)
         part.epoch, part.last_epoch = self.client.leader_epoch(topic, partition), last_epoch
         part.unsure = last_epoch >= 0
         self._partitions[key] = part
+        self.followers.add(part, counts)
         self._wake.set()
 
     def leave(self, key: Any, leaves_bytes: int) -> None:
@@ -125,6 +130,7 @@ class FetchService(Service):
         """Ends it; nothing more is delivered under `key`. Unknown keys are ignored."""
         if (found := self._partitions.pop(key, None)) is not None:
             found.removed = True
+            self.followers.remove(found)
 
     def high_watermark(self, key: Any) -> int:
         """Last seen high watermark of a fetched partition, -1 when unknown."""
@@ -154,9 +160,7 @@ class FetchService(Service):
             try:
                 wait_s = await self._schedule()
             except Exception as error:  # noqa: BLE001 - scheduling must survive whatever metadata does
-                log.warning(
-                    "fetch scheduling failed and goes on", cluster=self.client.name, error=repr(error)
-                )
+                log.warning("fetch scheduling failed, and goes on", cluster=self.client.name, why=repr(error))
                 wait_s = BACKOFF_MAX_S
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
@@ -189,7 +193,7 @@ class FetchService(Service):
                 asked[part.topic, part.partition] += 1
                 ready.setdefault((node, turn), []).append(part)
         for (node, _), found in ready.items():
-            parts = [part for part in found if not part.removed]  # while a leader was asked for
+            parts = [part for part in found if not (part.removed or part.polling)]  # since it was looked at
             free = self._free.setdefault(node, set(range(CONNECTIONS)))
             if not free or not parts:
                 continue
@@ -233,14 +237,13 @@ class FetchService(Service):
         topics: dict[str, list[tuple[int, int, int]]] = {}
         by_name: dict[tuple[str, int], PartitionFetch] = {}
         free_bytes = self.budget.free_bytes
-        least_only = free_bytes <= 0
         for part in parts:
             most_bytes = min(part.max_bytes, LEAST_BYTES if free_bytes <= part.leaves_bytes else ALL_BYTES)
             topics.setdefault(part.topic, []).append((part.partition, part.next_offset, most_bytes))
             by_name[part.topic, part.partition] = part
         wait_ms = LAST_WAIT_MS if connection == CONNECTIONS - 1 else MAX_WAIT_MS
         max_bytes = self.budget.room_for(RESPONSE_MAX_BYTES)
-        if least_only:
+        if free_bytes <= 0:
             max_bytes = min(RESPONSE_MAX_BYTES, LEAST_BYTES * len(parts))
         epochs = {at: part.epoch for at, part in by_name.items()}
         request = EpochFetchRequest(wait_ms, 1, max_bytes, list(topics.items()), epochs)
@@ -294,7 +297,7 @@ class FetchService(Service):
         data, aborted = rest[-1], next((r for r in rest if isinstance(r, list)), None) or []
         part.idle = not data
         if part.lingers_s and data and len(data) < part.max_bytes // 2:
-            part.retry_at_s = time.monotonic() + part.lingers_s
+            part.retry_at_s = max(part.retry_at_s, time.monotonic() + part.lingers_s)
         if code == OFFSET_OUT_OF_RANGE or (code == 0 and part.doubted):
             await self._look_at_the_log(part, code)
         elif code == 0:
@@ -303,6 +306,7 @@ class FetchService(Service):
                 await self._deliver_data(part, data, [(a[0], a[1]) for a in aborted])
             else:
                 part.failures, part.told = 0, ""
+                self.followers.offer(part)
         else:
             await self._refused(part, code)
 
@@ -332,6 +336,7 @@ class FetchService(Service):
             )  # fmt: skip
             part.unreleased_bytes += fetched.nbytes
             self.budget.used_bytes += fetched.nbytes
+            self.followers.offer(part, fetched)
             try:
                 await self._deliver(fetched)
             except BaseException:
@@ -391,9 +396,4 @@ class FetchService(Service):
         watch = LogWatch(self.client)
         while not self.should_stop:
             await self.sleep(WATERMARKS_S)
-            try:
-                await watch.look(list(self._partitions.values()), time.monotonic())
-            except Exception as error:  # noqa: BLE001 - what was missed is seen the next time
-                log.debug(
-                    "a cluster's logs could not be looked at", cluster=self.client.name, error=repr(error)
-                )
+            await watch.try_look(list(self._partitions.values()), time.monotonic())

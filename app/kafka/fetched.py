@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -12,9 +13,12 @@ from app.kafka.clusters import NOT_AUTHORISED, UNKNOWN_TOPIC
 from app.kafka.epochs import AHEAD, FENCED
 
 if TYPE_CHECKING:
+    from app.core.audit.headers import Headers, Numbers
     from app.kafka.fetch import FetchService
 
 PARTITION_MAX_BYTES = 1024 * 1024
+PARTITION_BUFFER_BYTES = 2 * 1024 * 1024
+HEADED_BYTES = 72  # of a batch: nine numbers
 ALL_BYTES = 1 << 62  # who leaves so much to others is not fetched
 CORRUPT = 2
 UNEXPECTED = -100  # no code of Kafka's
@@ -126,6 +130,10 @@ class Fetched:
         """Its partition is not fetched under this key any more, or anew."""
         return self._owner is not None and self._owner.removed
 
+    def hand_over(self) -> None:
+        """Another one stands for its bytes in the budget."""
+        self._owner, self.data = None, b""
+
     def release(self) -> None:
         """Gives the bytes back to the budget; a second time does nothing."""
         owner, self._owner = self._owner, None
@@ -133,6 +141,26 @@ class Fetched:
             self.data = b""
             owner.unreleased_bytes -= self.nbytes
             owner.service.budget.give_back(self.nbytes)
+
+
+class Headed(Fetched):
+    """Batches that were acknowledged, by their headers only: each is all that it says, and is shown.
+
+    `seen_at_ms`: when each of them was there.
+    """
+
+    __slots__ = ("headers", "seen_at_ms")
+
+    def __init__(
+        self, owner: PartitionFetch, headers: Headers, seen_at_ms: Numbers, high_watermark: int,
+        leader_epoch: int,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            owner, HEADED_BYTES * len(seen_at_ms), b"", int(headers.next_offset[-1]), [], high_watermark,
+            leader_epoch=leader_epoch,
+        )  # fmt: skip
+        self.headers = headers
+        self.seen_at_ms = seen_at_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,3 +233,8 @@ class PartitionFetch:
     failing_since_s: float = 0.0
     told: str = ""
     node: int | None = None
+    # Of who follows others (`app.kafka.followers`): how many of the first headers tell it all that it wants.
+    counts: Callable[[Headers], int] | None = None
+    given: deque[Fetched] = field(default_factory=deque)
+    is_given: bool = False  # and so it is `polling`
+    waits: bool = False  # for what it is to be given

@@ -13,6 +13,8 @@ import asyncio
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
+import structlog
+
 from app.kafka.clusters import EARLIEST, LATEST, READ_UNCOMMITTED
 from app.kafka.epochs import EpochEnd, epoch_ends
 from app.kafka.fetched import Gap
@@ -21,6 +23,8 @@ from app.kafka.retention import RetentionWatch
 if TYPE_CHECKING:
     from app.kafka.clusters import ClusterClient
     from app.kafka.fetched import PartitionFetch
+
+log = structlog.get_logger(__name__)
 
 TOPIC_IDS_S = 2.0
 WATERMARKS_S = 1.0
@@ -33,6 +37,13 @@ class LogWatch:
         self._client = client
         self._retentions = RetentionWatch(client)
         self._ids_at_s = 0.0
+
+    async def try_look(self, parts: list[PartitionFetch], now_s: float) -> None:
+        """Looks; what was missed is seen the next time. Never raises."""
+        try:
+            await self.look(parts, now_s)
+        except Exception as error:  # noqa: BLE001 - whatever the client does
+            log.debug("a cluster's logs could not be looked at", cluster=self._client.name, error=repr(error))
 
     async def look(self, parts: list[PartitionFetch], now_s: float) -> None:
         """Raises whatever the client does; what was missed is seen the next time."""

@@ -53,7 +53,7 @@ class Ledger:
     Attributes:
         base: all of the source below it is finished. version: grows with it, and with the note.
         note: for the successor; None until there is something of our own.
-        in_flight, delivered: records. appended: batches.
+        in_flight, delivered: records. appended: batches. sent_to: of the source's offsets below.
         lost, lost_ms: offsets below the base that the source had lost, also to former owners; when the last.
         read_epoch: no record of the source that came was written in a later leader epoch; -1: not known.
         epochs: all that records were read in, also by former owners (`app.core.leader_epochs`).
@@ -67,7 +67,7 @@ class Ledger:
         failed: Callable[[Sent, BaseException], None],
         release: Callable[[Fetched], None],
     ) -> None:
-        self.base = base
+        self.base = self.sent_to = base
         self.note: Note | None = None
         self.version = 0
         self.read_epoch = -1
@@ -93,6 +93,7 @@ class Ledger:
         if not self.in_flight:
             self.progress_s = time.monotonic()
         self.appended += 1
+        self.sent_to = max(self.sent_to, copy.source_end)
         self.in_flight += copy.record_count
         self._pending.append(Sent(copy.source_end, copy, future))
         future.add_done_callback(self._settle)

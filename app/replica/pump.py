@@ -32,6 +32,7 @@ from app.core.verbatim import Copy
 from app.kafka.append_encode import copies
 from app.kafka.append_errors import Refused
 from app.kafka.append_pending import stamp_of
+from app.kafka.appended import Written
 from app.kafka.decode import UndecodableBatch
 from app.kafka.fetched import Fetched, Gap
 from app.replica.clearance import Clearance
@@ -111,6 +112,7 @@ class ReplicaPump:
         self.told_stalled = False
         self.told_rounds = 0, float("-inf")  # how many were told of, and when
         self._checked = False
+        self._written: Written | None = None
         runtime.pumps.add(self)
         self._running = self._tasks.begin(self._run)
 
@@ -199,6 +201,7 @@ class ReplicaPump:
                 self._marks.genesis(self.base, floor, time.monotonic())
             rest = way.rest(rest, copy)
             self._marks.first = rest[0] if rest and begins_at(rest[0], copy) >= 0 else None
+            self._written = self.runtime.written(self)
         for piece in rest:
             await self.clearance.wait(piece)
             assert way.lane is not None, "it is ready"
@@ -214,6 +217,8 @@ class ReplicaPump:
         self.encoded += 0 if isinstance(copy.data, memoryview) else copy.record_count
         if self.obstacle.why:
             self.obstacle.passed(self.base)
+        if self._written is not None:
+            self._written.acknowledged(base_offset, copy)
         if base_offset < 0:
             return
         self.way.acknowledged(base_offset, base_offset + copy.record_count)
@@ -379,6 +384,8 @@ class ReplicaPump:
         self.closed = True
         self.runtime.pumps.discard(self)
         self.ledger.close()
+        if self._written is not None:
+            self._written.close()
         self.unsaved.close()
         self._tasks.cancel()
         self.way.close()

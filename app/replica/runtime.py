@@ -22,6 +22,7 @@ from app.core.priority import HOLD_S, Priorities
 from app.core.rate import TokenBucket
 from app.core.routes_topic import MAX_BYTES
 from app.kafka.append import Appender
+from app.kafka.appended import Appended, Written
 from app.kafka.clusters import LATEST, ClusterClient
 from app.kafka.topic_configs import TopicSettings, describe
 from app.replica.headers import HeaderEdit
@@ -62,6 +63,7 @@ class RouteRuntime:
         unsaved: all of the worker's.
 
     `cluster_ids`: the source's and the target's, for provenance; other installations may name them otherwise.
+    `appended`: is told what the target has acknowledged.
     """
 
     def __init__(
@@ -76,12 +78,14 @@ class RouteRuntime:
         priorities: Priorities,
         unsaved: Together,
         cluster_ids: tuple[str, str] = ("", ""),
+        appended: Appended | None = None,
     ) -> None:
         self.definition = definition
         self.route = definition.route()
         self.source = source
         self.target = target
         self.appender = appender
+        self.appended = appended
         self.lease = lease
         self.group = group_of(definition.key)
         self.pumps: set[ReplicaPump] = set()
@@ -181,6 +185,13 @@ class RouteRuntime:
         source = f"{self._source_id or self.source.name}/{topic}"
         target = f"{self._target_id or self.target.name}/{target_topic}"
         return HeaderEdit(self.definition.key, source, partition, target, self._keeps, provenance=provenance)
+
+    def written(self, pump: ReplicaPump) -> Written | None:
+        """Takes what is acknowledged of a pump whose lane is open, for who counts the copy here."""
+        if self.appended is None:
+            return None
+        ledger, topic_id = pump.ledger, pump.target_log.topic_id
+        return self.appended.begin(*pump.target, topic_id, lambda: ledger.sent_to, lambda: ledger.in_flight)
 
     async def max_batch_bytes(self, target_topic: str) -> int:
         """`max.message.bytes` of a destination topic; Kafka's own where it is not to be known."""

@@ -212,17 +212,32 @@ def count_chunk(
     # Only these need the filter: it says of all others that they are shown, and learns nothing from them.
     for row in np.flatnonzero(headers.attributes & (TRANSACTIONAL | CONTROL)).tolist():
         shown[row] &= committed.shows(headers.batch(row))
-    firsts = np.where(
-        headers.attributes & LOG_APPEND_TIME, headers.max_timestamp_ms, headers.first_timestamp_ms
-    )
+    firsts = _firsts(headers)
     whole = shown & _in_one_window(headers, firsts, start_offset, how, tally.width_ms)
     if whole.all():
         _count_headers(tally, headers, firsts, how.source, seen_at_ms)
         return
     if whole.any():
-        _count_headers(tally, _chosen(headers, whole), firsts[whole], how.source, seen_at_ms)
+        _count_headers(tally, headers.of(whole), firsts[whole], how.source, seen_at_ms)
     others = (headers.batch(row) for row in np.flatnonzero(shown & ~whole).tolist())
     _count_records(tally, others, start_offset, how, seen_at_ms)
+
+
+def told_by_headers(headers: Headers, start_offset: int, how: How, width_ms: int) -> int:
+    """How many of the first batches can be counted from their headers alone, all of which are shown."""
+    plain = (headers.attributes & (TRANSACTIONAL | CONTROL)) == 0
+    whole = plain & _in_one_window(headers, _firsts(headers), start_offset, how, width_ms)
+    return len(whole) if whole.all() else int(whole.argmin())
+
+
+def count_headers(tally: Tally, headers: Headers, how: How, seen_at_ms: Numbers | None) -> None:
+    """Counts batches of which the headers tell all (`told_by_headers`), each seen at its time."""
+    _count_headers(tally, headers, _firsts(headers), how.source, seen_at_ms)
+
+
+def _firsts(headers: Headers) -> Numbers:
+    by_log = headers.attributes & LOG_APPEND_TIME
+    return np.where(by_log, headers.max_timestamp_ms, headers.first_timestamp_ms)
 
 
 def _in_one_window(
@@ -250,12 +265,8 @@ def _in_one_window(
     return sure
 
 
-def _chosen(headers: Headers, rows: npt.NDArray[np.bool_]) -> Headers:
-    return Headers(headers.data, *(column[rows] for column in headers[1:]))
-
-
 def _count_headers(
-    tally: Tally, headers: Headers, firsts: Numbers, source: Source | None, seen_at_ms: int | None
+    tally: Tally, headers: Headers, firsts: Numbers, source: Source | None, seen_at_ms: int | Numbers | None
 ) -> None:
     """Counts batches that lie in one window each."""
     lasts = headers.max_timestamp_ms
@@ -279,7 +290,8 @@ def _count_headers(
             sums.offsets_of.add(source.cluster_id)
             sums.sourced += count
         if seen_at_ms is not None:
-            _add_latencies(sums.latencies, seen_at_ms - lasts[rows], lasts[rows] - firsts[rows], counts)
+            seen = seen_at_ms if isinstance(seen_at_ms, int) else seen_at_ms[rows]
+            _add_latencies(sums.latencies, seen - lasts[rows], lasts[rows] - firsts[rows], counts)
         elif tally.times is not None:
             tally.times.append(Times(start, lasts[rows], lasts[rows] - firsts[rows], counts))
 

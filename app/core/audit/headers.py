@@ -6,6 +6,7 @@ The layout is `app.core.record_batch`'s, which reads one header at a time and sa
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -69,6 +70,12 @@ class Headers(NamedTuple):
     def nbytes(self) -> Numbers:
         return self.length + LOG_OVERHEAD_BYTES
 
+    def of(self, rows: slice | npt.NDArray[np.bool_]) -> Headers:
+        """Those of some rows."""
+        columns = (self.starts, self.base_offset, self.length, self.attributes, self.last_offset_delta,
+                   self.first_timestamp_ms, self.max_timestamp_ms, self.record_count)  # fmt: skip
+        return Headers(self.data, *(column[rows] for column in columns))
+
     def batch(self, row: int) -> Batch:
         """A batch with its header and its bytes."""
         start = int(self.starts[row])
@@ -92,6 +99,16 @@ def headers_of(data: bytes | memoryview) -> Headers | None:
     if len(data) - at > _MAGIC_AT and data[at + _MAGIC_AT] < MAGIC:
         return None  # messages of the old formats may be shorter than a header
     return _columns(memoryview(data), np.array(starts, dtype=np.int64))
+
+
+def headers_of_heads(heads: Sequence[bytes], base_offsets: Sequence[int], cleared: int) -> Headers | None:
+    """Of batches of which only the headers (`HEADER_BYTES` each) are known: as they are in a log where they
+    have these base offsets, and lack the `cleared` attributes. None as in `headers_of`."""
+    found = _columns(memoryview(b"".join(heads)), np.arange(len(heads), dtype=np.int64) * HEADER_BYTES)
+    if found is None:
+        return None
+    base_offset = np.array(base_offsets, dtype=np.int64)
+    return found._replace(base_offset=base_offset, attributes=found.attributes & ~cleared)
 
 
 def _columns(data: memoryview, starts: Numbers) -> Headers | None:

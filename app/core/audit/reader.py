@@ -13,9 +13,11 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
+import numpy as np
 
-from app.core.audit.count import UNTIMED, How, Tally, count_chunk
+from app.core.audit.count import UNTIMED, How, Tally, count_chunk, count_headers, told_by_headers
 from app.core.audit.fingerprint import Source
+from app.core.audit.headers import Headers, Numbers
 from app.core.audit.reports import PART_OFFSETS, Increment, Report, Scope, report_id, shard_of
 from app.core.audit.tiers import INCARNATION
 from app.core.audit.totals import NEVER_MS, Sums
@@ -113,6 +115,24 @@ class PartitionReader:
         self.next_offset = max(self.next_offset, next_offset)
         if at_end:
             self.ended(at_ms)
+
+    def told_by(self, headers: Headers) -> int:
+        """How many of the first of these batches can be counted without their records."""
+        return told_by_headers(headers, 0, self._how, self._scope.width_ms)
+
+    def headed(self, headers: Headers, next_offset: int, *, at_ms: int, seen_at_ms: Numbers) -> None:
+        """The same as `fetched`, of batches that can be counted without their records, from `next_offset` as
+        it is on. `seen_at_ms`: when this tier had each of them."""
+        parts = headers.base_offset // PART_OFFSETS
+        first, last = int(parts[0]), int(parts[-1])
+        for part in [first] if first == last else np.unique(parts).tolist():
+            rows = slice(None) if first == last else parts == part
+            self._go_on(part, at_ms)
+            tally = Tally(self._scope.width_ms)
+            count_headers(tally, headers.of(rows), self._how, seen_at_ms[rows])
+            self._add(tally, at_ms)
+        self._go_on(next_offset // PART_OFFSETS, at_ms)
+        self.next_offset = max(self.next_offset, next_offset)
 
     def take(self, parts: Iterable[tuple[int, Tally]], next_offset: int, at_ms: int) -> None:
         """The same, of what was counted elsewhere, by parts (`by_part`) the last of which goes on."""

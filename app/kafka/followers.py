@@ -1,0 +1,208 @@
+"""Partitions whose readers are given what others of this worker know already, instead of fetching it again.
+
+    a partition's Fetched --offer--> its followers' own Fetched, of the same bytes   (app.kafka.fetch)
+    acknowledged batches  --give---> Headed: their headers                           (app.kafka.appended)
+
+Rules
+1. A follower gets what goes on exactly where it has come (`app.core.feed`), of the same log: topic id and
+   leader epoch are the same, and neither is in doubt. What was found out for it by its own fetching stays
+   with it: gaps, truncations and topics made anew are told to it as if it fetched.
+2. While it is given something it is not fetched; nor for `FED_S` afterwards, as more is to be expected. Who
+   is given nothing, or misses something, is fetched as ever.
+3. Nobody waits for a follower: what it has no room for it misses.
+4. What hides aborted transactions is taken as it was fetched, from its beginning on, or not at all.
+5. What is taken from its middle on repeats what the follower has. As when a fetch begins in the middle of a
+   batch its reader drops what lies below its own position; so such bytes begin a chunk, and are never within.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import structlog
+
+from app.core.audit.headers import Headers
+from app.core.audit.reader import bytes_below
+from app.core.feed import Offer, offered
+from app.kafka.fetched import (
+    PARTITION_BUFFER_BYTES,
+    PARTITION_MAX_BYTES,
+    ByteBudget,
+    Fetched,
+    PartitionFetch,
+)
+
+log = structlog.get_logger(__name__)
+
+FED_S = 1.0
+
+Deliver = Callable[[Any], Awaitable[None]]
+Counts = Callable[[Headers], int]  # how many of the first batches their headers tell all of
+
+
+class Followers:
+    """See the module; of one fetch service. `wake` makes it look what is to be fetched."""
+
+    def __init__(self, deliver: Deliver, budget: ByteBudget, wake: Callable[[], None]) -> None:
+        self._deliver = deliver
+        self._budget = budget
+        self._wake = wake
+        self._of: dict[tuple[str, int], PartitionFetch] = {}
+        self._giving: set[asyncio.Task[None]] = set()
+        self.given = 0  # times
+
+    def add(self, part: PartitionFetch, counts: Counts | None) -> None:
+        """It follows from now on, if it `counts`. A partition has one follower: the newest."""
+        if counts is not None:
+            part.counts = counts
+            self._of[part.topic, part.partition] = part
+
+    def remove(self, part: PartitionFetch) -> None:
+        """It is not fetched any more."""
+        if self._of.get((part.topic, part.partition)) is part:
+            del self._of[part.topic, part.partition]
+
+    def of(self, topic: str, partition: int) -> PartitionFetch | None:
+        """Who follows there."""
+        return self._of.get((topic, partition))
+
+    async def stop(self) -> None:
+        """Gives nothing any more."""
+        for task in list(self._giving):
+            task.cancel()
+        await asyncio.gather(*self._giving, return_exceptions=True)
+
+    # -- another reader's --------------------------------------------------------------------------
+
+    def offer(self, leader: PartitionFetch, fetched: Fetched | None = None) -> None:
+        """What was fetched for `leader`; None: nothing is there yet. Never blocks."""
+        part = self._of.get((leader.topic, leader.partition))
+        if part is None or leader.counts is not None or not is_same_log(part, leader):
+            return
+        start = end = leader.next_offset
+        is_whole = False
+        if fetched is not None:
+            end, is_whole = fetched.next_offset, bool(fetched.aborted or fetched.damage)
+        part.high_watermark, part.seen_at_s = leader.high_watermark, time.monotonic()
+        match offered(part.next_offset, start, end, is_whole=is_whole):
+            case Offer.WAITS:
+                self.wait(part)
+            case Offer.TAKES if fetched is not None and not fetched.damage and self.has_room(part):
+                if part.is_given or not part.polling:  # else its own answer brings it
+                    made = Fetched(
+                        part, len(fetched.data), fetched.data, end, fetched.aborted, fetched.high_watermark,
+                        "", fetched.leader_epoch,
+                    )  # fmt: skip
+                    self.give(part, made)
+                self.wait(part)
+            case Offer.MISSES if end < part.next_offset:  # this one is behind; another one may not be
+                pass
+            case _:
+                self.go(part)
+
+    def has_room(self, part: PartitionFetch) -> bool:
+        """Whether it would be fetched."""
+        has_room = self._budget.free_bytes > part.leaves_bytes
+        return has_room and part.unreleased_bytes < PARTITION_BUFFER_BYTES
+
+    def give(self, part: PartitionFetch, made: Fetched) -> None:
+        """What it goes on with; not while it is fetched itself."""
+        part.unreleased_bytes += made.nbytes
+        self._budget.used_bytes += made.nbytes
+        part.next_offset = made.next_offset
+        part.last_epoch = max(part.last_epoch, made.leader_epoch)
+        part.failures, part.told = 0, ""
+        part.given.append(made)
+        self.given += 1
+        if not part.is_given:
+            part.polling = part.is_given = True
+            task = asyncio.get_running_loop().create_task(self._hand_on(part))
+            self._giving.add(task)
+            task.add_done_callback(self._giving.discard)
+
+    async def _hand_on(self, part: PartitionFetch) -> None:
+        made: Fetched | None = None
+        try:
+            while part.given and not part.removed:
+                if part.lingers_s and part.unreleased_bytes < PARTITION_MAX_BYTES // 2:
+                    await asyncio.sleep(part.lingers_s)  # what comes bit by bit is counted together
+                made = joined(part)
+                await self._deliver(made)
+                made = None
+        except Exception:
+            log.exception("what was given was not taken", topic=part.topic, partition=part.partition)
+        finally:
+            left = [*([] if made is None else [made]), *part.given]
+            part.given.clear()
+            if left:  # rule 6 of `app.kafka.fetch`: it is fetched
+                part.next_offset = left[0].start_offset
+                self.go(part)
+            for one in left:
+                one.release()
+            part.polling = part.is_given = False
+
+    # -- when it is fetched ------------------------------------------------------------------------
+
+    def wait(self, part: PartitionFetch) -> None:
+        """It is not fetched for a moment (rule 2)."""
+        part.retry_at_s = max(part.retry_at_s, time.monotonic() + FED_S)
+        part.waits = True
+
+    def go(self, part: PartitionFetch) -> None:
+        """It is fetched, if it was to `wait`."""
+        if part.waits:
+            part.waits = False
+            if not part.failures:
+                part.retry_at_s = 0.0
+                self._wake()
+
+
+def joined(part: PartitionFetch) -> Fetched:
+    """The first that it is given, with what goes on behind it where that is little and plain."""
+    found, given = [part.given.popleft()], part.given
+    if is_plain(found[0]):
+        size = found[0].nbytes
+        while given and goes_on(given[0]) and size + given[0].nbytes <= PARTITION_MAX_BYTES:
+            size += given[0].nbytes
+            found.append(given.popleft())
+    if len(found) == 1:
+        return found[0]
+    data, last = b"".join(one.data for one in found), found[-1]
+    made = Fetched(
+        part,
+        size,
+        data,
+        last.next_offset,
+        [],
+        last.high_watermark,
+        "",
+        max(one.leader_epoch for one in found),
+    )
+    made.start_offset = found[0].start_offset
+    for one in found:
+        one.hand_over()
+    return made
+
+
+def is_plain(fetched: Fetched) -> bool:
+    """Whether nothing is known of it but its bytes."""
+    return type(fetched) is Fetched and not fetched.aborted
+
+
+def goes_on(fetched: Fetched) -> bool:
+    """Whether it may be read right behind what comes before it: nothing of that is in it again (rule 5)."""
+    return is_plain(fetched) and not bytes_below(memoryview(fetched.data), fetched.start_offset)
+
+
+def is_same_log(part: PartitionFetch, other: PartitionFetch) -> bool:
+    """Rule 1: whether offsets of either mean the same records, as far as both know."""
+    is_known = bool(part.topic_id) and part.topic_id == other.topic_id and part.epoch == other.epoch
+    return is_known and not (part.removed or is_in_doubt(part) or is_in_doubt(other))
+
+
+def is_in_doubt(part: PartitionFetch) -> bool:
+    """Whether its log may be another one now."""
+    return part.doubted or part.unsure
