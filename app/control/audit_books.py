@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
@@ -30,7 +30,7 @@ from app.clock import now_ms
 from app.control.audit_margin import Events, Margin
 from app.control.audit_sender import AuditSender
 from app.core.audit.collect import UNKNOWN_MS, Collector, Event, Written
-from app.core.audit.reports import MOST_SOURCES, BadReport, Report, Scope, Verdict
+from app.core.audit.reports import MOST_SOURCES, Report, Scope, Verdict
 from app.core.audit.tiers import Bounds, Forget, TierKey
 from app.core.audit.windows import WindowKey
 from app.kafka.clusters import ClusterClient, ClusterUnreachable
@@ -66,7 +66,8 @@ class Book:
 
 
 class AuditBooks(Service):
-    """See the module. `books`: by partition of the audit topic."""
+    """See the module. `books`: by partition of the audit topic. `passed_over`: events of each that say nothing,
+    since this worker began."""
 
     def __init__(
         self, topic: str, client: ClusterClient, sender: AuditSender, margin: Margin, bounds_of: BoundsOf,
@@ -75,6 +76,7 @@ class AuditBooks(Service):
     ) -> None:  # fmt: skip
         super().__init__()
         self.books: dict[int, Book] = {}
+        self.passed_over: Counter[int] = Counter()
         self._topic = topic
         self._client = client
         self._sender = sender
@@ -150,14 +152,30 @@ class AuditBooks(Service):
         """What an event changes; all of it is to be written.
 
         Raises:
-            BadEvent, BadReport: it is passed over.
+            BadEvent, BadReport: it is passed over, as is what any other error says.
         """
         book = self.books[partition]
         book.next_offset = max(book.next_offset, offset + 1)
+        if recorded_ms < 0:
+            recorded_ms = UNKNOWN_MS
         event = wire.audit_event(value)
         written = book.collector.apply(event, offset, recorded_ms)
         self._look_at(event, written, book.collector)
         return written
+
+    def pass_over(self, partition: int, offset: int, error: Exception) -> None:
+        """Counts an event that says nothing, and tells of the first, the tenth, the hundredth of them: who
+        writes nonsense does so often."""
+        self.passed_over[partition] += 1
+        many = self.passed_over[partition]
+        log.error("an event of the audit topic is passed over", partition=partition, offset=offset,
+                  passed_over=many, error=str(error)[:500])  # fmt: skip
+        if str(many).strip("0") == "1":
+            self._tell(
+                "audit-event-passed-over", f"{self._topic}/{partition}",
+                f"{many} of its events were passed over here, the last at offset {offset}: {str(error)[:500]}",
+                "look who else writes into this topic; what such an event was to tell is counted nowhere",
+            )  # fmt: skip
 
     def _look_at(self, event: Event, written: Written, collector: Collector) -> None:
         """Tells what a person must know of it."""
@@ -262,8 +280,9 @@ async def _folded(collector: Collector, events: Events) -> Written:
             await asyncio.sleep(0)
         try:
             written = collector.apply(wire.audit_event(value), offset, recorded_ms)
-        except (wire.BadEvent, BadReport):
-            continue  # it was told when it came
+        except Exception as error:  # noqa: BLE001 - it was told when it came, and must not come in the way now
+            log.debug("an event of the audit topic is passed over again", offset=offset, error=repr(error))
+            continue
         windows |= set(written.windows)
         tiers |= set(written.tiers)
         deleted |= set(written.deleted)

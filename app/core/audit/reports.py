@@ -29,6 +29,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from app.core.audit.fingerprint import MASK
 from app.core.audit.latencies import CorruptLatencies, Latencies
 from app.core.audit.spans import NO_SPAN, hull
 from app.core.audit.totals import LAST_MS, NO_TOTALS, Totals
@@ -36,9 +37,13 @@ from app.core.ranges import MAX_OFFSET, Range, union
 
 PART_OFFSETS = 1 << 16
 NO_PART = -1
+LAST_PART = MAX_OFFSET // PART_OFFSETS
 MOST_IDS = 10_000
 MOST_SOURCE_CHARS = 600
+MOST_ID_CHARS = 45  # of a UUID's text, as a URN
 MOST_OF_REPORT = 1 << 50  # records or bytes of a window
+MOST_CLUSTERS = 100  # whose offsets are in a window of a report
+MOST_TIME_MS = 1 << 62  # a number that any store has room for
 MOST_SOURCES = 10_000  # of a tier's shard, and of a window
 SHARD_PARTITIONS = 8  # whose windows share a table value, which is written with every report: some 10 kB
 # As of Kafka's topics; keys of tables are made of names and slashes. A group's place: `tiers.place_of`.
@@ -105,6 +110,18 @@ class BadReport(ValueError):
     """A report that says what none can say; it is told, and counts for nothing."""
 
 
+def fault_of_names(topic: str, tier: str, cluster: str) -> str:
+    """What is wrong with the names of a tier, "": nothing."""
+    for field, name, pattern in (
+        ("topic", topic, _NAME),
+        ("tier", tier, _NAME),
+        ("cluster", cluster, _PLACE),
+    ):
+        if not pattern.fullmatch(name) and (field, name) != ("cluster", ""):
+            return f"{field} {name[:60]!r}: use letters, digits, '.', '_' and '-', at most 249"
+    return ""
+
+
 def checked(report: Report) -> Report:
     """The report, as it is.
 
@@ -118,24 +135,20 @@ def checked(report: Report) -> Report:
 
 
 def _fault(report: Report) -> str:
-    try:
-        uuid.UUID(report.id)
-    except ValueError:
+    if not _is_uuid(report.id):
         return "its id is no UUID"
-    place = report.cluster or "-"
-    names = ("topic", report.topic, _NAME), ("tier", report.tier, _NAME), ("cluster", place, _PLACE)
-    for field, name, pattern in names:
-        if not pattern.fullmatch(name):
-            return f"{field} {name[:60]!r}: use letters, digits, '.', '_' and '-', at most 249"
+    if fault := fault_of_names(report.topic, report.tier, report.cluster):
+        return fault
     if not 0 < len(report.source) <= MOST_SOURCE_CHARS:
         return f"a source's name of {len(report.source)} characters; it has 1 to {MOST_SOURCE_CHARS}"
-    if report.shard < 0:
+    if not 0 <= report.shard <= MAX_OFFSET:
         return f"shard {report.shard}"
-    if min(report.late_ms, report.at_ms) < 0 or min(report.watermark_ms, report.complete_ms) < -1:
-        return "a time below 0"
+    times = report.late_ms, report.at_ms, report.watermark_ms, report.complete_ms
+    if min(times[:2]) < 0 or min(times) < -1 or max(times) > MOST_TIME_MS:
+        return f"a time below 0, or above {MOST_TIME_MS}"
     if not 0 < report.width_ms <= LAST_MS:
         return f"windows of {report.width_ms} ms"
-    if report.part < NO_PART or not 0 <= report.since <= report.upto:
+    if not NO_PART <= report.part <= LAST_PART or not 0 <= report.since <= report.upto <= MAX_OFFSET:
         return f"part {report.part} of [{report.since}, {report.upto})"
     starts = [increment.start_ms for increment in report.windows]
     if len(set(starts)) != len(starts):
@@ -150,6 +163,16 @@ def _fault(report: Report) -> str:
             return "a count below 0"
         if max(many) > MOST_OF_REPORT:
             return f"a count of {max(many)}, above {MOST_OF_REPORT}"
+        if not -1 <= min(totals.first_ms, totals.last_ms) <= max(totals.first_ms, totals.last_ms) <= LAST_MS:
+            return f"timestamps {totals.first_ms} to {totals.last_ms}"
+        lanes = totals.ids.low, totals.ids.high, totals.offsets.low, totals.offsets.high
+        if not 0 <= min(lanes) <= max(lanes) <= MASK:
+            return "a fingerprint that is none"
+        if (
+            len(totals.offsets_of) > MOST_CLUSTERS
+            or max(map(len, totals.offsets_of), default=0) > MOST_SOURCE_CHARS
+        ):
+            return f"offsets of {len(totals.offsets_of)} clusters; at most {MOST_CLUSTERS}, of short names"
         if not 0 <= increment.span[0] <= increment.span[1] <= MAX_OFFSET:
             return f"offsets [{increment.span[0]}, {increment.span[1]})"
         try:
@@ -157,6 +180,14 @@ def _fault(report: Report) -> str:
         except CorruptLatencies as error:
             return str(error)
     return ""
+
+
+def _is_uuid(text: str) -> bool:
+    try:
+        uuid.UUID(text)
+    except ValueError:
+        return False
+    return len(text) <= MOST_ID_CHARS
 
 
 def bounded(report: Report, recorded_ms: int) -> Report:

@@ -20,7 +20,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from app.core.audit.reports import MOST_SOURCES, Report, Scope
+from app.core.audit.reports import (
+    MOST_SOURCE_CHARS,
+    MOST_SOURCES,
+    MOST_TIME_MS,
+    BadReport,
+    Report,
+    Scope,
+    fault_of_names,
+)
 
 NOT_YET_MS = -1
 MOST_CLOSINGS = 64  # that a record tells apart; only replays of older ones could be told wrong
@@ -149,6 +157,21 @@ class TierRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     position: int = -1
 
 
+def check(event: Close | Forget) -> None:
+    """Raises BadReport: it says what none can say."""
+    fault = fault_of_names(event.topic, event.tier, event.cluster)
+    if not (0 <= event.before_ms <= MOST_TIME_MS and 0 <= event.at_ms <= MOST_TIME_MS):
+        fault = fault or f"a time below 0, or above {MOST_TIME_MS}"
+    if isinstance(event, Close):
+        names = [name for name, _ in event.without]
+        if len(names) > MOST_NAMED or max(map(len, names), default=0) > MOST_SOURCE_CHARS:
+            fault = fault or f"{len(names)} silent sources; it names {MOST_NAMED}, of short names"
+        if any(abs(mark_ms) > MOST_TIME_MS for _, mark_ms in event.without):
+            fault = fault or f"a watermark above {MOST_TIME_MS}"
+    if fault:
+        raise BadReport(f"{type(event).__name__} of {event.topic[:60]!r}: {fault}")
+
+
 def missed(without: Iterable[tuple[str, int]], end_ms: int) -> tuple[str, ...]:
     """Those of the silent sources that had not come to `end_ms`."""
     return tuple(name for name, watermark_ms in without if watermark_ms < end_ms)
@@ -181,7 +204,8 @@ def on_close(record: TierRecord, close: Close, position: int) -> TierRecord:
     if close.before_ms > closed_before(record):
         closing = Closing(close.before_ms, position, close.at_ms, close.without)
         closings = (*closings, closing)[-MOST_CLOSINGS:]
-    sources = {name: heard for name, heard in record.sources.items() if name not in close.given_up}
+    given_up = set(close.given_up)
+    sources = {name: heard for name, heard in record.sources.items() if name not in given_up}
     return msgspec.structs.replace(
         record, sources=sources, closings=closings, late_ms=record.late_ms * 15 // 16, position=position
     )
