@@ -4,8 +4,8 @@ audit topic has changed in this worker's fold of it (`app.control.audit_books`).
 A partition that comes to this worker is taken over from the tables: Faust commits an event once it has sent
 what was made of it, mostly; what had not arrived in the changelogs is made anew of the topic's last events.
 Each value knows which events are in it (`app.core.audit.collect`).
-Nothing here raises: an exception would skip the event anyway and stall the agent. What is no event is counted,
-told and passed over.
+Nothing here raises: an exception would skip the event anyway and stall the agent. What is no event is
+counted, told and passed over.
 """
 
 from __future__ import annotations

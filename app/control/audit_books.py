@@ -66,8 +66,8 @@ class Book:
 
 
 class AuditBooks(Service):
-    """See the module. `books`: by partition of the audit topic. `passed_over`: events of each that say nothing,
-    since this worker began."""
+    """See the module. `books`: by partition of the audit topic. `passed_over`: events of each that say
+    nothing, since this worker began."""
 
     def __init__(
         self, topic: str, client: ClusterClient, sender: AuditSender, margin: Margin, bounds_of: BoundsOf,
@@ -173,7 +173,7 @@ class AuditBooks(Service):
         if str(many).strip("0") == "1":
             self._tell(
                 "audit-event-passed-over", f"{self._topic}/{partition}",
-                f"{many} of its events were passed over here, the last at offset {offset}: {str(error)[:500]}",
+                f"{many} of its events were passed over, the last at offset {offset}: {str(error)[:500]}",
                 "look who else writes into this topic; what such an event was to tell is counted nowhere",
             )  # fmt: skip
 
