@@ -20,7 +20,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from app.core.audit.count import UNTIMED, Rows, Tally, believed, window_of
+from app.core.audit.count import SKEW_MS, UNTIMED, Rows, Tally, believed, window_of
 from app.core.audit.headers import Numbers
 from app.core.audit.reports import Report, Scope, client_report
 from app.core.audit.totals import NEVER_MS, NO_TOTALS, Totals
@@ -101,7 +101,9 @@ class ClientAudit:
             upto_ms = min(self._max_timestamp_ms, counted_ms)  # a time in the future makes nothing late
             self._late_ms = max(self._late_ms, upto_ms - end_ms)
         self._tally.add(rows, at_ms)
-        self._max_timestamp_ms = max(self._max_timestamp_ms, self._tally.max_timestamp_ms)
+        credible = timed[timed <= counted_ms + SKEW_MS]
+        if credible.size:
+            self._max_timestamp_ms = max(self._max_timestamp_ms, int(credible.max()))
         self._counted_ms = max(self._counted_ms, counted_ms)
 
     def reports(self, at_ms: int, *, leaves: bool = False) -> list[Report]:

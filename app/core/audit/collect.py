@@ -97,7 +97,7 @@ class Collector:
         """Folds in the event at an offset of the topic.
 
         Args:
-            recorded_ms: the time of the record, by the brokers: no report's time is ahead of it.
+            recorded_ms: the time of the record, by the brokers: no event's time is ahead of it.
 
         Raises:
             BadReport: nothing is changed.
@@ -107,7 +107,8 @@ class Collector:
                 return self._report(bounded(checked(event), recorded_ms), position)
             case Close():
                 tiers.check(event)
-                return self._close((event.topic, event.tier, event.cluster), event, position)
+                close = tiers.bounded(event, recorded_ms)
+                return self._close((close.topic, close.tier, close.cluster), close, position)
             case Forget():
                 tiers.check(event)
                 return self._forget((event.topic, event.tier, event.cluster), event, position)

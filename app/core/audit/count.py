@@ -19,7 +19,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -40,6 +40,9 @@ LOG_APPEND_TIME, TRANSACTIONAL, CONTROL, DELETE_HORIZON = 0x08, 0x10, 0x20, 0x40
 MANY_WINDOWS = 32  # of records counted together: a histogram of each would take much memory
 _SPREAD = 4  # points a batch's latencies are spread over
 
+SKEW_MS = 120_000  # so far ahead a clock may be; a timestamp beyond says nothing of how far its source is
+LIFTS = 16  # so many times as many records behind are believed more than those that are ahead of them
+
 Decode = Callable[[Batch], Iterable[Record]]
 IdOf = Callable[[Record], bytes | None]
 
@@ -47,6 +50,24 @@ IdOf = Callable[[Record], bytes | None]
 def window_of(timestamp_ms: int, width_ms: int) -> int:
     """The start of the window of an event time."""
     return timestamp_ms - timestamp_ms % width_ms if 0 <= timestamp_ms <= LAST_MS else UNTIMED
+
+
+def mark_of(windows: Mapping[int, Sums], at_ms: int) -> int:
+    """How far a source is by a chunk of its records: up to the timestamps that at least one record in `LIFTS`
+    has come to. A few that are ahead of all others, or of the clock, say nothing: in a backlog they would
+    make late what follows. `NEVER_MS`: it cannot be told. It is no closer than a window's width.
+
+    Args:
+        windows: of the chunk. at_ms: when it came.
+    """
+    last_ms = at_ms + SKEW_MS
+    starts = sorted((start for start in windows if UNTIMED < start <= last_ms), reverse=True)
+    total, ahead = sum(windows[start].count for start in starts), 0
+    for start in starts:
+        ahead += windows[start].count
+        if ahead * LIFTS >= total:
+            return min(windows[start].last_ms, last_ms)
+    return NEVER_MS
 
 
 def believed(timestamps_ms: Numbers) -> Numbers:

@@ -172,6 +172,13 @@ def check(event: Close | Forget) -> None:
         raise BadReport(f"{type(event).__name__} of {event.topic[:60]!r}: {fault}")
 
 
+def bounded(close: Close, recorded_ms: int) -> Close:
+    """The closing of nothing that ends ahead of the clock of the audit (`reports.bounded`)."""
+    if close.before_ms <= recorded_ms:
+        return close
+    return msgspec.structs.replace(close, before_ms=recorded_ms)
+
+
 def missed(without: Iterable[tuple[str, int]], end_ms: int) -> tuple[str, ...]:
     """Those of the silent sources that had not come to `end_ms`."""
     return tuple(name for name, watermark_ms in without if watermark_ms < end_ms)
