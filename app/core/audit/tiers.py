@@ -32,6 +32,7 @@ from app.core.audit.reports import (
 
 NOT_YET_MS = -1
 MOST_CLOSINGS = 64  # that a record tells apart; only replays of older ones could be told wrong
+MOST_LATE_MS = 12 * 3_600_000  # believed of what was late: twice that is the longest that a plan waits
 MOST_NAMED = 16  # silent sources that a closing names
 INCARNATION = "@"  # in a source's name: behind it stands which incarnation of the client it is
 
@@ -197,7 +198,9 @@ def on_report(record: TierRecord, report: Report, position: int) -> TierRecord:
             sources[report.source] = Heard(max(known.watermark_ms, told), max(known.heard_ms, report.at_ms))
         elif len(sources) < MOST_SOURCES:
             sources[report.source] = Heard(told, report.at_ms)
-    late_ms, complete_ms = max(record.late_ms, report.late_ms), max(record.complete_ms, report.complete_ms)
+    # One record of long ago must not hold windows open for weeks: what was late fades bit by bit.
+    late_ms = max(record.late_ms, min(report.late_ms, MOST_LATE_MS))
+    complete_ms = max(record.complete_ms, report.complete_ms)
     return msgspec.structs.replace(
         record, sources=sources, late_ms=late_ms, complete_ms=complete_ms, position=position
     )
