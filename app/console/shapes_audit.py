@@ -85,7 +85,7 @@ class AuditVerdict(TypedDict):
     to_count: int
     missing: int | None
     extra: int | None
-    by: Literal["count", "ids", "offsets"]
+    by: Literal["count", "ids", "values", "offsets"]
     absent: list[str]
     lag_ms: float | None
     behind_ms: int

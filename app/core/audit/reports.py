@@ -24,6 +24,7 @@ from __future__ import annotations
 import enum
 import re
 import uuid
+import zlib
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -37,6 +38,7 @@ from app.core.ranges import MAX_OFFSET, Range, union
 
 PART_OFFSETS = 1 << 16
 NO_PART = -1
+INCARNATION = "@"  # in a source's name: behind it stands which incarnation of the client it is
 LAST_PART = MAX_OFFSET // PART_OFFSETS
 MOST_IDS = 10_000
 MOST_SOURCE_CHARS = 600
@@ -45,6 +47,9 @@ MOST_OF_REPORT = 1 << 50  # records or bytes of a window
 MOST_CLUSTERS = 100  # whose offsets are in a window of a report
 MOST_TIME_MS = 1 << 62  # a number that any store has room for
 MOST_SOURCES = 10_000  # of a tier's shard, and of a window
+# Into so many table values the clients of a tier are spread. They stay in one partition of the tables: all of
+# a topic's tiers are closed and compared by one writer.
+CLIENT_SHARDS = 8
 SHARD_PARTITIONS = 8  # whose windows share a table value, which is written with every report: some 10 kB
 # As of Kafka's topics; keys of tables are made of names and slashes. A group's place: `tiers.place_of`.
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
@@ -158,14 +163,23 @@ def _fault(report: Report) -> str:
         start_ms = increment.start_ms
         if start_ms != -1 and (not 0 <= start_ms <= LAST_MS or start_ms % report.width_ms):
             return f"no window begins at {increment.start_ms}"
-        many = totals.count, totals.nbytes, totals.duplicates, totals.identified, totals.sourced
+        many = (
+            totals.count,
+            totals.nbytes,
+            totals.duplicates,
+            totals.identified,
+            totals.sourced,
+            totals.contained,
+        )
         if min(many) < 0:
             return "a count below 0"
         if max(many) > MOST_OF_REPORT:
             return f"a count of {max(many)}, above {MOST_OF_REPORT}"
         if not -1 <= min(totals.first_ms, totals.last_ms) <= max(totals.first_ms, totals.last_ms) <= LAST_MS:
             return f"timestamps {totals.first_ms} to {totals.last_ms}"
-        lanes = totals.ids.low, totals.ids.high, totals.offsets.low, totals.offsets.high
+        lanes = [
+            lane for sums in (totals.ids, totals.offsets, totals.contents) for lane in (sums.low, sums.high)
+        ]
         if not 0 <= min(lanes) <= max(lanes) <= MASK:
             return "a fingerprint that is none"
         if (
@@ -244,6 +258,7 @@ def client_report(
         final=True,
         watermark_ms=watermark_ms,
         late_ms=late_ms,
+        shard=shard_of_client(source),
         leaves=leaves,
     )
 
@@ -251,6 +266,11 @@ def client_report(
 def shard_of(partition: int) -> int:
     """Which table value holds a partition."""
     return partition // SHARD_PARTITIONS
+
+
+def shard_of_client(source: str) -> int:
+    """Which table value holds a client: all its incarnations, as one ends the one before."""
+    return zlib.crc32(source.partition(INCARNATION)[0].encode()) % CLIENT_SHARDS
 
 
 class Verdict(enum.Enum):

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import msgspec
 
 from app.core.audit.reports import (
+    INCARNATION,
     MOST_SOURCE_CHARS,
     MOST_SOURCES,
     MOST_TIME_MS,
@@ -34,9 +35,6 @@ NOT_YET_MS = -1
 MOST_CLOSINGS = 64  # that a record tells apart; only replays of older ones could be told wrong
 MOST_LATE_MS = 12 * 3_600_000  # believed of what was late: twice that is the longest that a plan waits
 MOST_NAMED = 16  # silent sources that a closing names
-INCARNATION = "@"  # in a source's name: behind it stands which incarnation of the client it is
-
-
 CONSUMER = "consumer"  # the tier of those who read a cluster's topic
 _GROUP = ":"  # in the name of a consumer's place, before its group; no cluster has it in its name
 
