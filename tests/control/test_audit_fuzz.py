@@ -162,12 +162,13 @@ def test_a_value_that_the_changelog_would_not_take_grows_no_further() -> None:
     verdicts: list[Verdict] = []
     while Verdict.FULL not in verdicts and position < 9_000:
         name = f"{position:0>600}"
-        one = client_report(SCOPE, name, 0, {0: Totals(1)}, at_ms=5, watermark_ms=5)
+        made = client_report(SCOPE, name, 0, {0: Totals(1)}, at_ms=5, watermark_ms=5)
+        one = msgspec.structs.replace(made, shard=0)
         verdicts = [verdict for _, verdict in collector.apply(one, position).verdicts]
         position += 1
     assert verdicts == [Verdict.FULL]
     sizes = [len(wire.encode(one)) for one in (*collector.windows.values(), *collector.tiers.values())]
     assert max(sizes) <= collect.MOST_VALUE_BYTES
     known = client_report(SCOPE, f"{0:0>600}", 1, {0: Totals(1)}, at_ms=5, watermark_ms=9)
-    written = collector.apply(known, position)
+    written = collector.apply(msgspec.structs.replace(known, shard=0), position)
     assert written.tiers, "who is known is heard on"

@@ -154,5 +154,5 @@ def test_every_fault_is_found_and_named_and_nothing_else_is_accused(first: int) 
 def test_the_time_of_a_scenario_suffices_for_all_windows_to_close() -> None:
     run = Pipeline(1, (Fault(Kind.NONE),)).run()
     assert all(record.is_closed for record in run.collector.windows.values())
-    assert len(run.collector.windows) == len(TIERS) * WINDOWS
+    assert len({key[:5] for key in run.collector.windows}) == len(TIERS) * WINDOWS
     assert END_MS % TICK_MS == 0

@@ -38,7 +38,7 @@ class Topic:
             at_ms=at_ms,
             watermark_ms=watermark_ms,
         )
-        written = self.collector.apply(msgspec.structs.replace(one, **more), self.position)
+        written = self.collector.apply(msgspec.structs.replace(one, **{"shard": 0, **more}), self.position)
         self.position += 1
         return written.verdicts[0][1] if count else Verdict.REPEATED
 
