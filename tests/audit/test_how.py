@@ -41,9 +41,11 @@ def totals(some: list[Row], how: dict[str, Any], **headers: bytes) -> Totals:
 
 
 def said(before: Totals, after: Totals) -> tuple[State, By]:
-    sides = (Side(name, one, NO_TOTALS, Phase.CLOSED, 4_000, is_heard=True)
-             for name, one in (("regional", before), ("aggregate", after)))  # fmt: skip
-    verdict = compare(*sides, end_ms=1_000, now_ms=5_000, patience_ms=10)
+    first, second = (
+        Side(name, one, NO_TOTALS, Phase.CLOSED, 4_000, is_heard=True)
+        for name, one in (("regional", before), ("aggregate", after))
+    )
+    verdict = compare(first, second, end_ms=1_000, now_ms=5_000, patience_ms=10)
     return verdict.state, verdict.by
 
 

@@ -14,6 +14,7 @@ from app.audit.prints import Window
 from app.audit.view import Wanted, joined
 from app.console import audit_missing
 from app.console.hop import HOP
+from app.control import audit_missing as drilled_down
 from app.control.audit_known import own_share
 from app.control.audit_missing import Answer as Answered
 from app.control.audit_sender import audit_partition
@@ -157,7 +158,7 @@ def test_an_answer_that_was_taken_away_meanwhile_is_read_again(
         return audit_missing.Kept(answer, audit_missing.Verdict(None, False, None, 0), 0, 0.0)
 
     monkeypatch.setattr(audit_missing.AuditMissingRoutes, "_drilled", drilled)
-    monkeypatch.setattr(audit_missing.audit_missing, "told", lambda _: {})
+    monkeypatch.setattr(drilled_down, "told", lambda _: {})
     answer = ask(counted)
     assert (answer.status, answer.json["state"]) == (202, "done"), answer.text
 

@@ -16,8 +16,7 @@ import msgspec
 
 from app.core.audit.count import UNTIMED, How, Tally, count_chunk, mark_of
 from app.core.audit.fingerprint import Source
-from app.core.audit.reports import PART_OFFSETS, Increment, Report, Scope, report_id, shard_of
-from app.core.audit.reports import INCARNATION
+from app.core.audit.reports import INCARNATION, PART_OFFSETS, Increment, Report, Scope, report_id, shard_of
 from app.core.audit.totals import NEVER_MS, Sums
 from app.core.record_batch import LOG_OVERHEAD_BYTES, Committed
 
