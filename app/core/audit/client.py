@@ -46,7 +46,8 @@ class ClientAudit:
     """See the module. It asks for no clock: times are given.
 
     Args:
-        idle_ms: who has counted nothing for so long has nothing older to come.
+        idle_ms: who has counted nothing for so long has nothing older to come; nor has who has counted only
+            records that say nothing of how far it is: without a timestamp, or ahead of its clock.
 
     Attributes: `untimed`: records that have a timestamp, and were counted as if they had none (rule 4).
     """
@@ -87,6 +88,8 @@ class ClientAudit:
             return
         rows = rows._replace(timestamps_ms=believed(rows.timestamps_ms))
         counted_ms = at_ms if isinstance(at_ms, int) else int(at_ms.max())
+        if ((rows.timestamps_ms >= 0) & (rows.timestamps_ms <= counted_ms + SKEW_MS)).any():
+            self._counted_ms = max(self._counted_ms, counted_ms)
         if len(self._tally.windows) >= MOST_WINDOWS:
             known_ms = self._of_known_windows(rows.timestamps_ms)
             if others := int((known_ms != rows.timestamps_ms).sum()):
@@ -104,7 +107,6 @@ class ClientAudit:
         credible = timed[timed <= counted_ms + SKEW_MS]
         if credible.size:
             self._max_timestamp_ms = max(self._max_timestamp_ms, int(credible.max()))
-        self._counted_ms = max(self._counted_ms, counted_ms)
 
     def reports(self, at_ms: int, *, leaves: bool = False) -> list[Report]:
         """All that is not acknowledged, and what was counted since; an empty one says that it is heard."""
