@@ -156,8 +156,6 @@ class AuditBooks(Service):
         """
         book = self.books[partition]
         book.next_offset = max(book.next_offset, offset + 1)
-        if recorded_ms < 0:
-            recorded_ms = UNKNOWN_MS
         event = wire.audit_event(value)
         written = book.collector.apply(event, offset, recorded_ms)
         self._look_at(event, written, book.collector)
@@ -239,7 +237,12 @@ class AuditBooks(Service):
         """Rule 2."""
         for partition, book in list(self.books.items()):
             if 0 <= book.end <= book.next_offset and self.books.get(partition) is book:
-                await self._due(book.collector)
+                try:
+                    await self._due(book.collector)
+                except Exception:
+                    log.exception(
+                        "what is due of a partition of the audit cannot be said", partition=partition
+                    )
         asked = {partition: (book, book.next_offset) for partition, book in self.books.items()}
         ends = await self._client.end_offsets([(self._topic, partition) for partition in asked])
         for (_, partition), end in ends.items():
@@ -267,7 +270,11 @@ class AuditBooks(Service):
                     self._tell_once(
                         (subject, event.tier), "", "audit-windows-dropped", subject, what, TOO_MANY
                     )
-                await (await self._sender.send(event))
+                try:
+                    await (await self._sender.send(event))
+                except Exception as error:  # noqa: BLE001 - whatever it is, other topics' events go on
+                    log.warning("what of the audit is due was not taken", topic=event.topic, tier=event.tier,
+                                cluster=event.cluster, error=repr(error))  # fmt: skip
 
 
 async def _folded(collector: Collector, events: Events) -> Written:

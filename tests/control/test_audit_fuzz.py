@@ -97,6 +97,8 @@ def bad_bytes(draw: st.DrawFn) -> bytes:
 @example([b'{"type":"tick","at_ms":1,"x":"\xff\xfe"}', b'{"type":"tick","at_ms":1e400}', b"\xff", b""])
 @example([wire.encode(msgspec.structs.replace(a_report(), part=10**300))])
 @example([wire.encode(Close(*SCOPE[:3], 10**300, 10**300))])
+@example([wire.encode(Close(*SCOPE[:3], 1 << 62, 1 << 62))])
+@example([wire.encode(Forget(*SCOPE[:3], 1 << 62, 1 << 62))])
 @example([b'{"type":"report","topic":"orders","x":"' + b"y" * 900_000])
 def test_bad_events_are_passed_over_and_what_is_around_them_counts(many: list[bytes]) -> None:
     asyncio.run(_told_and_passed_over(many))
@@ -115,6 +117,15 @@ async def _told_and_passed_over(many: list[bytes]) -> None:
     await stand.event(len(many) + 1, wire.encode(last), NOW_MS)
     collector = stand.books.books[5].collector
     assert [one.totals.count for key, one in collector.windows.items() if key.topic == later] == [AFTER]
+    # Of the same tier, too, a window that is not over cannot have been closed or forgotten by them.
+    goes_on = Report(
+        report(3, 1).id, *SCOPE, "goes-on/0", NOW_MS, (Increment(NOW_MS // 60_000 * 60_000, Totals(AFTER)),),
+        part=0, upto=3,
+    )  # fmt: skip
+    await stand.event(len(many) + 2, wire.encode(goes_on), NOW_MS)
+    of_now = [one.totals for key, one in collector.windows.items()
+              if key.start_ms == goes_on.windows[0].start_ms and key.scope == SCOPE]  # fmt: skip
+    assert [totals.count for totals in of_now] == [AFTER]
     assert ("audit-event-passed-over" in {told[0] for told in stand.told}) == bool(stand.books.passed_over)
     values = [json.loads(value) for value in (*stand.windows.values(), *stand.tiers.values())]
     assert all(-(2**63) <= number < 2**64 for value in values for number in _numbers(value)), "as others read"
@@ -126,7 +137,7 @@ async def _told_and_passed_over(many: list[bytes]) -> None:
     # Who takes it over reads the same, with the bad ones among the last events.
     other = Stand(stand.topic, again=99)
     other.windows, other.tiers, other.last.events = stand.windows, stand.tiers, stand.last.events
-    await other.event(len(many) + 2, wire.encode(Tick(1)))
+    await other.event(len(many) + 3, wire.encode(Tick(1)))
     assert other.books.books[5].collector.windows == collector.windows
     assert other.books.books[5].collector.tiers == collector.tiers
 

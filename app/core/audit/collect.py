@@ -97,11 +97,14 @@ class Collector:
         """Folds in the event at an offset of the topic.
 
         Args:
-            recorded_ms: the time of the record, by the brokers: no event's time is ahead of it.
+            recorded_ms: the time of the record, by the brokers: no event's time is ahead of it. Below 0: the
+                topic does not say.
 
         Raises:
             BadReport: nothing is changed.
         """
+        if recorded_ms < 0:
+            recorded_ms = UNKNOWN_MS
         match event:
             case Report():
                 return self._report(bounded(checked(event), recorded_ms), position)
@@ -111,7 +114,8 @@ class Collector:
                 return self._close((close.topic, close.tier, close.cluster), close, position)
             case Forget():
                 tiers.check(event)
-                return self._forget((event.topic, event.tier, event.cluster), event, position)
+                forget = tiers.bounded(event, recorded_ms)
+                return self._forget((forget.topic, forget.tier, forget.cluster), forget, position)
             case Tick():
                 return Written()
 

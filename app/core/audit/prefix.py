@@ -161,8 +161,8 @@ class ConsumerReader:
         self.reader.complete_ms = max(self.reader.complete_ms, at_ms)
 
     def ended(self, end: int, base: int, at_ms: int) -> None:
-        """The log ends there; where that is finished, nothing older is on its way. Of a log that grows all the
-        time it is what the log had some time ago that is finished: then nothing older than that is."""
+        """The log ends there; where that is finished, nothing older is on its way. Of a log that grows all
+        the time it is what it had some time ago that is finished: then nothing older than that is."""
         upto = min(base, self.next_offset)
         if end <= upto or end < self._log_end:
             self._log_end, self._log_end_ms = end, at_ms

@@ -54,6 +54,7 @@ SHARD_PARTITIONS = 8  # whose windows share a table value, which is written with
 # As of Kafka's topics; keys of tables are made of names and slashes. A group's place: `tiers.place_of`.
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _PLACE = re.compile(r"[A-Za-z0-9._-]{1,249}(:[A-Za-z0-9._-]{1,249})?")
+_PARTITION = re.compile(r".*/([0-9]{1,10})", re.DOTALL)  # a source: topic id and number
 _NAMESPACE = uuid.UUID("6f1b7e2e-6a0e-5d0a-9a86-2b0f3f6c9f5e")
 
 
@@ -83,7 +84,7 @@ class Report(msgspec.Struct, frozen=True, omit_defaults=True, tag="report"):
         at_ms: when it was made.
         watermark_ms: nothing below is expected of the source any more, -1: it cannot say.
         late_ms: by how much its watermark was past the end of a window to which something was added, 0: not.
-        shard: of the tables (`shard_of`).
+        shard: of the tables (`shards_of`).
         complete_ms: windows that begin before it may lack what had gone before it was counted, -1: none.
         leaves: the source has said everything, and ends.
     """
@@ -146,8 +147,8 @@ def _fault(report: Report) -> str:
         return fault
     if not 0 < len(report.source) <= MOST_SOURCE_CHARS:
         return f"a source's name of {len(report.source)} characters; it has 1 to {MOST_SOURCE_CHARS}"
-    if not 0 <= report.shard <= MAX_OFFSET:
-        return f"shard {report.shard}"
+    if report.shard not in (shards := shards_of(report.source)):
+        return f"shard {report.shard} of a source which belongs in {' or '.join(map(str, sorted(shards)))}"
     times = report.late_ms, report.at_ms, report.watermark_ms, report.complete_ms
     if min(times[:2]) < 0 or min(times) < -1 or max(times) > MOST_TIME_MS:
         return f"a time below 0, or above {MOST_TIME_MS}"
@@ -271,6 +272,15 @@ def shard_of(partition: int) -> int:
 def shard_of_client(source: str) -> int:
     """Which table value holds a client: all its incarnations, as one ends the one before."""
     return zlib.crc32(source.partition(INCARNATION)[0].encode()) % CLIENT_SHARDS
+
+
+def shards_of(source: str) -> set[int]:
+    """Which table values may hold a source: a client's (former versions put all of them into 0), and that of
+    its partition, if it may be one."""
+    found = {0, shard_of_client(source)}
+    if partition := _PARTITION.fullmatch(source.partition(INCARNATION)[0]):
+        found.add(shard_of(int(partition[1])))
+    return found
 
 
 class Verdict(enum.Enum):

@@ -16,7 +16,8 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from itertools import accumulate, takewhile
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -35,6 +36,8 @@ NOT_YET_MS = -1
 MOST_CLOSINGS = 64  # that a record tells apart; only replays of older ones could be told wrong
 MOST_LATE_MS = 12 * 3_600_000  # believed of what was late: twice that is the longest that a plan waits
 MOST_NAMED = 16  # silent sources that a closing names
+# … and that it gives up; the next one goes on. An event that the topic does not take would close nothing.
+MOST_GIVEN_UP, MOST_GIVEN_UP_BYTES = MOST_SOURCES, 500_000
 CONSUMER = "consumer"  # the tier of those who read a cluster's topic
 _GROUP = ":"  # in the name of a consumer's place, before its group; no cluster has it in its name
 
@@ -94,7 +97,7 @@ class Close(msgspec.Struct, frozen=True, omit_defaults=True, tag="close"):
 
     Attributes:
         without: silent sources whose watermarks had not come to `before_ms`, with them; at most `MOST_NAMED`.
-        given_up: sources that nobody waits for any more.
+        given_up: sources that nobody waits for any more; at most `MOST_GIVEN_UP`, of `MOST_GIVEN_UP_BYTES`.
     """
 
     topic: str
@@ -114,6 +117,9 @@ class Forget(msgspec.Struct, frozen=True, tag="forget"):
     cluster: str
     before_ms: int
     at_ms: int
+
+
+E = TypeVar("E", Close, Forget)
 
 
 class Heard(msgspec.Struct, frozen=True, array_like=True):
@@ -167,15 +173,20 @@ def check(event: Close | Forget) -> None:
             fault = fault or f"{len(names)} silent sources; it names {MOST_NAMED}, of short names"
         if any(abs(mark_ms) > MOST_TIME_MS for _, mark_ms in event.without):
             fault = fault or f"a watermark above {MOST_TIME_MS}"
+        if len(event.given_up) > MOST_GIVEN_UP or sum(map(_size, event.given_up)) > MOST_GIVEN_UP_BYTES:
+            told = (
+                f"at most {MOST_GIVEN_UP} of {MOST_GIVEN_UP_BYTES} bytes; let the next closing name the rest"
+            )
+            fault = fault or f"{len(event.given_up)} sources given up: {told}"
     if fault:
         raise BadReport(f"{type(event).__name__} of {event.topic[:60]!r}: {fault}")
 
 
-def bounded(close: Close, recorded_ms: int) -> Close:
-    """The closing of nothing that ends ahead of the clock of the audit (`reports.bounded`)."""
-    if close.before_ms <= recorded_ms:
-        return close
-    return msgspec.structs.replace(close, before_ms=recorded_ms)
+def bounded(event: E, recorded_ms: int) -> E:
+    """The closing, or dropping, of nothing that ends ahead of the clock of the audit (`reports.bounded`)."""
+    if event.before_ms <= recorded_ms:
+        return event
+    return msgspec.structs.replace(event, before_ms=recorded_ms)
 
 
 def missed(without: Iterable[tuple[str, int]], end_ms: int) -> tuple[str, ...]:
@@ -316,4 +327,11 @@ def _silent(
             without.append((name, source.watermark_ms))
         if silence_ms > bounds.give_up_ms or source.heard_ms < heard_ms[name.partition(INCARNATION)[0]]:
             given_up.append(name)
-    return tuple(without[:MOST_NAMED]), tuple(given_up)
+    sizes = accumulate(map(_size, given_up[:MOST_GIVEN_UP]))
+    fits = sum(1 for _ in takewhile(lambda size: size <= MOST_GIVEN_UP_BYTES, sizes))
+    return tuple(without[:MOST_NAMED]), tuple(given_up[:fits])
+
+
+def _size(name: str) -> int:
+    """Of a name in an event, in bytes."""
+    return len(msgspec.json.encode(name)) + 1

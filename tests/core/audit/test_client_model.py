@@ -134,7 +134,9 @@ def test_a_record_with_a_time_in_the_future_makes_nothing_late() -> None:
 
 
 @pytest.mark.parametrize("ahead_ms", [SKEW_MS + 1, 1 << 50, None])
-def test_who_counts_only_what_says_nothing_of_how_far_it_is_holds_no_window_open(ahead_ms: int | None) -> None:
+def test_who_counts_only_what_says_nothing_of_how_far_it_is_holds_no_window_open(
+    ahead_ms: int | None,
+) -> None:
     """Its clock is wrong, or its producers'; None: its records have no timestamp."""
     bounds = Bounds(lateness_ms=100, most_lateness_ms=100, silence_ms=200, give_up_ms=1 << 40)
     clients = [ClientAudit(SCOPE, name, IDLE_MS) for name in ("web@1", "app@1")]

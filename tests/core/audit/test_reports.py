@@ -141,6 +141,9 @@ def test_the_same_report_has_the_same_uuid_whoever_makes_it() -> None:
         ({"cluster": "east\n"}, "cluster"),
         ({"cluster": "east:billing:x"}, "cluster 'east:billing:x'"),
         ({"shard": -1}, "shard -1"),
+        ({"shard": 1}, "shard 1 of a source which belongs in 0 or"),
+        ({"source": "p/99", "shard": 13}, "shard 13 of a source which belongs in 0 or"),
+        ({"source": "web@1", "shard": 1 << 40}, "shard 1099511627776"),
         ({"width_ms": 0}, "windows of 0"),
         ({"part": -2}, "part -2"),
         ({"since": 9, "upto": 3}, "part 1"),
@@ -187,6 +190,15 @@ def test_clients_of_a_topic_are_spread_and_each_stays_where_it_is() -> None:
     )
     made = client_report(SCOPE, "client-7@1", 0, {}, at_ms=1, watermark_ms=1)
     assert made.shard == shards["client-7"]
+
+
+def test_a_source_is_taken_where_its_maker_puts_it_or_former_versions_did() -> None:
+    names = [f"client-{number}@1" for number in range(9)]
+    clients = [client_report(SCOPE, name, 0, {}, at_ms=1, watermark_ms=1) for name in names]
+    partition = msgspec.structs.replace(report(1, 0, 5, source="9qSU/99@3"), shard=shard_of(99))
+    for made in (*clients, partition):
+        for shard in (made.shard, 0):
+            checked(msgspec.structs.replace(made, shard=shard))
 
 
 def test_many_clients_make_no_large_value_and_are_added_up() -> None:
