@@ -22,7 +22,7 @@ import numpy as np
 
 from app.core.audit.count import SKEW_MS, UNTIMED, Rows, Tally, believed, window_of
 from app.core.audit.headers import Numbers
-from app.core.audit.reports import Report, Scope, client_report
+from app.core.audit.reports import Report, Scope, client_report, shard_of_client
 from app.core.audit.totals import NEVER_MS, NO_TOTALS, Totals
 
 MOST_PENDING = 1_000  # reports; beyond them what is counted waits unreported, in one tally
@@ -31,7 +31,8 @@ MOST_EARLY = 16  # reports that are made before they are asked for: some MB
 
 
 class ClientState(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a write-ahead log keeps of a client's audit of one scope; see `ClientAudit`."""
+    """What a write-ahead log keeps of a client's audit of one scope; see `ClientAudit`. `shard`: of its reports;
+    former versions named none, and put all into 0: there it stays, as a report may be known there."""
 
     scope: Scope
     source: str
@@ -40,6 +41,7 @@ class ClientState(msgspec.Struct, frozen=True, omit_defaults=True):
     windows: dict[int, Totals] = {}
     max_timestamp_ms: int = NEVER_MS
     arrived_ms: int = NEVER_MS
+    shard: int = 0
 
 
 class ClientAudit:
@@ -53,12 +55,13 @@ class ClientAudit:
     """
 
     __slots__ = ("_arrived_ms", "_before", "_counted_ms", "_idle_ms", "_late_ms", "_max_timestamp_ms",
-                 "_pending", "_scope", "_sequence", "_source", "_tally", "untimed")  # fmt: skip
+                 "_pending", "_scope", "_sequence", "_shard", "_source", "_tally", "untimed")  # fmt: skip
 
     def __init__(self, scope: Scope, source: str, idle_ms: int) -> None:
         self._scope = scope
         self._source = source
         self._idle_ms = idle_ms
+        self._shard = shard_of_client(source)
         self._sequence = 0
         self._pending: list[Report] = []
         self._tally = Tally(scope.width_ms)
@@ -71,7 +74,7 @@ class ClientAudit:
     def restored(cls, state: ClientState, idle_ms: int) -> ClientAudit:
         """The incarnation that kept the state, going on."""
         found = cls(state.scope, state.source, idle_ms)
-        found._sequence, found._pending = state.sequence, list(state.pending)
+        found._sequence, found._pending, found._shard = state.sequence, list(state.pending), state.shard
         found._before = dict(state.windows)
         found._max_timestamp_ms, found._arrived_ms = state.max_timestamp_ms, state.arrived_ms
         return found
@@ -79,7 +82,7 @@ class ClientAudit:
     def state(self) -> ClientState:
         return ClientState(
             self._scope, self._source, self._sequence, tuple(self._pending), self._windows(),
-            self._max_timestamp_ms, self._arrived_ms,
+            self._max_timestamp_ms, self._arrived_ms, self._shard,
         )  # fmt: skip
 
     def add(self, rows: Rows, at_ms: int | Numbers) -> None:
@@ -126,6 +129,7 @@ class ClientAudit:
             watermark_ms=self._arrived_ms if self._pending else mark_ms,
             late_ms=self._late_ms,
             leaves=leaves,
+            shard=self._shard,
         )
         self._pending.append(report)
         self._sequence += 1

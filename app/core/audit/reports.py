@@ -236,6 +236,7 @@ def client_report(
     watermark_ms: int,
     late_ms: int = 0,
     leaves: bool = False,
+    shard: int | None = None,
 ) -> Report:
     """What a client has counted since its last report.
 
@@ -243,6 +244,7 @@ def client_report(
         source: one incarnation of it; another one begins again with sequence 0.
         sequence: 0, 1, 2, … for this scope; kept with the figures until the report is acknowledged.
         windows: start -> totals.
+        shard: where its other reports are; by default where a new incarnation's are.
     """
     return Report(
         id=report_id(scope, source, sequence, 0, 1, final=True),
@@ -259,7 +261,7 @@ def client_report(
         final=True,
         watermark_ms=watermark_ms,
         late_ms=late_ms,
-        shard=shard_of_client(source),
+        shard=shard_of_client(source) if shard is None else shard,
         leaves=leaves,
     )
 
