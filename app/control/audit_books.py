@@ -30,7 +30,7 @@ from app.clock import now_ms
 from app.control.audit_margin import Events, Margin
 from app.control.audit_sender import AuditSender
 from app.core.audit.collect import UNKNOWN_MS, Collector, Event, Written
-from app.core.audit.reports import MOST_SOURCES, Report, Scope, Verdict
+from app.core.audit.reports import MOST_SOURCES, BadReport, Report, Scope, Verdict
 from app.core.audit.tiers import Bounds, Forget, TierKey
 from app.core.audit.windows import WindowKey
 from app.kafka.clusters import ClusterClient, ClusterUnreachable
@@ -49,6 +49,11 @@ CHANGED = (
 TOO_MANY = (
     "see which clients report under so many names or times; wider windows, or a shorter keep, in the plan "
     "take less"
+)
+NO_EVENT = "look who else writes into this topic; what such an event was to tell is counted nowhere"
+NOT_FOLDED = (
+    "an error of Switchyard's own: its worker's log says where; what the event tells may be counted all the "
+    "same, as the tables are read anew"
 )
 REFUSED = {Verdict.OVERLAPS: CHANGED, Verdict.TOO_MANY: CHANGED, Verdict.FULL: TOO_MANY}
 
@@ -169,10 +174,12 @@ class AuditBooks(Service):
         log.error("an event of the audit topic is passed over", partition=partition, offset=offset,
                   passed_over=many, error=str(error)[:500])  # fmt: skip
         if str(many).strip("0") == "1":
+            said, remedy = str(error), NO_EVENT
+            if not isinstance(error, wire.BadEvent | BadReport):
+                said, remedy = repr(error), NOT_FOLDED  # its message alone says little, or nothing
             self._tell(
                 "audit-event-passed-over", f"{self._topic}/{partition}",
-                f"{many} of its events were passed over, the last at offset {offset}: {str(error)[:500]}",
-                "look who else writes into this topic; what such an event was to tell is counted nowhere",
+                f"{many} of its events were passed over, the last at offset {offset}: {said[:500]}", remedy,
             )  # fmt: skip
 
     def _look_at(self, event: Event, written: Written, collector: Collector) -> None:

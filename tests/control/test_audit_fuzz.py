@@ -167,6 +167,24 @@ async def test_of_many_bad_events_few_are_told() -> None:
     assert [told[2].split(" ")[0] for told in stand.told] == ["1", "10", "100", "1000"]
 
 
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (BadReport("why"), "is counted nowhere"),
+        (wire.BadEvent("why"), "is counted nowhere"),
+        (ZeroDivisionError("why"), "may be counted all the same"),
+    ],
+)
+async def test_of_what_broke_the_fold_nobody_says_that_it_is_not_counted(error: Exception, words: str) -> None:
+    stand = Stand(Topic())
+    stand.books.pass_over(5, 7, error)
+    ((kind, subject, message, remedy),) = stand.told
+    assert (kind, subject) == ("audit-event-passed-over", "audit/5")
+    assert "at offset 7: " in message
+    assert "why" in message
+    assert words in remedy
+
+
 def test_a_value_that_the_changelog_would_not_take_grows_no_further() -> None:
     """Clients with long names; reports of parts with gaps between them."""
     collector, position = collect.Collector(), 0
