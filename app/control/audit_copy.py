@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
@@ -51,7 +51,7 @@ MAX_BYTES, KAFKA_MAX_BYTES = "max.message.bytes", 1_048_588
 NEAR = 2_000  # offsets: what lies so close is read at once
 PATIENCE_S = 60.0  # until what others have open in the partition has ended
 LOOK_S = 0.2
-AT_ONCE = 1_000  # records of a transaction, at most
+AT_ONCE, AT_ONCE_BYTES = 1_000, 4 << 20  # of a transaction: records at most, and of how many bytes about
 
 Tell = Callable[[dict[str, Any]], None]
 
@@ -135,32 +135,44 @@ async def copy_again(runtime: Runtime, answer: Answer, tell: Tell) -> dict[str, 
     to, asked = targets(answer), wanted(answer)
     copied = there = 0
     of = sum(map(len, asked.values()))
-    for place, seen in asked.items():
-        target, done = to[place], copied
-        cluster = await runtime.clusters.get(target.place.cluster)
-        part, into = _part(answer, place), _part(answer, target.place)
-        most_bytes = await _max_bytes(cluster.client, target.place.topic)
+    for into, places in _by_target(to).items():
+        cluster = await runtime.clusters.get(into.cluster)
+        most_bytes = await _max_bytes(cluster.client, into.topic)
         try:
-            async with _turn(target.place), _alone(cluster.client, target.place, most_bytes) as producer:
-                known = await _there(into, seen)
+            async with _turn(into), _alone(cluster.client, into, most_bytes) as producer:
+                known = await _there(
+                    _part(answer, into), [one for at in places for one in asked[at].values()]
+                )
                 there += len(known)
-                left = {offset: one for offset, one in seen.items() if offset not in known}
-                async for some, codec in _records(part, left):
-                    for rows in _chunks(some, target.edit):
+                for place in places:
+                    left = {
+                        offset: one for offset, one in asked[place].items() if (place, offset) not in known
+                    }
+                    found = _records(_part(answer, place), left)
+                    async for rows, codec in _chunks(found, to[place].edit):
                         if not runtime.leader.leads:
                             raise NotLeading(
                                 f"this worker does not lead the region any more; {copied} of {of} records "
                                 "were copied: ask the leader again"
                             )
-                        await _append(producer, target.place, batches_of(rows, codec, most_bytes))
+                        await _append(producer, into, batches_of(rows, codec, most_bytes))
                         copied += len(rows)
+                    tell({"step": "copying", "looked_at": copied + there, "of": of})
         except ProducerFenced as error:
             raise NotLeading(
-                f"another one copies into {target.place} now; {done} of {of} records were copied before: "
+                f"another one copies into {into} now; {copied} of {of} records were copied before: "
                 "see what is missing then"
             ) from error
-        tell({"step": "copying", "looked_at": copied + there, "of": of})
     return {"copied": copied, "there": there, "left": of - copied - there}
+
+
+def _by_target(to: Mapping[Partition, Target]) -> dict[Partition, list[Partition]]:
+    """Partitions upstream by the one that they are copied to: what is there already of all of them is looked
+    at together, before any is copied, as one's copies would look like another's."""
+    found: dict[Partition, list[Partition]] = {}
+    for place, target in to.items():
+        found.setdefault(target.place, []).append(place)
+    return found
 
 
 def _part(answer: Answer, place: Partition) -> Part:
@@ -183,8 +195,9 @@ def _alone(
     return transactional(client, name, max_request_bytes=2 * most_bytes)
 
 
-async def _there(part: Part, seen: Mapping[int, Seen]) -> set[int]:
-    """Which of them came into the copy's partition behind what the drill-down has read of it.
+async def _there(part: Part, seen: Collection[Seen]) -> set[tuple[Partition, int]]:
+    """Which of them, by place and offset, came into the copy's partition behind what the drill-down has read
+    of it.
 
     Raises:
         NotReadable: that cannot be told.
@@ -194,7 +207,7 @@ async def _there(part: Part, seen: Mapping[int, Seen]) -> set[int]:
     if end < part.log_end:
         raise NotReadable(f"{place} has lost its end since it was read; ask again what is missing")
     found: list[Seen] = []
-    contents = {one.contents: 1 for one in seen.values()}
+    contents = {one.contents: 1 for one in seen}
     async for piece in read_span(part.client, place.topic, place.partition, part.log_end, end):
         if piece.damage:
             raise NotReadable(f"what came into {place} meanwhile cannot be read: {piece.damage}")
@@ -202,22 +215,18 @@ async def _there(part: Part, seen: Mapping[int, Seen]) -> set[int]:
     return copied_already(seen, found)
 
 
-def copied_already(asked: Mapping[int, Seen], copies: Iterable[Seen]) -> set[int]:
+def copied_already(asked: Iterable[Seen], copies: Iterable[Seen]) -> set[tuple[Partition, int]]:
     """Which of these records the copies are of: by where they come from, if that is known, else the first of
-    the same contents."""
-    left: dict[int, list[int]] = {}
-    for offset in sorted(asked):
-        left.setdefault(asked[offset].contents, []).append(offset)
-    found: set[int] = set()
+    the same contents. A copy stands for one record."""
+    left: dict[int, list[tuple[Partition, int]]] = {}
+    for one in sorted(asked, key=lambda one: (one.place, one.offset)):
+        left.setdefault(one.contents, []).append((one.place, one.offset))
+    found: set[tuple[Partition, int]] = set()
     for copy in copies:
-        offsets = left.get(copy.contents, [])
-        may_be = [
-            offset
-            for offset in offsets
-            if copy.origin is None or copy.origin.may_be(asked[offset].place, offset)
-        ]
+        places = left.get(copy.contents, [])
+        may_be = [at for at in places if copy.origin is None or copy.origin.may_be(*at)]
         if may_be:
-            offsets.remove(may_be[0])
+            places.remove(may_be[0])
             found.add(may_be[0])
     return found
 
@@ -301,12 +310,23 @@ def same_of(batch: Batch, seen: Mapping[int, Seen], reader: Reader) -> list[Reco
     ]
 
 
-def _chunks(records: list[Record], edit: Edit | None) -> Iterator[list[tuple[Record, Headers]]]:
-    """As many as go in one transaction each, with the headers of their copies."""
-    rows = [
-        (record, headers)
-        for record in records
-        if (headers := edit(record.offset, record.headers) if edit else record.headers) is not None
-    ]
-    for start in range(0, len(rows), AT_ONCE):
-        yield rows[start : start + AT_ONCE]
+async def _chunks(
+    found: AsyncIterable[tuple[list[Record], int]], edit: Edit | None
+) -> AsyncIterator[tuple[list[tuple[Record, Headers]], int]]:
+    """As many as go in one transaction each, of one compression, with the headers of their copies: missing
+    records are often one here and one there, and a transaction takes its time."""
+    rows: list[tuple[Record, Headers]] = []
+    rows_codec = nbytes = 0
+    async for records, codec in found:
+        for record in records:
+            headers = edit(record.offset, record.headers) if edit else record.headers
+            if headers is None:
+                continue
+            if rows and (codec != rows_codec or len(rows) >= AT_ONCE or nbytes >= AT_ONCE_BYTES):
+                yield rows, rows_codec
+                rows, nbytes = [], 0
+            rows.append((record, headers))
+            rows_codec = codec
+            nbytes += len(record.key or b"") + len(record.value or b"")
+    if rows:
+        yield rows, rows_codec

@@ -175,7 +175,9 @@ async def test_of_many_bad_events_few_are_told() -> None:
         (ZeroDivisionError("why"), "may be counted all the same"),
     ],
 )
-async def test_of_what_broke_the_fold_nobody_says_that_it_is_not_counted(error: Exception, words: str) -> None:
+async def test_of_what_broke_the_fold_nobody_says_that_it_is_not_counted(
+    error: Exception, words: str
+) -> None:
     stand = Stand(Topic())
     stand.books.pass_over(5, 7, error)
     ((kind, subject, message, remedy),) = stand.told

@@ -31,8 +31,8 @@ MOST_EARLY = 16  # reports that are made before they are asked for: some MB
 
 
 class ClientState(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a write-ahead log keeps of a client's audit of one scope; see `ClientAudit`. `shard`: of its reports;
-    former versions named none, and put all into 0: there it stays, as a report may be known there."""
+    """What a write-ahead log keeps of a client's audit of one scope; see `ClientAudit`. `shard`: of its
+    reports; former versions named none, and put all into 0: there it stays, as one may be known there."""
 
     scope: Scope
     source: str
