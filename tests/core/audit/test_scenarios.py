@@ -127,8 +127,8 @@ def came_in_time(run: Pipeline, pair: int, window: int, verdict: Verdict) -> boo
 
 
 def is_late_of_itself(run: Pipeline, pair: int, window: int, verdict: Verdict) -> bool:
-    """Whether nothing was done between the tiers, but long before: where a delayed report held the window open
-    in the first of them, what the second one closed without came late to that one alone."""
+    """Whether nothing was done between the tiers, but long before: where a delayed report held the window
+    open in the first of them, what the second one closed without came late to that one alone."""
     if named_at(run.faults, pair, window) is not None or verdict.state is not State.LATE:
         return False
     before = any(
