@@ -4,7 +4,8 @@ audit topic has changed in this worker's fold of it (`app.control.audit_books`).
 A partition that comes to this worker is taken over from the tables: Faust commits an event once it has sent
 what was made of it, mostly; what had not arrived in the changelogs is made anew of the topic's last events.
 Each value knows which events are in it (`app.core.audit.collect`).
-Nothing here raises: an exception would skip the event anyway and stall the agent.
+Nothing here raises: an exception would skip the event anyway and stall the agent. What is no event is
+counted, told and passed over.
 """
 
 from __future__ import annotations
@@ -43,10 +44,11 @@ async def collect_reports(stream: Any) -> None:
             written = books.fold(partition, offset, event.value, recorded_ms)
             _write(written, books.encoded(partition))
         except (wire.BadEvent, BadReport) as error:
-            log.error("an event of the audit topic is passed over", offset=offset, error=str(error))
+            books.pass_over(partition, offset, error)
         except Exception as error:
             books.forget(partition)  # what was written of it is read anew, with the next event
-            log.exception("an event of the audit topic failed and is passed over", error=repr(error))
+            log.exception("an event of the audit topic failed", offset=offset, error=repr(error))
+            books.pass_over(partition, offset, error)
 
 
 async def _take_over(books: Any, partition: int, offset: int) -> None:

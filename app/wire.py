@@ -215,7 +215,7 @@ encode = msgspec.json.encode
 def _decode(decoder: msgspec.json.Decoder[T], what: str, data: bytes | None) -> T:
     try:
         return decoder.decode(data or b"")
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadEvent(f"not a {what}: {error}; {len(data or b'')} bytes, ignored") from error
 
 

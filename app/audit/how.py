@@ -12,6 +12,7 @@ from app.core.audit.count import Decode, How, IdOf
 from app.core.audit.fingerprint import Source
 from app.core.record import Record
 from app.core.record_batch import Batch
+from app.kafka.checksum import crc32c
 from app.kafka.decode import records_of
 from app.payload.codec import Framing
 from app.payload.event_time.avro_schemas import open_avro
@@ -19,6 +20,8 @@ from app.payload.event_time.instant import Absent, TimeFormat
 from app.payload.event_time.json_field import JsonTime
 from app.payload.event_time.protobuf_field import open_protobuf
 from app.payload.event_time.source import NO_TIME, EventTime, HeaderTime
+
+NO_VALUE = 0x6E756C6C
 
 
 class Timed(NamedTuple):
@@ -76,12 +79,19 @@ def how_of(plan: AuditPlan, source: Source) -> How:
     by_value = plan.by_value
     decode: Decode = partial(_timed, time_of(plan)) if by_value else records_of
     id_of = None if spec.id is None else _id_of(spec.id.header)
-    return How(decode, source, id_of, round(spec.disorder * 1000), by_value=by_value)
+    content_of = _content_of if spec.id is not None and spec.id.fingerprint == "values" else None
+    return How(decode, source, id_of, round(spec.disorder * 1000), by_value=by_value, content_of=content_of)
 
 
 def _timed(told: Callable[[Record], int], batch: Batch) -> Iterable[Record]:
     for record in records_of(batch):
         yield Timed(record.offset, told(record), record.key, record.value, tuple(record.headers))
+
+
+def _content_of(record: Record) -> int:
+    """Of the value; none is another one than an empty one."""
+    value = record.value
+    return NO_VALUE if value is None else crc32c(value)
 
 
 def _id_of(header: str) -> IdOf:

@@ -21,9 +21,8 @@ import msgspec
 from app.audit.view import Known, Share, Wanted
 from app.core.audit.collect import Collector
 from app.core.audit.count import UNTIMED
-from app.core.audit.reports import Counted, span_of
+from app.core.audit.reports import INCARNATION, Counted, span_of
 from app.core.audit.spans import NO_SPAN, Indexed, hull, span_between
-from app.core.audit.tiers import INCARNATION
 from app.core.audit.windows import WindowRecord
 from app.core.ranges import Range
 

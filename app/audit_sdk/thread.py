@@ -34,8 +34,7 @@ from app.audit_sdk.errors import AuditError, Refused
 from app.audit_sdk.outputs import Output
 from app.audit_sdk.told import log
 from app.audit_sdk.wal import Wal
-from app.core.audit.reports import Report
-from app.core.audit.tiers import INCARNATION
+from app.core.audit.reports import INCARNATION, Report
 
 TIERS = ("proxy-client", "proxy-server", "regional", "aggregate", "consumer")  # of the seed; others may be
 WINDOW_MS = 600_000

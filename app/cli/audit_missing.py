@@ -37,12 +37,20 @@ def window_options(command: Any) -> Any:
 
 @click.command(short_help="Which records of a window did not arrive, by name.")
 @window_options
+@click.option("--group", default="", help="Of several groups that finished the topic, which one is meant.")
 @click.option("--again", is_flag=True, help="Read the logs anew, though that was just done.")
 @url_option
 @output_option
 @guarded
 def missing(
-    topic: str, from_tier: str, to_tier: str, start: str, again: bool, url: str | None, output: str
+    topic: str,
+    from_tier: str,
+    to_tier: str,
+    start: str,
+    group: str,
+    again: bool,
+    url: str | None,
+    output: str,
 ) -> None:
     """Names the records of a window that did not come from one tier to the next: each by its id, if it has
     one, and by cluster, partition and offset. Also those that are altered or doubled. Exit code 8 when
@@ -53,9 +61,11 @@ def missing(
     \b
     switchyard audit missing --topic orders --start 2026-01-31T12:00
     switchyard audit missing --topic orders --start 2026-01-31T12:00 -o csv > missing.csv
+    switchyard audit missing --topic orders --start 2026-01-31T12:00 --to-tier consumer --group billing
     """
     client = Client(url)
     query = {"topic": topic, "from_tier": from_tier, "to_tier": to_tier, "start": start}
+    query |= {"group": group} if group else {}
     answer = _answer(client, query, again=again)
     _show(answer, output)
     is_unnamed = not answer["complete"] and answer["state"] in LOSS

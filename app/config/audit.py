@@ -69,9 +69,16 @@ class Timestamp(Model):
 
 
 class MessageId(Model):
-    """The header with a message's id, the same at every tier: equal counts of other messages are found."""
+    """The header with a message's id, the same at every tier: equal counts of other messages are found.
+
+    `fingerprint`: of ids alone, or with values: also a message that came with another value is found (bytes
+    of the value; of headers and keys nothing is known, so a route may change these). Where something on the
+    way writes values anew it cannot be used: every window would be told as corrupted. Clients tell of ids
+    alone, and are compared by these.
+    """
 
     header: Header
+    fingerprint: Literal["ids", "values"] = "ids"
 
 
 class AuditSpec(Model):

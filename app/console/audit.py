@@ -208,6 +208,9 @@ class AuditRoutes:
             reports = [_of_client(_report.decode(line)) for line in lines]
         except (msgspec.DecodeError, BadReport, UnicodeDecodeError) as error:
             raise ApiError(422, "Bad report", f"{error}; nothing was taken") from error
+        except RecursionError as error:
+            detail = "a line nests lists or objects too deeply; nothing was taken"
+            raise ApiError(400, HTTPStatus(400).phrase, detail) from error
         except web.HTTPRequestEntityTooLarge as error:
             detail = f"the reports are too large; at most {MOST_REPORTS_BYTES} bytes are taken at once"
             raise ApiError(413, HTTPStatus(413).phrase, detail) from error

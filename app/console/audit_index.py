@@ -12,8 +12,8 @@ from aiokafka.errors import KafkaError
 
 from app.audit.time_index import TimeIndex, share, time_index
 from app.audit.view import Share, Wanted, joined
-from app.console.answers import ApiError
-from app.console.hop import HOP, LOOK_S, ask_worker
+from app.console.hop import HOP
+from app.control.audit_known import NotKnown
 from app.control.audit_sender import audit_partition
 from app.kafka.clusters import ClusterClient, ClusterUnreachable
 from app.regions.at_time import at_time
@@ -49,18 +49,10 @@ async def index_of(
         ValueError: it has too many windows.
     """
     path = f"{INDEX}?{urlencode({'topic': topic, 'cluster': cluster})}"
-    others = [worker for worker in api.beats() if worker != api.runtime.worker]
-    if request.headers.get(HOP):
-        others = []
-    asked = (ask_worker(api, request, worker, patience_s=LOOK_S, path=path) for worker in others)
     shares = [await own_share(api, wanted_of(api, topic, cluster))]
-    for answer in await asyncio.gather(*asked, return_exceptions=True):
-        if isinstance(answer, tuple):
-            status, content = answer
-            if status == 200:
-                shares.append(_share.decode(content))
-        elif not isinstance(answer, ApiError):
-            raise answer
+    if not request.headers.get(HOP):
+        told = await api.runtime.alerts.auditor.ask(path)
+        shares += [_share.decode(one) for one in told if not isinstance(one, NotKnown)]
     if not any(audit_partition(topic) in one.next_offsets for one in shares):
         return None
     return time_index(joined(shares, audit_partition), topic_id)

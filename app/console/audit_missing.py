@@ -60,6 +60,7 @@ ASKED = (
     Param("to_tier", TEXT, "the tier where they should be, such as aggregate; required"),
     Param("start", TEXT, "when the window begins: an ISO 8601 time (UTC where it names no zone), or "
           "milliseconds; required"),
+    Param("group", TEXT, "which group that finished the topic is meant, where there are several"),
     Param("again", {"type": "boolean", "default": False}, "read the logs anew, though that was just done"),
     FORMAT,
 )  # fmt: skip
@@ -169,7 +170,8 @@ class AuditMissingRoutes:
             await asyncio.wait([op.task], timeout=AT_ONCE_S)
         if op.state == "failed":
             raise ApiError(502, "Not read", f"{op.error}; ask again in seconds")
-        return op if op.state != "done" else self._kept[question]
+        # Another one may have come in between, and taken it away, or put others in its place.
+        return op if op.state != "done" else self._kept.get(question, op)
 
     async def _drilled(
         self, question: Question, verdict: Verdict, tell: Callable[[dict[str, Any]], None]
@@ -185,7 +187,7 @@ class AuditMissingRoutes:
 
     async def _verdict(self, question: Question) -> Verdict:
         """Raises ApiError: the audit cannot be asked now. NotReadable: it compares several groups there."""
-        topic, before, after, start_ms = question
+        topic, before, after, start_ms, group = question
         known = await self._audit.known(Wanted(topic, from_ms=start_ms, before_ms=start_ms + 1))
         audits = self._api.runtime.catalog.audits
         rows = verdict_rows(known, now_ms(), audits.plan_of, partial(unseen, audits))
@@ -194,12 +196,16 @@ class AuditMissingRoutes:
             late_ms = max(late_ms, lateness([record], audits.bounds_of(key.cluster, topic)))
         asked = topic, before, after, start_ms
         rows = [r for r in rows if asked == (r["topic"], r["from_tier"], r["to_tier"], r["start_ms"])]
+        groups = sorted(str(row["group"]) for row in rows if row["group"])
+        if group and group not in groups:
+            others = f"those are: {', '.join(groups)}" if groups else "nor is any other"
+            raise NotReadable(f"group {group[:100]!r} is not compared there; {others}")
+        rows = [row for row in rows if not group or row["group"] == group]
         if not rows:
             return Verdict(None, False, None, late_ms)
         if len(rows) > 1:
             raise NotReadable(
-                f"groups {', '.join(sorted(str(row['group']) for row in rows))} are compared there, each for "
-                "itself: which records one of several lacks cannot be told (audit loss compares their counts)"
+                f"groups {', '.join(groups)} are compared there, each for itself: name one of them as group"
             )
         row = rows[0]
         is_closed = row["state"] in SETTLED and row["closed"]
@@ -251,7 +257,7 @@ class AuditMissingRoutes:
     ) -> dict[str, Any]:
         runtime = self._api.runtime
         kept = await self._drilled(question, verdict, tell)
-        del self._kept[question]  # it will be others
+        self._kept.pop(question, None)  # it will be others
         self._must_lead()  # reading took its time
         targets(kept.answer)
         done: dict[str, int] = {}
@@ -300,9 +306,10 @@ def _question(of: Callable[[str], Any], time_of: Callable[[str, int], int]) -> Q
         if not of(name):
             raise BadQuery(f"{name}: say which; a window is named by topic, from_tier, to_tier and start")
     topic, before, after = of("topic"), of("from_tier"), of("to_tier")
-    if not all(isinstance(text, str) for text in (topic, before, after)):
-        raise BadQuery("topic, from_tier and to_tier are names")
-    return Question(topic, before, after, time_of(of("start"), now_ms()))
+    group = of("group") or ""
+    if not all(isinstance(text, str) for text in (topic, before, after, group)):
+        raise BadQuery("topic, from_tier, to_tier and group are names")
+    return Question(topic, before, after, time_of(of("start"), now_ms()), group)
 
 
 def _ids(known: Known, question: Question, group: str) -> Fingerprint | None:

@@ -85,7 +85,7 @@ class AuditVerdict(TypedDict):
     to_count: int
     missing: int | None
     extra: int | None
-    by: Literal["count", "ids", "offsets"]
+    by: Literal["count", "ids", "values", "offsets"]
     absent: list[str]
     lag_ms: float | None
     behind_ms: int
@@ -132,11 +132,12 @@ class AuditUnread(TypedDict):
 class AuditMissing(TypedDict):
     """What of a window did not come from one tier to another, as the logs show it now; a page of findings.
     The window's `state` is as in AuditVerdict, null: the two tiers are not compared. About so many records
-    differ (`differs`); not `complete`: not all of them are named."""
+    differ (`differs`); not `complete`: not all of them are named. `group`: which was asked for."""
 
     topic: str
     from_tier: str
     to_tier: str
+    group: str | None
     start_ms: int
     start: str
     end_ms: int

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
@@ -50,6 +50,11 @@ TOO_MANY = (
     "see which clients report under so many names or times; wider windows, or a shorter keep, in the plan "
     "take less"
 )
+NO_EVENT = "look who else writes into this topic; what such an event was to tell is counted nowhere"
+NOT_FOLDED = (
+    "an error of Switchyard's own: its worker's log says where; what the event tells may be counted all the "
+    "same, as the tables are read anew"
+)
 REFUSED = {Verdict.OVERLAPS: CHANGED, Verdict.TOO_MANY: CHANGED, Verdict.FULL: TOO_MANY}
 
 BoundsOf = Callable[[str, str], Bounds]  # of a cluster's topic
@@ -66,7 +71,8 @@ class Book:
 
 
 class AuditBooks(Service):
-    """See the module. `books`: by partition of the audit topic."""
+    """See the module. `books`: by partition of the audit topic. `passed_over`: events of each that say
+    nothing, since this worker began."""
 
     def __init__(
         self, topic: str, client: ClusterClient, sender: AuditSender, margin: Margin, bounds_of: BoundsOf,
@@ -75,6 +81,7 @@ class AuditBooks(Service):
     ) -> None:  # fmt: skip
         super().__init__()
         self.books: dict[int, Book] = {}
+        self.passed_over: Counter[int] = Counter()
         self._topic = topic
         self._client = client
         self._sender = sender
@@ -150,7 +157,7 @@ class AuditBooks(Service):
         """What an event changes; all of it is to be written.
 
         Raises:
-            BadEvent, BadReport: it is passed over.
+            BadEvent, BadReport: it is passed over, as is what any other error says.
         """
         book = self.books[partition]
         book.next_offset = max(book.next_offset, offset + 1)
@@ -158,6 +165,22 @@ class AuditBooks(Service):
         written = book.collector.apply(event, offset, recorded_ms)
         self._look_at(event, written, book.collector)
         return written
+
+    def pass_over(self, partition: int, offset: int, error: Exception) -> None:
+        """Counts an event that says nothing, and tells of the first, the tenth, the hundredth of them: who
+        writes nonsense does so often."""
+        self.passed_over[partition] += 1
+        many = self.passed_over[partition]
+        log.error("an event of the audit topic is passed over", partition=partition, offset=offset,
+                  passed_over=many, error=str(error)[:500])  # fmt: skip
+        if str(many).strip("0") == "1":
+            said, remedy = str(error), NO_EVENT
+            if not isinstance(error, wire.BadEvent | BadReport):
+                said, remedy = repr(error), NOT_FOLDED  # its message alone says little, or nothing
+            self._tell(
+                "audit-event-passed-over", f"{self._topic}/{partition}",
+                f"{many} of its events were passed over, the last at offset {offset}: {said[:500]}", remedy,
+            )  # fmt: skip
 
     def _look_at(self, event: Event, written: Written, collector: Collector) -> None:
         """Tells what a person must know of it."""
@@ -221,7 +244,12 @@ class AuditBooks(Service):
         """Rule 2."""
         for partition, book in list(self.books.items()):
             if 0 <= book.end <= book.next_offset and self.books.get(partition) is book:
-                await self._due(book.collector)
+                try:
+                    await self._due(book.collector)
+                except Exception:
+                    log.exception(
+                        "what is due of a partition of the audit cannot be said", partition=partition
+                    )
         asked = {partition: (book, book.next_offset) for partition, book in self.books.items()}
         ends = await self._client.end_offsets([(self._topic, partition) for partition in asked])
         for (_, partition), end in ends.items():
@@ -249,7 +277,11 @@ class AuditBooks(Service):
                     self._tell_once(
                         (subject, event.tier), "", "audit-windows-dropped", subject, what, TOO_MANY
                     )
-                await (await self._sender.send(event))
+                try:
+                    await (await self._sender.send(event))
+                except Exception as error:  # noqa: BLE001 - whatever it is, other topics' events go on
+                    log.warning("what of the audit is due was not taken", topic=event.topic, tier=event.tier,
+                                cluster=event.cluster, error=repr(error))  # fmt: skip
 
 
 async def _folded(collector: Collector, events: Events) -> Written:
@@ -262,8 +294,9 @@ async def _folded(collector: Collector, events: Events) -> Written:
             await asyncio.sleep(0)
         try:
             written = collector.apply(wire.audit_event(value), offset, recorded_ms)
-        except (wire.BadEvent, BadReport):
-            continue  # it was told when it came
+        except Exception as error:  # noqa: BLE001 - it was told when it came, and must not come in the way now
+            log.debug("an event of the audit topic is passed over again", offset=offset, error=repr(error))
+            continue
         windows |= set(written.windows)
         tiers |= set(written.tiers)
         deleted |= set(written.deleted)

@@ -7,28 +7,41 @@ Rules
 2. A copy is what the route would have made: key, value, timestamp, the headers that the route keeps or adds,
    in the partition of the same number. Without a route it goes to the same topic, as it is.
 3. Into a compacted topic nothing is copied: an old value would become the newest of its key.
-4. Who copies has asked right before what is missing (the drill-down reads the whole log behind the window for
-   copies made meanwhile), and nobody else copies at the same time: so a second time copies nothing.
+4. Who copies has asked right before what is missing: the drill-down reads the whole log behind the window for
+   copies made meanwhile. What came behind that is looked at once nobody else can add to it (rule 5): what is
+   there is not copied. So a second time, by whomever, copies nothing.
+5. Copies into a partition are made in transactions under its own transactional id: who begins aborts what the
+   one before has left open, and the brokers refuse whatever that one still sends, though it may believe that
+   it leads. Who knows that it does not lead stops before the next transaction.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakValueDictionary
+
+from aiokafka import AIOKafkaProducer
+from aiokafka.errors import ProducerFenced
+from aiokafka.producer.message_accumulator import BatchBuilder
 
 from app.audit.prints import Reader
+from app.audit.scan import Part
 from app.control.audit_missing import Answer
 from app.control.audit_sides import Copier, NotReadable
 from app.core.audit.missing import Kind, Seen
 from app.core.audit.origins import Partition
+from app.core.record import Record
 from app.core.record_batch import Batch, Committed, iter_batches
-from app.kafka.append import Appender
-from app.kafka.append_encode import Edit, Headers, reencoded
-from app.kafka.append_lane import Lane
+from app.kafka.append_encode import Edit, Headers
+from app.kafka.clusters import LATEST, READ_COMMITTED, ClusterClient
 from app.kafka.decode import records_of
 from app.kafka.read_span import read_span
 from app.kafka.topic_configs import TopicSettings, describe
+from app.kafka.transactions import batches_of, one_transaction, transactional
 from app.replica.headers import HeaderEdit
 
 if TYPE_CHECKING:
@@ -36,9 +49,18 @@ if TYPE_CHECKING:
 
 MAX_BYTES, KAFKA_MAX_BYTES = "max.message.bytes", 1_048_588
 NEAR = 2_000  # offsets: what lies so close is read at once
-PATIENCE_S = 60.0  # of a partition's copies, until all in-sync replicas have them
+PATIENCE_S = 60.0  # until what others have open in the partition has ended
+LOOK_S = 0.2
+AT_ONCE, AT_ONCE_BYTES = 1_000, 4 << 20  # of a transaction: records at most, and of how many bytes about
 
 Tell = Callable[[dict[str, Any]], None]
+
+
+_turns: WeakValueDictionary[Partition, asyncio.Lock] = WeakValueDictionary()
+
+
+class NotLeading(RuntimeError):
+    """Another one copies now, or may: what was copied here stays, the rest was not."""
 
 
 class Target(NamedTuple):
@@ -103,45 +125,145 @@ def _edit(copier: Copier, place: Partition, ids: Mapping[str, str]) -> Edit | No
 
 
 async def copy_again(runtime: Runtime, answer: Answer, tell: Tell) -> dict[str, int]:
-    """Copies; how many were `copied`, and how many `left`, as they are not there any more or cannot be read.
+    """Copies; how many were `copied`, how many were `there` already, and how many `left`, as they are gone or
+    cannot be read.
 
     Raises:
-        NotReadable: it is not known where to. ClusterUnreachable, KafkaError, AppendError, TimeoutError: not
-        all of them are there; what is there stays.
+        NotReadable: it is not known where to. NotLeading: another worker may copy now. ClusterUnreachable,
+        KafkaError, TimeoutError: not all of them are there; what is there stays.
     """
     to, asked = targets(answer), wanted(answer)
-    copied = 0
+    copied = there = 0
     of = sum(map(len, asked.values()))
-    for place, seen in asked.items():
-        target = to[place]
-        cluster = await runtime.clusters.get(target.place.cluster)
-        part = next(one for one in answer.sides.parts if one.reader.place == place)
-        lane = await _lane(cluster.appender, target.place)
+    for into, places in _by_target(to).items():
+        cluster = await runtime.clusters.get(into.cluster)
+        most_bytes = await _max_bytes(cluster.client, into.topic)
         try:
-            waiting: list[asyncio.Future[int]] = []
-            most_bytes = await _max_bytes(cluster.client, target.place.topic)
-            for run in runs_of(seen):
-                async for batch in _batches(part.client, place, (min(run), max(run) + 1)):
-                    there = same_of(batch, run, part.reader)
-                    for data, count in _encoded(batch, there, target.edit, most_bytes):
-                        waiting.append(await lane.append(data, count))
-                        copied += count
-            async with asyncio.timeout(PATIENCE_S):
-                await asyncio.gather(*waiting)
-        finally:
-            lane.close()
-        tell({"step": "copying", "looked_at": copied, "of": of})
-    return {"copied": copied, "left": of - copied}
+            async with _turn(into), _alone(cluster.client, into, most_bytes) as producer:
+                known = await _there(
+                    _part(answer, into), [one for at in places for one in asked[at].values()]
+                )
+                there += len(known)
+                for place in places:
+                    left = {
+                        offset: one for offset, one in asked[place].items() if (place, offset) not in known
+                    }
+                    found = _records(_part(answer, place), left)
+                    async for rows, codec in _chunks(found, to[place].edit):
+                        if not runtime.leader.leads:
+                            raise NotLeading(
+                                f"this worker does not lead the region any more; {copied} of {of} records "
+                                "were copied: ask the leader again"
+                            )
+                        await _append(producer, into, batches_of(rows, codec, most_bytes))
+                        copied += len(rows)
+                    tell({"step": "copying", "looked_at": copied + there, "of": of})
+        except ProducerFenced as error:
+            raise NotLeading(
+                f"another one copies into {into} now; {copied} of {of} records were copied before: "
+                "see what is missing then"
+            ) from error
+    return {"copied": copied, "there": there, "left": of - copied - there}
 
 
-async def _lane(appender: Appender, place: Partition) -> Lane:
-    async with asyncio.timeout(PATIENCE_S):
-        return await appender.lane(place.topic, place.partition)
+def _by_target(to: Mapping[Partition, Target]) -> dict[Partition, list[Partition]]:
+    """Partitions upstream by the one that they are copied to: what is there already of all of them is looked
+    at together, before any is copied, as one's copies would look like another's."""
+    found: dict[Partition, list[Partition]] = {}
+    for place, target in to.items():
+        found.setdefault(target.place, []).append(place)
+    return found
+
+
+def _part(answer: Answer, place: Partition) -> Part:
+    return next(one for one in answer.sides.parts if one.reader.place == place)
+
+
+# -- alone -----------------------------------------------------------------------------------------------
+
+
+def _turn(place: Partition) -> asyncio.Lock:
+    """Those of this worker come one after the other: they would end each other."""
+    return _turns.setdefault(place, asyncio.Lock())
+
+
+def _alone(
+    client: ClusterClient, place: Partition, most_bytes: int
+) -> AbstractAsyncContextManager[AIOKafkaProducer]:
+    """Rule 5."""
+    name = f"switchyard-copy-again/{place.topic}/{place.partition}"
+    return transactional(client, name, max_request_bytes=2 * most_bytes)
+
+
+async def _there(part: Part, seen: Collection[Seen]) -> set[tuple[Partition, int]]:
+    """Which of them, by place and offset, came into the copy's partition behind what the drill-down has read
+    of it.
+
+    Raises:
+        NotReadable: that cannot be told.
+    """
+    place = part.reader.place
+    end = await _settled_end(part.client, place)
+    if end < part.log_end:
+        raise NotReadable(f"{place} has lost its end since it was read; ask again what is missing")
+    found: list[Seen] = []
+    contents = {one.contents: 1 for one in seen}
+    async for piece in read_span(part.client, place.topic, place.partition, part.log_end, end):
+        if piece.damage:
+            raise NotReadable(f"what came into {place} meanwhile cannot be read: {piece.damage}")
+        found += await asyncio.to_thread(part.reader.seen, piece, None, contents)
+    return copied_already(seen, found)
+
+
+def copied_already(asked: Iterable[Seen], copies: Iterable[Seen]) -> set[tuple[Partition, int]]:
+    """Which of these records the copies are of: by where they come from, if that is known, else the first of
+    the same contents. A copy stands for one record."""
+    left: dict[int, list[tuple[Partition, int]]] = {}
+    for one in sorted(asked, key=lambda one: (one.place, one.offset)):
+        left.setdefault(one.contents, []).append((one.place, one.offset))
+    found: set[tuple[Partition, int]] = set()
+    for copy in copies:
+        places = left.get(copy.contents, [])
+        may_be = [at for at in places if copy.origin is None or copy.origin.may_be(*at)]
+        if may_be:
+            places.remove(may_be[0])
+            found.add(may_be[0])
+    return found
+
+
+async def _settled_end(client: ClusterClient, place: Partition) -> int:
+    """Where the log ends, once no transaction hides what is there.
+
+    Raises:
+        TimeoutError: one does, for `PATIENCE_S`, or nobody tells.
+    """
+    at, deadline_s = (place.topic, place.partition), time.monotonic() + PATIENCE_S
+    high = (await client.offsets([at], LATEST)).get(at)
+    while time.monotonic() < deadline_s:
+        end = (await client.offsets([at], LATEST, READ_COMMITTED)).get(at, -1)
+        if high is not None and end >= high:
+            return end
+        await asyncio.sleep(LOOK_S)
+        high = high if high is not None else (await client.offsets([at], LATEST)).get(at)
+    raise TimeoutError(
+        f"an open transaction hides the end of {place}, or its leader does not answer: what is there already "
+        "cannot be told; ask again once it has ended"
+    )
+
+
+async def _append(producer: AIOKafkaProducer, place: Partition, batches: list[BatchBuilder]) -> None:
+    """All of them, or none."""
+    async with one_transaction(producer):
+        sent = [await producer.send_batch(batch, place.topic, partition=place.partition) for batch in batches]
+        await asyncio.gather(*sent)
 
 
 async def _max_bytes(client: Any, topic: str) -> int:
     found = (await describe(client, [topic], [MAX_BYTES])).get(topic)
     return int(found.config[MAX_BYTES]) if isinstance(found, TopicSettings) else KAFKA_MAX_BYTES
+
+
+# -- what is copied --------------------------------------------------------------------------------------
 
 
 def runs_of(seen: Mapping[int, Seen]) -> list[dict[int, Seen]]:
@@ -157,39 +279,54 @@ def runs_of(seen: Mapping[int, Seen]) -> list[dict[int, Seen]]:
     return found
 
 
-async def _batches(client: Any, place: Partition, run: tuple[int, int]) -> Any:
-    async for piece in read_span(client, place.topic, place.partition, *run):
-        shown = Committed(piece.aborted)
-        for batch in iter_batches(piece.data):
-            header = batch.header
-            if shown.shows(batch) and piece.start < header.next_offset and header.base_offset < run[1]:
-                yield batch
+async def _records(part: Part, seen: Mapping[int, Seen]) -> AsyncIterator[tuple[list[Record], int]]:
+    """Those of them that are there still, with their batches' compression."""
+    place = part.reader.place
+    for run in runs_of(seen):
+        start, end = min(run), max(run) + 1
+        async for piece in read_span(part.client, place.topic, place.partition, start, end):
+            shown = Committed(piece.aborted)
+            for batch in iter_batches(piece.data):
+                header = batch.header
+                if shown.shows(batch) and piece.start < header.next_offset and header.base_offset < end:
+                    some = same_of(batch, run, part.reader)
+                    if some:
+                        yield some, header.compression
 
 
-def same_of(batch: Batch, seen: Mapping[int, Seen], reader: Reader) -> set[int]:
-    """Those offsets of the batch that hold what was found there."""
+def same_of(batch: Batch, seen: Mapping[int, Seen], reader: Reader) -> list[Record]:
+    """Those records of the batch that are what was found at their offsets."""
     header = batch.header
     if not any(header.base_offset <= offset < header.next_offset for offset in seen):
-        return set()
+        return []
     try:
         records = list(records_of(batch))
     except Exception:  # noqa: BLE001 - decoders raise what they like; it is told as left
-        return set()
-    return {
-        record.offset
+        return []
+    return [
+        record
         for record in records
         if record.offset in seen and reader.contents_of(record) == seen[record.offset].contents
-    }
+    ]
 
 
-def _encoded(batch: Batch, offsets: set[int], edit: Edit | None, most_bytes: int) -> list[tuple[Any, int]]:
-    """These records of a batch, in batches of their own."""
-    if not offsets:
-        return []
-
-    def only(offset: int, headers: Headers) -> Headers | None:
-        if offset not in offsets:
-            return None
-        return edit(offset, headers) if edit is not None else headers
-
-    return [(copy.data, copy.record_count) for copy in reencoded(batch, min(offsets), most_bytes, only)]
+async def _chunks(
+    found: AsyncIterable[tuple[list[Record], int]], edit: Edit | None
+) -> AsyncIterator[tuple[list[tuple[Record, Headers]], int]]:
+    """As many as go in one transaction each, of one compression, with the headers of their copies: missing
+    records are often one here and one there, and a transaction takes its time."""
+    rows: list[tuple[Record, Headers]] = []
+    rows_codec = nbytes = 0
+    async for records, codec in found:
+        for record in records:
+            headers = edit(record.offset, record.headers) if edit else record.headers
+            if headers is None:
+                continue
+            if rows and (codec != rows_codec or len(rows) >= AT_ONCE or nbytes >= AT_ONCE_BYTES):
+                yield rows, rows_codec
+                rows, nbytes = [], 0
+            rows.append((record, headers))
+            rows_codec = codec
+            nbytes += len(record.key or b"") + len(record.value or b"")
+    if rows:
+        yield rows, rows_codec

@@ -108,15 +108,16 @@ class Auditor:
         rows = await asyncio.to_thread(told)  # seconds, for as many windows as there may be
         return rows, known.since
 
+    async def ask(self, path: str) -> list[bytes | NotKnown]:
+        """What each of the other workers answers to a GET of `path`, or why it does not."""
+        others = [(worker, beat.url) for worker, beat in self._beats().items() if worker != self._worker]
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=LOOK_S)) as session:
+            return await asyncio.gather(*(_asked(session, worker, url + path) for worker, url in others))
+
     async def known(self, wanted: Wanted) -> Known:
         """What the region knows. Raises NotKnown: a worker does not answer, or a book is being read."""
-        others = [(worker, beat.url) for worker, beat in self._beats().items() if worker != self._worker]
-        timeout = aiohttp.ClientTimeout(total=LOOK_S)
         try:
-            async with aiohttp.ClientSession(timeout=timeout) as session:
-                path = share_path(wanted)
-                asked = [_asked(session, worker, url + path) for worker, url in others]
-                told = await asyncio.gather(*asked)
+            told = [_told(one) for one in await self.ask(share_path(wanted))]
             own = await own_share(self._books, wanted)
 
             def put_together() -> tuple[Known, set[int]]:
@@ -139,13 +140,18 @@ def _of(plans: Mapping[tuple[str, str], AuditPlan | None], cluster: str, topic: 
     return plans.get((cluster, topic))
 
 
-async def _asked(session: aiohttp.ClientSession, worker: str, url: str) -> bytes:
-    """A worker's share, encoded. Raises NotKnown."""
+def _told(answer: bytes | NotKnown) -> bytes:
+    if isinstance(answer, NotKnown):
+        raise answer
+    return answer
+
+
+async def _asked(session: aiohttp.ClientSession, worker: str, url: str) -> bytes | NotKnown:
     try:
         async with session.get(url) as answer:
             content = await answer.read()
     except (aiohttp.ClientError, TimeoutError) as error:
-        raise NotKnown(f"{worker} does not answer: {error!r}") from error
+        return NotKnown(f"{worker} does not answer: {error!r}")
     if answer.status != 200:
-        raise NotKnown(f"{worker} answered {answer.status}: {content[:200].decode('utf-8', 'replace')}")
+        return NotKnown(f"{worker} answered {answer.status}: {content[:200].decode('utf-8', 'replace')}")
     return content

@@ -233,6 +233,7 @@ def told(answer: Answer) -> dict[str, Any]:
         "topic": question.topic,
         "from_tier": question.from_tier,
         "to_tier": question.to_tier,
+        "group": question.group or None,
         "start_ms": window.start_ms,
         "start": iso(window.start_ms),
         "end_ms": window.end_ms,

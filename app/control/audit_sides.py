@@ -48,15 +48,18 @@ class NotReadable(ValueError):
 
 
 class Question(NamedTuple):
-    """What of `topic` in the window that begins at `start_ms` did not come from one tier to another."""
+    """What of `topic` in the window that begins at `start_ms` did not come from one tier to another. `group`:
+    which of several that have finished the topic is meant, "": there is one, or none."""
 
     topic: str
     from_tier: str
     to_tier: str
     start_ms: int
+    group: str = ""
 
     def __str__(self) -> str:
-        return f"{self.topic}/{self.from_tier}/{self.to_tier}/{self.start_ms}"
+        window = f"{self.topic}/{self.from_tier}/{self.to_tier}/{self.start_ms}"
+        return f"{window}/{self.group}" if self.group else window
 
 
 class Copier(NamedTuple):
@@ -131,7 +134,7 @@ class Sider:
 
     def plans(self) -> tuple[dict[str, AuditPlan], dict[str, AuditPlan]]:
         """Clusters of both tiers, with the plans that count them. Raises NotReadable."""
-        audits, (topic, before, after, start_ms) = self._runtime.catalog.audits, self._question
+        audits, (topic, before, after, start_ms, _) = self._runtime.catalog.audits, self._question
         if audits.layout is None:
             raise NotReadable("this worker is configured for no regions; ask another one")
         if before == after:

@@ -17,10 +17,9 @@ Rules
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 
 import structlog
@@ -37,17 +36,13 @@ from app.dlq.read import CHUNK_LETTERS, QueueReader, queue_ends, reading
 from app.dlq.rules import DEFAULT_RATE, Past, Span, Verdict, copy_headers
 from app.kafka.clusters import ClusterClient, ClusterUnreachable
 from app.kafka.topics import TopicSpec, ensure_topics
+from app.kafka.transactions import one_transaction, transactional
 
 log = structlog.get_logger(__name__)
 
 MAX_RATE = 1_000_000.0
 MAX_COPY_BYTES = 32 * 1024 * 1024  # above what a DLQ takes: a copy's headers may be longer
 RETENTION_MS = 7 * 24 * 3_600_000
-TRANSACTION_MS = 30_000  # an open transaction of a killed merge holds readers up no longer
-TRANSACTION_S = 25.0  # below that: what is given up here is tried again, and not taken for fenced
-START_S = 45.0
-ABORT_S = 5.0
-STOP_S = 10.0
 SENT_AT_ONCE = 50  # before the loop, which pushes messages too, gets its turn
 QUIET_CHUNKS = 20  # chunks without a copy before their progress is committed
 MAX_FAILURES = 6  # in a row, without a transaction between
@@ -166,7 +161,7 @@ class Merger:
         parts = {partition: Part(start, end, start) for partition, (start, end) in spans.items()}
         begun = Merge(self.operation, terms, parts)
         if parts:
-            async with _one_transaction(producer):
+            async with one_transaction(producer):
                 commits = {
                     TopicPartition(self._queue, number): OffsetAndMetadata(part.start, pack(terms, part))
                     for number, part in parts.items()
@@ -223,7 +218,7 @@ class Merger:
         now_ms = time.time_ns() // 1_000_000
         progress = OffsetAndMetadata(part.next_offset, pack(self.state.terms, part))
         try:
-            async with _one_transaction(producer):
+            async with one_transaction(producer):
                 sent = []
                 for number, letter in enumerate(copies, 1):
                     sent.append(
@@ -265,38 +260,12 @@ async def end_merges(client: ClusterClient, workload: Workload) -> None:
         pass
 
 
-@asynccontextmanager
-async def _transactional(client: ClusterClient, transactional_id: str) -> AsyncIterator[AIOKafkaProducer]:
-    producer = AIOKafkaProducer(
-        transactional_id=transactional_id,
-        transaction_timeout_ms=TRANSACTION_MS,
-        request_timeout_ms=10_000,
-        max_batch_size=256 * 1024,
-        max_request_size=MAX_COPY_BYTES,
+def _transactional(
+    client: ClusterClient, transactional_id: str
+) -> AbstractAsyncContextManager[AIOKafkaProducer]:
+    return transactional(
+        client,
+        transactional_id,
+        max_request_bytes=MAX_COPY_BYTES,
         value_serializer=lambda value: None if value is _NULL else value,
-        **client.spec.aiokafka_options(),
     )
-    try:
-        async with asyncio.timeout(START_S):
-            await producer.start()
-        yield producer
-    finally:
-        with contextlib.suppress(KafkaError, TimeoutError):  # what was to be done is done, or told already
-            async with asyncio.timeout(STOP_S):
-                await producer.stop()
-
-
-@asynccontextmanager
-async def _one_transaction(producer: AIOKafkaProducer) -> AsyncIterator[None]:
-    """One transaction, bounded in time; what goes wrong ends with the producer: its successor settles it."""
-    async with asyncio.timeout(TRANSACTION_S):
-        await producer.begin_transaction()
-        try:
-            yield
-        except BaseException:
-            # For the readers, who would wait for it; of no use (and refused) once the producer is fenced.
-            with contextlib.suppress(KafkaError, TimeoutError, AssertionError):
-                async with asyncio.timeout(ABORT_S):
-                    await producer.abort_transaction()
-            raise
-        await producer.commit_transaction()

@@ -52,6 +52,26 @@ def test_nothing_left_is_nothing() -> None:
     assert kept.resumed(Everything(), 1, IDLE_MS) == ((), {})
 
 
+def test_a_report_of_which_a_former_version_did_not_hear_counts_once() -> None:
+    """It came to the audit in the only shard of then; what its log says is reported again by this one."""
+    one = client("a", 5, source="client-7@1")
+    tree = msgspec.msgpack.decode(kept.encode(Everything((one.state(),))))
+    (state,) = (client for client in tree["clients"])
+    assert state.pop("shard"), "another than that of former versions"
+    (sent,) = one.reports(1_000)
+    before = msgspec.structs.replace(sent, shard=0)
+    (again,), _ = kept.resumed(kept.read([msgspec.msgpack.encode(tree)]), 2_000, IDLE_MS)
+    assert again.id == before.id
+    assert counted(before, again) == 1
+
+
+def test_who_goes_on_tells_it_where_it_has_told_before() -> None:
+    one = client("a", 5, source="client-7@1")
+    (sent,) = one.reports(1_000)
+    (_, more) = ClientAudit.restored(one.state(), IDLE_MS).reports(2_000)
+    assert sent.shard == more.shard != 0
+
+
 def test_what_another_version_wrote_is_told() -> None:
     with pytest.raises(kept.Unreadable, match="frame 0 of the log"):
         kept.read([msgspec.msgpack.encode({"type": "unheard-of"})])

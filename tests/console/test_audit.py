@@ -127,6 +127,9 @@ def test_reports_of_clients_are_taken_all_or_none(console: Console) -> None:
     for bad in (b"{}", b"no json", *wrong):
         refused = console.ask("POST", path, b"\n".join([*lines, bad]), **kind)
         assert (refused.status, refused.json["title"]) == (422, "Bad report")
+    deep = b'{"type":"report","topic":"orders","x":' + b"[" * 200_000
+    refused = console.ask("POST", path, b"\n".join([*lines, deep]), **kind)
+    assert (refused.status, "too deeply; nothing was taken" in refused.json["detail"]) == (400, True)
     assert console.ask("POST", path, lines[0], Content_Type="text/plain").status == 415
     assert len(console.fed.audit_sender.sent) == 3
 

@@ -10,12 +10,15 @@ from urllib.parse import urlencode
 
 import pytest
 
+from app.audit.prints import Window
 from app.audit.view import Wanted, joined
 from app.console import audit_missing
 from app.console.hop import HOP
+from app.control import audit_missing as drilled_down
 from app.control.audit_known import own_share
+from app.control.audit_missing import Answer as Answered
 from app.control.audit_sender import audit_partition
-from app.control.audit_sides import Question
+from app.control.audit_sides import NotReadable, Question
 from app.core.audit.fingerprint import ids_of, of_ids
 from tests.audit.test_view import WIDTH_MS
 from tests.console.audited import AWAY, HOME, WEST, Audited, plan
@@ -122,6 +125,42 @@ def test_of_several_groups_nothing_is_mixed_up(console: Console) -> None:
     answer = ask(console, to_tier="consumer", start=start_ms)
     assert (answer.status, answer.json["title"]) == (409, "Not to be read"), answer.text
     assert "groups billing, web are compared there, each for itself" in answer.json["detail"]
+
+
+def test_of_several_groups_the_one_that_is_named_is_looked_into(
+    console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the audit knows of that group, and of no other, goes into the drill-down."""
+    _, start_ms = finished(console, billing={7}, web={3, 4})
+    asked: list[tuple[str, int, Any]] = []
+
+    async def drill(_: Any, question: Question, *__: Any, difference: Any, **___: Any) -> Any:
+        asked.append((question.group, difference.surplus, difference.ids))
+        raise NotReadable("far enough")
+
+    monkeypatch.setattr(audit_missing, "drill", drill)
+    for group in ("billing", "web"):
+        ask(console, to_tier="consumer", start=start_ms, group=group)
+    assert asked == [("billing", 1, of_ids(ids_of([b"7"]))), ("web", 2, of_ids(ids_of([b"3", b"4"])))]
+    answer = ask(console, to_tier="consumer", start=start_ms, group="none")
+    assert (answer.status, "those are: billing, web" in answer.json["detail"]) == (409, True), answer.text
+
+
+def test_an_answer_that_was_taken_away_meanwhile_is_read_again(
+    counted: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As copying again does, or the answers to many other questions."""
+
+    async def drilled(self: audit_missing.AuditMissingRoutes, *_: Any) -> Any:
+        sides: Any = None
+        answer = Answered(Question("orders", "regional", "aggregate", START), Window(0, 1), [], {}, 1, 0, [],
+                          [], sides, is_known=False)  # fmt: skip
+        return audit_missing.Kept(answer, audit_missing.Verdict(None, False, None, 0), 0, 0.0)
+
+    monkeypatch.setattr(audit_missing.AuditMissingRoutes, "_drilled", drilled)
+    monkeypatch.setattr(drilled_down, "told", lambda _: {})
+    answer = ask(counted)
+    assert (answer.status, answer.json["state"]) == (202, "done"), answer.text
 
 
 def test_only_the_leader_copies(console: Console) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from aiokafka.errors import MessageSizeTooLargeError
 from aiokafka.partitioner import DefaultPartitioner
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -41,11 +42,14 @@ class Topic:
 
     def __init__(self) -> None:
         self.end, self.sent, self.ticks = 0, list[Any](), 0
+        self.refuses: dict[str, Exception] = {}  # by audited topic
 
     async def end_offsets(self, wanted: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
         return {at: self.end if at[1] == 5 else 0 for at in wanted}
 
     async def send(self, event: Any) -> asyncio.Future[Any]:
+        if event.topic in self.refuses:
+            raise self.refuses[event.topic]
         self.sent.append(event)
         future = asyncio.get_running_loop().create_future()
         future.set_result(None)
@@ -200,6 +204,29 @@ async def test_windows_are_closed_by_who_knows_all_there_is() -> None:
     assert [type(event) for event in topic.sent] == [Close]
     await stand.books._sweep()
     assert len(topic.sent) == 1, "others have written what it does not know"
+
+
+@pytest.mark.parametrize("error", [MessageSizeTooLargeError("too large"), ZeroDivisionError()])
+async def test_what_is_due_of_a_topic_and_cannot_be_sent_holds_no_other_up(error: Exception) -> None:
+    stand = Stand(topic := Topic())
+    for offset, name in enumerate(("a", "b", "c")):
+        one = msgspec.structs.replace(report(1, 1, watermark_ms=600_000), topic=name)
+        await stand.event(offset, wire.encode(one))
+    topic.refuses = {"a": error, "b": error}
+    topic.end = 3
+    await stand.books._sweep()
+    await stand.books._sweep()
+    assert {event.topic for event in topic.sent} == {"c"}
+    assert topic.ticks == 1
+
+
+async def test_an_event_without_a_time_is_the_same_whenever_it_is_read() -> None:
+    stand = Stand(topic := Topic())
+    await stand.event(0, wire.encode(report(1, 1, watermark_ms=1 << 40)), recorded_ms=-1)
+    other = Stand(topic, again=6)
+    other.last.events = list(stand.last.events)
+    await other.event(1, wire.encode(Tick(0)))
+    assert other.books.books[5].collector.tiers == stand.books.books[5].collector.tiers
 
 
 async def test_a_partition_that_nobody_holds_is_known_as_such_unless_it_is_empty() -> None:

@@ -23,11 +23,16 @@ from app.cli.main import switchyard
 from app.core.audit.count import Rows, Tally
 from app.core.audit.fingerprint import ids_of
 from app.core.audit.reports import Scope, client_report
+from app.core.record_batch import Committed, iter_batches
 from app.demo.stage import Process, Stage, http, route, wait_until
 from app.demo.traffic import create_topic
+from app.kafka.clusters import LATEST, READ_COMMITTED
+from app.kafka.decode import records_of
+from app.kafka.read_span import read_span
 from tests.audit.rows import numbers
-from tests.kafka.conftest import producing
+from tests.kafka.conftest import connected, producing
 from tests.system.test_audit import AWAY, ENOUGH_S, HOME, WIDTH_MS, listed, plan
+from tests.system.test_audit_alerts import leads
 
 pytestmark = pytest.mark.system
 
@@ -197,6 +202,74 @@ def test_faults_between_two_clusters_are_named_and_what_is_missing_is_copied_aga
     assert (gone.exit_code, unread) == (0, {(HOME, 0, 100)}), "what nobody can read any more is no loss"
     assert (told["counts"]["missing"], told["counts"]["foreign"]) == (0, 0)
     assert told["counts"]["unclear"] >= 99
+
+
+def test_copying_again_goes_on_once_where_a_killed_leader_has_left_it(stage: Stage, topic_name: str) -> None:
+    """It is killed between two partitions: a transaction of somebody else's holds it up at the second."""
+    home, away = stage.yard.bootstrap(HOME), stage.yard.bootstrap(AWAY)
+    for bootstrap in (home, away):
+        asyncio.run(create_topic(bootstrap, topic_name, PARTITIONS))
+    workers = [stage.worker() for _ in range(2)]
+    stage.deploy(workers[0], plan("all", topic_name, clusters=["regional", "aggregate"]))
+    warm: list[Sent] = [{"partition": p, "value": b"warm"} for p in range(PARTITIONS)]
+    for bootstrap in (home, away):
+        asyncio.run(write(bootstrap, topic_name, warm))
+    wait_until(lambda: len(listed(workers[0], "windows", topic=topic_name)) >= 2, ENOUGH_S, workers[0].tail)
+    start_ms = window_ahead()
+    written: list[Sent] = [
+        {"partition": n % PARTITIONS, "value": b"v%d" % n, "timestamp_ms": start_ms + n} for n in range(300)
+    ]
+    asyncio.run(write(home, topic_name, written))
+    asyncio.run(write(away, topic_name, written[:100]))
+    assert until_closed(workers[0], topic_name, start_ms, home, away)["missing"] == 200
+    asyncio.run(_killed_while_it_copies(workers, away, topic_name, start_ms))
+    (left,) = workers
+    wait_until(lambda: leads(left, left), ENOUGH_S, left.tail)
+
+    done: list[Result] = []
+
+    def again() -> bool:
+        done[:] = [ask(left, "copy-again", topic_name, start_ms, "--execute", "--yes", "-o", "json")]
+        return done[0].exit_code == 0
+
+    # What was copied came late: for two minutes and more the audit waits whether others follow.
+    wait_until(again, 4 * ENOUGH_S, lambda: done[0].output + left.tail(), 1.0)
+    values = Counter(asyncio.run(committed_values(away, topic_name)))
+    assert values - Counter({b"warm": PARTITIONS, b"tick": values[b"tick"]}) == Counter(
+        record["value"] for record in written
+    )
+
+
+async def _killed_while_it_copies(workers: list[Process], away: str, topic: str, start_ms: int) -> None:
+    """Kills the leader once the first partition's records are there, and the second's are not."""
+    leader = next(worker for worker in workers if leads(worker, workers[0]))
+    workers.remove(leader)
+    async with producing(away, transactional_id=topic) as other:
+        await other.begin_transaction()
+        await other.send_and_wait(topic, b"other", partition=1)
+        begun = asyncio.create_task(
+            asyncio.to_thread(ask, leader, "copy-again", topic, start_ms, "--execute", "--yes")
+        )
+        async with asyncio.timeout(ENOUGH_S):
+            while (await committed_values(away, topic, 0)).count(b"v298") != 1:  # noqa: ASYNC110 - of a broker
+                await asyncio.sleep(0.2)
+        await asyncio.to_thread(leader.kill)
+        await other.abort_transaction()
+        await asyncio.wait([begun])
+
+
+async def committed_values(bootstrap: str, topic: str, *partitions: int) -> list[bytes | None]:
+    """What whoever reads committed records finds now."""
+    found: list[bytes | None] = []
+    async with connected(bootstrap) as client:
+        wanted = [(topic, number) for number in partitions or range(PARTITIONS)]
+        ends = await client.offsets(wanted, LATEST, READ_COMMITTED)
+        for (_, number), end in ends.items():
+            async for piece in read_span(client, topic, number, 0, end):
+                shown = Committed(piece.aborted)
+                batches = (batch for batch in iter_batches(piece.data) if shown.shows(batch))
+                found += [record.value for batch in batches for record in records_of(batch)]
+    return found
 
 
 def test_what_a_route_left_out_is_named_though_all_records_are_alike(stage: Stage, topic_name: str) -> None:

@@ -15,7 +15,7 @@ export const several = (n, what) => `${number(n)} ${what}${n === 1 ? "" : "s"}`;
 export const quoted = (word) => (/^[\w.-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`); // for a shell
 export const badge = (state) => pill(STATES[state]?.[1] ?? state, STATES[state]?.[0] ?? "");
 export const PHASES = { open: "open", provisional: "over, waits for late ones", closed: "closed" };
-const BY = { count: "counts", ids: "message ids", offsets: "offsets of the source" };
+const BY = { count: "counts", ids: "message ids", values: "message ids and values", offsets: "offsets of the source" };
 
 // A verdict in a sentence. Where an audit is absent nothing is said of loss.
 export function sentence(v) {

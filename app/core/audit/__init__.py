@@ -53,7 +53,8 @@ No false alarms
 5. Until both tiers have closed a window, a difference is provisional. The bound of lateness grows with what
    was seen late, up to a limit.
 6. A watermark is never ahead of the clock of the audit, nor is anything else that a report says of times: one
-   record with a time in the future closes nothing, and no client's clock is believed. The clock of the audit
+   record with a time in the future closes nothing, nor do a few that are ahead of those about them in a
+   backlog (`count.mark_of`), and no client's clock is believed. The clock of the audit
    is the brokers': when a report came into the topic. Where the topic does not say so it is that of whoever
    decides what is due.
 7. What counts otherwise than planned (windows of another width, a cluster that no plan names) is told in

@@ -20,9 +20,9 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from app.core.audit.count import UNTIMED, Rows, Tally, believed, window_of
+from app.core.audit.count import SKEW_MS, UNTIMED, Rows, Tally, believed, window_of
 from app.core.audit.headers import Numbers
-from app.core.audit.reports import Report, Scope, client_report
+from app.core.audit.reports import Report, Scope, client_report, shard_of_client
 from app.core.audit.totals import NEVER_MS, NO_TOTALS, Totals
 
 MOST_PENDING = 1_000  # reports; beyond them what is counted waits unreported, in one tally
@@ -31,7 +31,8 @@ MOST_EARLY = 16  # reports that are made before they are asked for: some MB
 
 
 class ClientState(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a write-ahead log keeps of a client's audit of one scope; see `ClientAudit`."""
+    """What a write-ahead log keeps of a client's audit of one scope; see `ClientAudit`. `shard`: of its
+    reports; former versions named none, and put all into 0: there it stays, as one may be known there."""
 
     scope: Scope
     source: str
@@ -40,24 +41,27 @@ class ClientState(msgspec.Struct, frozen=True, omit_defaults=True):
     windows: dict[int, Totals] = {}
     max_timestamp_ms: int = NEVER_MS
     arrived_ms: int = NEVER_MS
+    shard: int = 0
 
 
 class ClientAudit:
     """See the module. It asks for no clock: times are given.
 
     Args:
-        idle_ms: who has counted nothing for so long has nothing older to come.
+        idle_ms: who has counted nothing for so long has nothing older to come; nor has who has counted only
+            records that say nothing of how far it is: without a timestamp, or ahead of its clock.
 
     Attributes: `untimed`: records that have a timestamp, and were counted as if they had none (rule 4).
     """
 
     __slots__ = ("_arrived_ms", "_before", "_counted_ms", "_idle_ms", "_late_ms", "_max_timestamp_ms",
-                 "_pending", "_scope", "_sequence", "_source", "_tally", "untimed")  # fmt: skip
+                 "_pending", "_scope", "_sequence", "_shard", "_source", "_tally", "untimed")  # fmt: skip
 
     def __init__(self, scope: Scope, source: str, idle_ms: int) -> None:
         self._scope = scope
         self._source = source
         self._idle_ms = idle_ms
+        self._shard = shard_of_client(source)
         self._sequence = 0
         self._pending: list[Report] = []
         self._tally = Tally(scope.width_ms)
@@ -70,7 +74,7 @@ class ClientAudit:
     def restored(cls, state: ClientState, idle_ms: int) -> ClientAudit:
         """The incarnation that kept the state, going on."""
         found = cls(state.scope, state.source, idle_ms)
-        found._sequence, found._pending = state.sequence, list(state.pending)
+        found._sequence, found._pending, found._shard = state.sequence, list(state.pending), state.shard
         found._before = dict(state.windows)
         found._max_timestamp_ms, found._arrived_ms = state.max_timestamp_ms, state.arrived_ms
         return found
@@ -78,7 +82,7 @@ class ClientAudit:
     def state(self) -> ClientState:
         return ClientState(
             self._scope, self._source, self._sequence, tuple(self._pending), self._windows(),
-            self._max_timestamp_ms, self._arrived_ms,
+            self._max_timestamp_ms, self._arrived_ms, self._shard,
         )  # fmt: skip
 
     def add(self, rows: Rows, at_ms: int | Numbers) -> None:
@@ -87,6 +91,8 @@ class ClientAudit:
             return
         rows = rows._replace(timestamps_ms=believed(rows.timestamps_ms))
         counted_ms = at_ms if isinstance(at_ms, int) else int(at_ms.max())
+        if ((rows.timestamps_ms >= 0) & (rows.timestamps_ms <= counted_ms + SKEW_MS)).any():
+            self._counted_ms = max(self._counted_ms, counted_ms)
         if len(self._tally.windows) >= MOST_WINDOWS:
             known_ms = self._of_known_windows(rows.timestamps_ms)
             if others := int((known_ms != rows.timestamps_ms).sum()):
@@ -101,8 +107,9 @@ class ClientAudit:
             upto_ms = min(self._max_timestamp_ms, counted_ms)  # a time in the future makes nothing late
             self._late_ms = max(self._late_ms, upto_ms - end_ms)
         self._tally.add(rows, at_ms)
-        self._max_timestamp_ms = max(self._max_timestamp_ms, self._tally.max_timestamp_ms)
-        self._counted_ms = max(self._counted_ms, counted_ms)
+        credible = timed[timed <= counted_ms + SKEW_MS]
+        if credible.size:
+            self._max_timestamp_ms = max(self._max_timestamp_ms, int(credible.max()))
 
     def reports(self, at_ms: int, *, leaves: bool = False) -> list[Report]:
         """All that is not acknowledged, and what was counted since; an empty one says that it is heard."""
@@ -122,6 +129,7 @@ class ClientAudit:
             watermark_ms=self._arrived_ms if self._pending else mark_ms,
             late_ms=self._late_ms,
             leaves=leaves,
+            shard=self._shard,
         )
         self._pending.append(report)
         self._sequence += 1

@@ -6,7 +6,8 @@ state, byte by byte, whatever was written twice or lost in between.
 
 Bounds, so that no client fills the memory: a partition has `MOST_TIERS` shards of tiers and `MOST_WINDOWS`
 windows, a tier `MOST_OF_TIER` of them; what is beyond is refused (`Verdict.FULL`). Of a tier that has come
-near that, the oldest closed windows are dropped before their time. The bounds are of all records, which are
+near that, the oldest closed windows are dropped before their time. What would make a value larger than the
+changelog takes is refused, too (`MOST_VALUE_BYTES`). The bounds are of all records, which are
 of different ages in a replay: a report that was refused for them may then count.
 """
 
@@ -27,6 +28,8 @@ MOST_TIERS = 20_000
 MOST_WINDOWS = 500_000
 MOST_OF_TIER = 100_000
 KEPT_OF_TIER = 80_000  # more are dropped before their time, down to nine tenths of it
+# Of a table's value, which the changelog takes up to 2 MB of: closings and who was silent come on top.
+MOST_VALUE_BYTES = 1_200_000
 UNKNOWN_MS = 1 << 62  # when an event came into a topic that does not say so
 
 
@@ -94,18 +97,25 @@ class Collector:
         """Folds in the event at an offset of the topic.
 
         Args:
-            recorded_ms: the time of the record, by the brokers: no report's time is ahead of it.
+            recorded_ms: the time of the record, by the brokers: no event's time is ahead of it. Below 0: the
+                topic does not say.
 
         Raises:
             BadReport: nothing is changed.
         """
+        if recorded_ms < 0:
+            recorded_ms = UNKNOWN_MS
         match event:
             case Report():
                 return self._report(bounded(checked(event), recorded_ms), position)
             case Close():
-                return self._close((event.topic, event.tier, event.cluster), event, position)
+                tiers.check(event)
+                close = tiers.bounded(event, recorded_ms)
+                return self._close((close.topic, close.tier, close.cluster), close, position)
             case Forget():
-                return self._forget((event.topic, event.tier, event.cluster), event, position)
+                tiers.check(event)
+                forget = tiers.bounded(event, recorded_ms)
+                return self._forget((forget.topic, forget.tier, forget.cluster), forget, position)
             case Tick():
                 return Written()
 
@@ -154,6 +164,8 @@ class Collector:
                 verdicts.append((key, Verdict.FORGOTTEN))
                 continue
             after, _, verdict = windows.on_report(before, report, increment.totals, position, increment.span)
+            if after is not before and _is_too_large(after):
+                verdict, after = Verdict.FULL, before
             verdicts.append((key, verdict))
             if after is not before:
                 self.restore_window(key, after)
@@ -163,6 +175,8 @@ class Collector:
             return Written((), (), (), tuple(verdicts))
         known = self.tiers.get(tier, TierRecord())
         record = tiers.on_report(known, report, position)
+        if report.source not in known.sources and _is_too_large(record):
+            record = known  # it is not waited for; those that are known go on
         if record is not known:
             self.restore_tier(tier, record)
         return Written(tuple(changed), (tier,) if record is not known else (), (), tuple(verdicts))
@@ -222,3 +236,7 @@ class Collector:
             if self.tiers[tier] is not known:
                 written.append(tier)
         return Written((), tuple(written), tuple(old))
+
+
+def _is_too_large(record: WindowRecord | TierRecord) -> bool:
+    return len(msgspec.json.encode(record)) > MOST_VALUE_BYTES

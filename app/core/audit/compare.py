@@ -52,6 +52,7 @@ class By(enum.Enum):
 
     COUNT = "count"
     IDS = "ids"
+    VALUES = "values"  # ids with the values that they came with
     OFFSETS = "offsets"
 
 
@@ -236,6 +237,8 @@ def _closed(
 def _content(before: Totals, after: Totals) -> tuple[By, bool]:
     """What could be compared, and whether it differs; what differs comes first."""
     found: list[tuple[By, bool]] = []
+    if before.contained == before.count and after.contained == after.count:
+        found.append((By.VALUES, before.contents != after.contents))
     if before.identified == before.count and after.identified == after.count:
         found.append((By.IDS, before.ids != after.ids))
     is_sourced = before.sourced == before.count and after.sourced == after.count

@@ -19,7 +19,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -40,13 +40,35 @@ LOG_APPEND_TIME, TRANSACTIONAL, CONTROL, DELETE_HORIZON = 0x08, 0x10, 0x20, 0x40
 MANY_WINDOWS = 32  # of records counted together: a histogram of each would take much memory
 _SPREAD = 4  # points a batch's latencies are spread over
 
+SKEW_MS = 120_000  # so far ahead a clock may be; a timestamp beyond says nothing of how far its source is
+LIFTS = 16  # so many times as many records behind are believed more than those that are ahead of them
+
 Decode = Callable[[Batch], Iterable[Record]]
 IdOf = Callable[[Record], bytes | None]
+ContentOf = Callable[[Record], int]
 
 
 def window_of(timestamp_ms: int, width_ms: int) -> int:
     """The start of the window of an event time."""
     return timestamp_ms - timestamp_ms % width_ms if 0 <= timestamp_ms <= LAST_MS else UNTIMED
+
+
+def mark_of(windows: Mapping[int, Sums], at_ms: int) -> int:
+    """How far a source is by a chunk of its records: up to the timestamps that at least one record in `LIFTS`
+    has come to. A few that are ahead of all others, or of the clock, say nothing: in a backlog they would
+    make late what follows. `NEVER_MS`: it cannot be told. It is no closer than a window's width.
+
+    Args:
+        windows: of the chunk. at_ms: when it came.
+    """
+    last_ms = at_ms + SKEW_MS
+    starts = sorted((start for start in windows if UNTIMED < start <= last_ms), reverse=True)
+    total, ahead = sum(windows[start].count for start in starts), 0
+    for start in starts:
+        ahead += windows[start].count
+        if ahead * LIFTS >= total:
+            return min(windows[start].last_ms, last_ms)
+    return NEVER_MS
 
 
 def believed(timestamps_ms: Numbers) -> Numbers:
@@ -57,12 +79,14 @@ def believed(timestamps_ms: Numbers) -> Numbers:
 
 
 class Rows(NamedTuple):
-    """Records as arrays of one length. `offsets`, `ids`: None where they are not to be had."""
+    """Records as arrays of one length. `offsets`, `ids`, `contents` (ids that change with what the records
+    hold): None where they are not to be had."""
 
     timestamps_ms: Numbers
     nbytes: Numbers
     offsets: Numbers | None = None
     ids: Words | None = None
+    contents: Words | None = None
 
 
 class Times(NamedTuple):
@@ -157,6 +181,9 @@ class Tally:
             if rows.ids is not None:
                 sums.ids = sums.ids.plus(fingerprint.of_ids(rows.ids[mask]))
                 sums.identified += here.size
+            if rows.contents is not None:
+                sums.contents = sums.contents.plus(fingerprint.of_ids(rows.contents[mask]))
+                sums.contained += here.size
             if seen_at_ms is not None and start != UNTIMED:
                 seen = seen_at_ms if isinstance(seen_at_ms, int) else seen_at_ms[mask]
                 sums.latencies.add(seen - here)
@@ -173,6 +200,7 @@ class How(NamedTuple):
         source: what the offsets belong to; None: no fingerprint of offsets.
         id_of: a record's message id, None if it has none: it counts, and is not in the fingerprint of ids.
             With this every batch is decoded.
+        content_of: 32 bits of what a record holds, to be compared with its id; None: it is not.
         disorder_ms: rule 2.
         by_value: `decode` gives times that headers do not tell: every batch is decoded.
     """
@@ -182,6 +210,7 @@ class How(NamedTuple):
     id_of: IdOf | None = None
     disorder_ms: int = DISORDER_MS
     by_value: bool = False
+    content_of: ContentOf | None = None
 
 
 def count_chunk(
@@ -325,6 +354,7 @@ def _count_records(
     offsets: list[int] = []
     nbytes: list[int] = []
     names: list[bytes | None] = []
+    checksums: list[int] = []
     for batch in batches:
         try:
             records = [record for record in how.decode(batch) if record.offset >= start_offset]
@@ -339,15 +369,22 @@ def _count_records(
         share, rest = divmod(batch.header.length + LOG_OVERHEAD_BYTES, len(records))
         nbytes += [share + rest] + [share] * (len(records) - 1)
         if how.id_of is not None:
-            names += map(how.id_of, records)
+            found = list(map(how.id_of, records))
+            names += found
+            if how.content_of is not None:
+                named = zip(records, found, strict=True)
+                checksums += [how.content_of(record) for record, name in named if name is not None]
     rows = Rows(_numbers(timestamps), _numbers(nbytes), _numbers(offsets))
     if how.id_of is None:
         tally.add(rows, seen_at_ms, how.source)
         return
-    named = np.array([name is not None for name in names], dtype=np.bool_)
+    has_id = np.array([name is not None for name in names], dtype=np.bool_)
     ids = fingerprint.ids_of([name for name in names if name is not None])
-    for mask, found in ((named, ids), (~named, None)):
-        some = Rows(rows.timestamps_ms[mask], rows.nbytes[mask], _numbers(offsets)[mask], found)
+    contents = None
+    if how.content_of is not None:
+        contents = fingerprint.with_content(ids, np.array(checksums, dtype=np.uint32))
+    for mask, *told in ((has_id, ids, contents), (~has_id, None, None)):
+        some = Rows(rows.timestamps_ms[mask], rows.nbytes[mask], _numbers(offsets)[mask], *told)
         tally.add(some, seen_at_ms, how.source)
 
 

@@ -25,6 +25,7 @@ from app.core.audit.count import How, Tally, count_chunk
 from app.core.audit.fingerprint import Source
 from app.core.audit.reader import PartitionReader, PartState, by_part, bytes_below
 from app.core.audit.reports import PART_OFFSETS, Report, Scope
+from app.core.ranges import MAX_OFFSET
 from app.core.record_batch import Committed
 
 MOST_PIECES = 256  # beyond, neighbours are joined
@@ -65,7 +66,10 @@ class ConsumerReader:
         version: grows when a successor has to be told.
     """
 
-    __slots__ = ("_how", "_lateness_ms", "_pieces", "_scope", "is_cut", "is_known", "reader", "version")
+    __slots__ = (
+        "_how", "_lateness_ms", "_log_end", "_log_end_ms", "_pieces", "_scope", "is_cut", "is_known",
+        "reader", "version",
+    )  # fmt: skip
 
     def __init__(
         self, scope: Scope, source: Source, how: How, next_offset: int, *, lineage: int = 0,
@@ -75,6 +79,7 @@ class ConsumerReader:
         self._how = how
         self._lateness_ms = lateness_ms
         self._pieces: list[Piece] = []
+        self._log_end, self._log_end_ms = MAX_OFFSET, at_ms  # where the log ended, and when; see `ended`
         self.reader = PartitionReader(scope, source, how, next_offset, lineage=lineage)
         self.is_cut = is_cut
         self.is_known = bool(state) and state[-1].upto == next_offset
@@ -152,13 +157,18 @@ class ConsumerReader:
         self.reader.pass_over(offset, at_ms)
         self.is_cut, self.is_known = True, False
         self.version += 1
-        if (mark_ms := self.reader.max_timestamp_ms) >= 0:
-            self.reader.complete_ms = max(self.reader.complete_ms, mark_ms + self._lateness_ms)
+        # What was finished elsewhere nobody knows the windows of, but that they began before now.
+        self.reader.complete_ms = max(self.reader.complete_ms, at_ms)
 
     def ended(self, end: int, base: int, at_ms: int) -> None:
-        """The log ends there; where that is finished, nothing older is on its way."""
-        if end <= base <= self.next_offset and not self._pieces:
-            self.reader.ended(at_ms)
+        """The log ends there; where that is finished, nothing older is on its way. Of a log that grows all
+        the time it is what it had some time ago that is finished: then nothing older than that is."""
+        upto = min(base, self.next_offset)
+        if end <= upto or end < self._log_end:
+            self._log_end, self._log_end_ms = end, at_ms
+        if self._log_end <= upto:
+            self.reader.ended(self._log_end_ms)
+            self._log_end, self._log_end_ms = end, at_ms
             if self.is_cut and self.reader.complete_ms < 0:
                 self.reader.complete_ms = at_ms
 

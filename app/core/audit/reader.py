@@ -15,11 +15,10 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 import numpy as np
 
-from app.core.audit.count import UNTIMED, How, Tally, count_chunk, count_headers, told_by_headers
+from app.core.audit.count import UNTIMED, How, Tally, count_chunk, count_headers, mark_of, told_by_headers
 from app.core.audit.fingerprint import Source
 from app.core.audit.headers import Headers, Numbers
-from app.core.audit.reports import PART_OFFSETS, Increment, Report, Scope, report_id, shard_of
-from app.core.audit.tiers import INCARNATION
+from app.core.audit.reports import INCARNATION, PART_OFFSETS, Increment, Report, Scope, report_id, shard_of
 from app.core.audit.totals import NEVER_MS, Sums
 from app.core.record_batch import LOG_OVERHEAD_BYTES, Committed
 
@@ -53,14 +52,15 @@ class PartitionReader:
 
     Attributes:
         next_offset: everything below is counted.
+        max_timestamp_ms: of all that was counted; of how far the source is it says nothing (`mark_of`).
         complete_ms: as in `Report`.
         records: that were counted here.
     """
 
     __slots__ = (
-        "_acknowledged", "_arrived_ms", "_ended_ms", "_finished", "_how", "_idle_ms", "_late_ms", "_name",
-        "_part", "_partition", "_scope", "_since", "_tally", "_told_upto", "complete_ms",
-        "max_timestamp_ms", "next_offset", "records",
+        "_acknowledged", "_arrived_ms", "_ended_ms", "_finished", "_how", "_idle_ms", "_late_ms",
+        "_mark_ms", "_name", "_part", "_partition", "_scope", "_since", "_tally", "_told_upto",
+        "complete_ms", "max_timestamp_ms", "next_offset", "records",
     )  # fmt: skip
 
     def __init__(
@@ -73,7 +73,7 @@ class PartitionReader:
         self._how = how
         self._idle_ms = idle_ms
         self._finished: list[Report] = []  # final, not acknowledged
-        self._ended_ms = self._arrived_ms = self.max_timestamp_ms = NEVER_MS
+        self._ended_ms = self._arrived_ms = self._mark_ms = self.max_timestamp_ms = NEVER_MS
         self.records = 0
         self.complete_ms = NEVER_MS
         self._late_ms = 0  # since the last report that was acknowledged
@@ -170,6 +170,7 @@ class PartitionReader:
         for increment in last.windows:
             self._tally.windows[increment.start_ms] = Sums(increment.totals, increment.span)
             self.max_timestamp_ms = max(self.max_timestamp_ms, increment.totals.last_ms)
+        self._mark_ms = mark_of(self._tally.windows, at_ms)
         self._tally.max_timestamp_ms = self.max_timestamp_ms
         self.next_offset = last.upto
 
@@ -228,7 +229,7 @@ class PartitionReader:
     def watermark_ms(self, at_ms: int) -> int:
         """Nothing below is expected any more, but for what comes late; -1: nobody knows."""
         quiet_ms = self._ended_ms - self._idle_ms if self._ended_ms != NEVER_MS else NEVER_MS
-        return max(NEVER_MS, min(self.max_timestamp_ms, at_ms), quiet_ms)
+        return max(NEVER_MS, min(self._mark_ms, at_ms), quiet_ms)
 
     def _begin(self, part: int, since: int) -> None:
         self._part, self._since = part, since
@@ -244,11 +245,12 @@ class PartitionReader:
 
     def _add(self, tally: Tally, at_ms: int) -> None:
         width_ms = self._scope.width_ms
-        mark_ms = min(self.max_timestamp_ms, at_ms)  # a time in the future makes nothing late
+        mark_ms = min(self._mark_ms, at_ms)  # a time in the future makes nothing late
         for start, sums in tally.windows.items():
             self.records += sums.count
             if start != UNTIMED and start + width_ms < mark_ms:
                 self._late_ms = max(self._late_ms, mark_ms - start - width_ms)
+        self._mark_ms = max(self._mark_ms, mark_of(tally.windows, at_ms))
         self._tally.merge(tally)
         self.max_timestamp_ms = max(self.max_timestamp_ms, tally.max_timestamp_ms)
 

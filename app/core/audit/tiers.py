@@ -16,18 +16,28 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from itertools import accumulate, takewhile
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from app.core.audit.reports import MOST_SOURCES, Report, Scope
+from app.core.audit.reports import (
+    INCARNATION,
+    MOST_SOURCE_CHARS,
+    MOST_SOURCES,
+    MOST_TIME_MS,
+    BadReport,
+    Report,
+    Scope,
+    fault_of_names,
+)
 
 NOT_YET_MS = -1
 MOST_CLOSINGS = 64  # that a record tells apart; only replays of older ones could be told wrong
+MOST_LATE_MS = 12 * 3_600_000  # believed of what was late: twice that is the longest that a plan waits
 MOST_NAMED = 16  # silent sources that a closing names
-INCARNATION = "@"  # in a source's name: behind it stands which incarnation of the client it is
-
-
+# … and that it gives up; the next one goes on. An event that the topic does not take would close nothing.
+MOST_GIVEN_UP, MOST_GIVEN_UP_BYTES = MOST_SOURCES, 500_000
 CONSUMER = "consumer"  # the tier of those who read a cluster's topic
 _GROUP = ":"  # in the name of a consumer's place, before its group; no cluster has it in its name
 
@@ -87,7 +97,7 @@ class Close(msgspec.Struct, frozen=True, omit_defaults=True, tag="close"):
 
     Attributes:
         without: silent sources whose watermarks had not come to `before_ms`, with them; at most `MOST_NAMED`.
-        given_up: sources that nobody waits for any more.
+        given_up: sources that nobody waits for any more; at most `MOST_GIVEN_UP`, of `MOST_GIVEN_UP_BYTES`.
     """
 
     topic: str
@@ -107,6 +117,9 @@ class Forget(msgspec.Struct, frozen=True, tag="forget"):
     cluster: str
     before_ms: int
     at_ms: int
+
+
+E = TypeVar("E", Close, Forget)
 
 
 class Heard(msgspec.Struct, frozen=True, array_like=True):
@@ -149,6 +162,33 @@ class TierRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     position: int = -1
 
 
+def check(event: Close | Forget) -> None:
+    """Raises BadReport: it says what none can say."""
+    fault = fault_of_names(event.topic, event.tier, event.cluster)
+    if not (0 <= event.before_ms <= MOST_TIME_MS and 0 <= event.at_ms <= MOST_TIME_MS):
+        fault = fault or f"a time below 0, or above {MOST_TIME_MS}"
+    if isinstance(event, Close):
+        names = [name for name, _ in event.without]
+        if len(names) > MOST_NAMED or max(map(len, names), default=0) > MOST_SOURCE_CHARS:
+            fault = fault or f"{len(names)} silent sources; it names {MOST_NAMED}, of short names"
+        if any(abs(mark_ms) > MOST_TIME_MS for _, mark_ms in event.without):
+            fault = fault or f"a watermark above {MOST_TIME_MS}"
+        if len(event.given_up) > MOST_GIVEN_UP or sum(map(_size, event.given_up)) > MOST_GIVEN_UP_BYTES:
+            told = (
+                f"at most {MOST_GIVEN_UP} of {MOST_GIVEN_UP_BYTES} bytes; let the next closing name the rest"
+            )
+            fault = fault or f"{len(event.given_up)} sources given up: {told}"
+    if fault:
+        raise BadReport(f"{type(event).__name__} of {event.topic[:60]!r}: {fault}")
+
+
+def bounded(event: E, recorded_ms: int) -> E:
+    """The closing, or dropping, of nothing that ends ahead of the clock of the audit (`reports.bounded`)."""
+    if event.before_ms <= recorded_ms:
+        return event
+    return msgspec.structs.replace(event, before_ms=recorded_ms)
+
+
 def missed(without: Iterable[tuple[str, int]], end_ms: int) -> tuple[str, ...]:
     """Those of the silent sources that had not come to `end_ms`."""
     return tuple(name for name, watermark_ms in without if watermark_ms < end_ms)
@@ -167,7 +207,9 @@ def on_report(record: TierRecord, report: Report, position: int) -> TierRecord:
             sources[report.source] = Heard(max(known.watermark_ms, told), max(known.heard_ms, report.at_ms))
         elif len(sources) < MOST_SOURCES:
             sources[report.source] = Heard(told, report.at_ms)
-    late_ms, complete_ms = max(record.late_ms, report.late_ms), max(record.complete_ms, report.complete_ms)
+    # One record of long ago must not hold windows open for weeks: what was late fades bit by bit.
+    late_ms = max(record.late_ms, min(report.late_ms, MOST_LATE_MS))
+    complete_ms = max(record.complete_ms, report.complete_ms)
     return msgspec.structs.replace(
         record, sources=sources, late_ms=late_ms, complete_ms=complete_ms, position=position
     )
@@ -181,7 +223,8 @@ def on_close(record: TierRecord, close: Close, position: int) -> TierRecord:
     if close.before_ms > closed_before(record):
         closing = Closing(close.before_ms, position, close.at_ms, close.without)
         closings = (*closings, closing)[-MOST_CLOSINGS:]
-    sources = {name: heard for name, heard in record.sources.items() if name not in close.given_up}
+    given_up = set(close.given_up)
+    sources = {name: heard for name, heard in record.sources.items() if name not in given_up}
     return msgspec.structs.replace(
         record, sources=sources, closings=closings, late_ms=record.late_ms * 15 // 16, position=position
     )
@@ -284,4 +327,11 @@ def _silent(
             without.append((name, source.watermark_ms))
         if silence_ms > bounds.give_up_ms or source.heard_ms < heard_ms[name.partition(INCARNATION)[0]]:
             given_up.append(name)
-    return tuple(without[:MOST_NAMED]), tuple(given_up)
+    sizes = accumulate(map(_size, given_up[:MOST_GIVEN_UP]))
+    fits = sum(1 for _ in takewhile(lambda size: size <= MOST_GIVEN_UP_BYTES, sizes))
+    return tuple(without[:MOST_NAMED]), tuple(given_up[:fits])
+
+
+def _size(name: str) -> int:
+    """Of a name in an event, in bytes."""
+    return len(msgspec.json.encode(name)) + 1

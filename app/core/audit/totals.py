@@ -21,6 +21,7 @@ class Totals(msgspec.Struct, frozen=True, omit_defaults=True):
             records' share. Tiers that encode differently have different ones.
         duplicates: that the tier itself knows to have been there before (redelivered, written again).
         ids, identified: the fingerprint of message ids, and of how many records.
+        contents, contained: the fingerprint of ids with the values that they came with, and of how many.
         offsets, sourced: the fingerprint of source offsets, and of how many records.
         offsets_of: the clusters whose offsets they are; those of a copy are others than its source's.
         latencies: `Latencies.to_bytes`; may be of fewer records than `count`.
@@ -38,6 +39,8 @@ class Totals(msgspec.Struct, frozen=True, omit_defaults=True):
     latencies: bytes = b""
     first_ms: int = NEVER_MS
     last_ms: int = NEVER_MS
+    contents: Fingerprint = NOTHING
+    contained: int = 0
 
     def plus(self, other: Totals) -> Totals:
         """Both together. Raises CorruptLatencies."""
@@ -53,6 +56,8 @@ class Totals(msgspec.Struct, frozen=True, omit_defaults=True):
             latencies=_merged(self.latencies, other.latencies),
             first_ms=_earlier(self.first_ms, other.first_ms),
             last_ms=max(self.last_ms, other.last_ms),
+            contents=self.contents.plus(other.contents),
+            contained=self.contained + other.contained,
         )
 
     def beyond(self, other: Totals) -> Totals:
@@ -78,6 +83,8 @@ class Totals(msgspec.Struct, frozen=True, omit_defaults=True):
             latencies=latencies,
             first_ms=self.first_ms,
             last_ms=self.last_ms,
+            contents=self.contents.minus(other.contents),
+            contained=self.contained - other.contained,
         )
 
     def percentiles_ms(self, *ranks: float) -> list[float]:
@@ -91,13 +98,15 @@ NO_TOTALS = Totals()
 class Sums:
     """`Totals` while they grow."""
 
-    __slots__ = ("_latencies", "count", "duplicates", "first_ms", "identified", "ids", "last_ms", "nbytes",
-                 "offsets", "offsets_of", "sourced", "span")  # fmt: skip
+    __slots__ = ("_latencies", "contained", "contents", "count", "duplicates", "first_ms", "identified",
+                 "ids", "last_ms", "nbytes", "offsets", "offsets_of", "sourced", "span")  # fmt: skip
 
     def __init__(self, totals: Totals = NO_TOTALS, span: Range = NO_SPAN) -> None:
         self.count, self.nbytes, self.duplicates = totals.count, totals.nbytes, totals.duplicates
         self.identified, self.sourced = totals.identified, totals.sourced
+        self.contained = totals.contained
         self.ids: Fingerprint = totals.ids
+        self.contents: Fingerprint = totals.contents
         self.offsets: Fingerprint = totals.offsets
         self.offsets_of: set[str] = set(totals.offsets_of)
         self._latencies: Latencies | bytes = totals.latencies
@@ -130,6 +139,7 @@ class Sums:
         self.identified += other.identified
         self.sourced += other.sourced
         self.ids = self.ids.plus(other.ids)
+        self.contents, self.contained = self.contents.plus(other.contents), self.contained + other.contained
         self.offsets = self.offsets.plus(other.offsets)
         self.offsets_of |= other.offsets_of
         if isinstance(other._latencies, bytes) and not self._latencies:
@@ -149,6 +159,7 @@ class Sums:
         return Totals(
             self.count, self.nbytes, self.duplicates, self.ids, self.identified, self.offsets, self.sourced,
             tuple(sorted(self.offsets_of)), self._packed(), self.first_ms, self.last_ms,
+            self.contents, self.contained,
         )  # fmt: skip
 
 

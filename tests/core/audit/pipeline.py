@@ -249,9 +249,10 @@ class Pipeline:
         """What is known of a tier now."""
         scope = self.scope(tier)
         key = WindowKey(*scope, window * WIDTH_MS)
-        record = self.collector.windows.get(key)
+        known = self.collector.windows.items()
+        records = [record for one, record in known if one._replace(shard=0) == key]
         clusters = [self.collector.shards(scope[:3])]
-        return side(tier, key.end_ms, [record] if record else [], clusters, self.now_ms, BOUNDS.silence_ms)
+        return side(tier, key.end_ms, records, clusters, self.now_ms, BOUNDS.silence_ms)
 
     def verdict(self, pair: int, window: int) -> Verdict:
         """What is said of a window between two tiers now."""

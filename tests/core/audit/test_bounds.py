@@ -29,9 +29,11 @@ def report(
     scope: Scope = SCOPE,
     sequence: int = 0,
 ) -> Report:
-    return client_report(
+    """All in one table value."""
+    made = client_report(
         scope, source, sequence, {start_ms: Totals(1)}, at_ms=at_ms, watermark_ms=watermark_ms
     )
+    return msgspec.structs.replace(made, shard=0)
 
 
 def test_a_client_whose_clock_is_ahead_closes_nothing_ahead_of_time_and_falls_silent() -> None:
@@ -144,3 +146,23 @@ def test_a_watermark_is_not_ahead_of_the_clock_of_who_asks() -> None:
     collector = Collector()
     collector.apply(report("a", 2_900, watermark_ms=2_900), 0)
     assert tiers.watermark(collector.shards(SCOPE[:3]), 2_000, BOUNDS.silence_ms) == 2_000
+
+
+def test_one_record_of_years_ago_holds_no_window_open_for_long() -> None:
+    collector = Collector()
+    late = msgspec.structs.replace(report("a", 1_000), late_ms=1 << 50)
+    collector.apply(late, 0)
+    record, closings = collector.tiers[TIER], 0
+    while tiers.lateness([record], BOUNDS) == BOUNDS.most_lateness_ms:
+        closings += 1
+        record = tiers.on_close(record, Close(*TIER[:3], closings * WIDTH, closings), closings)
+    assert closings < 200
+
+
+def test_a_closing_by_a_clock_that_is_fast_closes_nothing_ahead_of_the_audits() -> None:
+    collector = Collector()
+    collector.apply(report("a", 1_000, 5_000), 0, recorded_ms=1_000)
+    collector.apply(Close(*TIER[:3], 1 << 50, 1 << 50), 1, recorded_ms=2_000)
+    (record,) = collector.windows.values()
+    assert not record.is_closed
+    assert tiers.closed_before(collector.tiers[TIER]) == 2_000

@@ -14,9 +14,10 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 from app.core.audit import client as client_module
 from app.core.audit.client import ClientAudit, ClientState
 from app.core.audit.collect import Collector
-from app.core.audit.count import Rows, window_of
+from app.core.audit.count import SKEW_MS, Rows, window_of
 from app.core.audit.fingerprint import ids_of, of_ids
 from app.core.audit.reports import Report, Scope
+from app.core.audit.tiers import Bounds
 
 SCOPE = Scope("topic", "consumer", "east", 100)
 IDLE_MS = 300
@@ -129,7 +130,30 @@ def test_a_record_with_a_time_in_the_future_makes_nothing_late() -> None:
     for time_ms in (1_000_000_000, 950):
         client.add(Rows(np.array([time_ms]), np.array([10])), 1_000)
     (report,) = client.reports(1_000)
-    assert (report.late_ms, report.watermark_ms) == (0, 1_000)
+    assert (report.late_ms, report.watermark_ms) == (0, 950)
+
+
+@pytest.mark.parametrize("ahead_ms", [SKEW_MS + 1, 1 << 50, None])
+def test_who_counts_only_what_says_nothing_of_how_far_it_is_holds_no_window_open(
+    ahead_ms: int | None,
+) -> None:
+    """Its clock is wrong, or its producers'; None: its records have no timestamp."""
+    bounds = Bounds(lateness_ms=100, most_lateness_ms=100, silence_ms=200, give_up_ms=1 << 40)
+    clients = [ClientAudit(SCOPE, name, IDLE_MS) for name in ("web@1", "app@1")]
+    collector, position, closed = Collector(), 0, list[int]()
+    for now_ms in range(10_000, 12_000, 100):
+        for client, off_ms in zip(clients, (ahead_ms, -50), strict=True):
+            timestamp_ms = -1 if off_ms is None else now_ms + off_ms
+            client.add(Rows(np.array([timestamp_ms]), np.array([10])), now_ms)
+            for report in client.reports(now_ms):
+                collector.apply(report, position, now_ms)
+                client.acknowledged(report)
+                position += 1
+        for event in collector.due(now_ms, bounds):
+            collector.apply(event, position, now_ms)
+            position += 1
+            closed.append(event.before_ms)
+    assert max(closed, default=0) >= 11_900 - IDLE_MS - 100 - SCOPE.width_ms
 
 
 def test_times_that_mean_nothing_make_no_windows_without_end(monkeypatch: pytest.MonkeyPatch) -> None:

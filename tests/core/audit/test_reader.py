@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import tracemalloc
 
-from app.core.audit.count import UNTIMED, How
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.core.audit.count import LIFTS, SKEW_MS, UNTIMED, How
 from app.core.audit.fingerprint import Source
 from app.core.audit.latencies import BINS
 from app.core.audit.reader import PartitionReader
@@ -15,6 +18,7 @@ from tests.core.audit.logs import Log
 SCOPE = Scope("topic", "regional", "east", 600_000)
 SOURCE = Source("cluster", "id", 0)
 BEGAN_MS = 1_700_000_400_000
+DAY_MS = 86_400_000
 
 
 def reader() -> PartitionReader:
@@ -86,3 +90,56 @@ def test_a_time_beyond_all_calendars_is_none() -> None:
     counts = {increment.start_ms: increment.totals.count for increment in report.windows}
     assert counts == {UNTIMED: 2, BEGAN_MS - BEGAN_MS % SCOPE.width_ms: 2}
     assert one.max_timestamp_ms == BEGAN_MS + 1
+
+
+@given(
+    chunks=st.lists(st.integers(1, 200), min_size=1, max_size=12),
+    strays=st.lists(
+        st.tuples(st.integers(0, 11), st.integers(0, 199), st.integers(1, 400 * DAY_MS)), max_size=12
+    ),
+)
+def test_what_is_ahead_of_a_backlog_lifts_no_watermark_and_makes_nothing_late(
+    chunks: list[int], strays: list[tuple[int, int, int]]
+) -> None:
+    """A backlog of days, a minute a record; of a chunk fewer than one in sixteen lie ahead of their time, or
+    of the clock."""
+    one, log, written = reader(), Log(), 0
+    ahead = {(chunk, index): by_ms for chunk, index, by_ms in strays}
+    for number, size in enumerate(chunks):
+        times = [BEGAN_MS + (written + index) * 60_000 for index in range(size)]
+        honest_ms = times[-1]
+        left = (size - 1) // (LIFTS + 1)
+        for index in range(size):
+            if (number, index) in ahead and left:
+                times[index] += ahead[number, index]
+                left -= 1
+        log.append(times)
+        data, end = log.fetch(written, 1)
+        written = end
+        now_ms = BEGAN_MS + 100 * DAY_MS
+        one.fetched(data, end, at_ms=now_ms)
+        assert one.watermark_ms(now_ms) <= honest_ms + SCOPE.width_ms
+        (report,) = one.reports(now_ms)
+        assert report.late_ms <= SCOPE.width_ms
+        one.acknowledged(report)
+    assert one.watermark_ms(now_ms) >= 0
+
+
+@given(st.integers(SKEW_MS + 1, 400 * DAY_MS), st.integers(1, 40))
+def test_what_is_ahead_of_the_clock_lifts_no_watermark_however_much_it_is(by_ms: int, many: int) -> None:
+    one, log = reader(), Log()
+    log.append([BEGAN_MS] * 3 + [BEGAN_MS + SCOPE.width_ms + by_ms] * many)
+    data, end = log.fetch(0, 1)
+    one.fetched(data, end, at_ms=BEGAN_MS + 5)
+    assert one.watermark_ms(BEGAN_MS + 5) == BEGAN_MS
+
+
+def test_who_goes_on_from_anothers_state_knows_no_more_of_a_time_ahead_than_that_one() -> None:
+    one, log = reader(), Log()
+    log.append([BEGAN_MS] * 40 + [BEGAN_MS + 50 * DAY_MS])
+    data, end = log.fetch(0, 1)
+    now_ms = BEGAN_MS + 99 * DAY_MS
+    one.fetched(data, end, at_ms=now_ms)
+    other = reader()
+    other.go_on_from(one.state(), now_ms)
+    assert other.watermark_ms(now_ms) == one.watermark_ms(now_ms) == BEGAN_MS

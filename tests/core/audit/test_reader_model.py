@@ -173,9 +173,10 @@ class AuditAgainstModel(RuleBasedStateMachine):
                 start = window_of(time, SCOPE.width_ms)
                 expected[start] += 1
                 offsets[start] = offsets.get(start, NOTHING).plus(of_offsets(source, np.array([offset])))
-        told = {
-            key.start_ms: record.totals.plus(record.late) for key, record in self.collector.windows.items()
-        }
+        told: dict[int, Totals] = {}
+        for key, record in self.collector.windows.items():
+            both = record.totals.plus(record.late)
+            told[key.start_ms] = told.get(key.start_ms, Totals()).plus(both)
         assert {start: totals.count for start, totals in told.items() if totals.count} == expected
         assert {start: told[start].offsets for start in expected} == offsets
 

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.core.audit.collect import Collector
 from app.core.audit.reports import (
+    CLIENT_SHARDS,
     MOST_IDS,
     NOTHING_COUNTED,
     BadReport,
@@ -22,8 +24,10 @@ from app.core.audit.reports import (
     client_report,
     report_id,
     shard_of,
+    shard_of_client,
     take,
 )
+from app.core.audit.tiers import Bounds, Close
 from app.core.audit.totals import Totals
 
 SCOPE = Scope("topic", "regional", "east", 1_000)
@@ -137,6 +141,9 @@ def test_the_same_report_has_the_same_uuid_whoever_makes_it() -> None:
         ({"cluster": "east\n"}, "cluster"),
         ({"cluster": "east:billing:x"}, "cluster 'east:billing:x'"),
         ({"shard": -1}, "shard -1"),
+        ({"shard": 1}, "shard 1 of a source which belongs in 0 or"),
+        ({"source": "p/99", "shard": 13}, "shard 13 of a source which belongs in 0 or"),
+        ({"source": "web@1", "shard": 1 << 40}, "shard 1099511627776"),
         ({"width_ms": 0}, "windows of 0"),
         ({"part": -2}, "part -2"),
         ({"since": 9, "upto": 3}, "part 1"),
@@ -172,3 +179,52 @@ def test_a_report_crosses_a_topic_as_json() -> None:
     data = msgspec.json.encode(one)
     assert msgspec.json.decode(data, type=Report) == one
     assert json.loads(data)["type"] == "report"
+
+
+def test_clients_of_a_topic_are_spread_and_each_stays_where_it_is() -> None:
+    names = [f"client-{number}" for number in range(200)]
+    shards = {name: shard_of_client(f"{name}@1") for name in names}
+    assert set(shards.values()) == set(range(CLIENT_SHARDS))
+    assert all(
+        shard_of_client(f"{name}@{2}") == shard_of_client(name) == shard for name, shard in shards.items()
+    )
+    made = client_report(SCOPE, "client-7@1", 0, {}, at_ms=1, watermark_ms=1)
+    assert made.shard == shards["client-7"]
+
+
+def test_a_source_is_taken_where_its_maker_puts_it_or_former_versions_did() -> None:
+    names = [f"client-{number}@1" for number in range(9)]
+    clients = [client_report(SCOPE, name, 0, {}, at_ms=1, watermark_ms=1) for name in names]
+    partition = msgspec.structs.replace(report(1, 0, 5, source="9qSU/99@3"), shard=shard_of(99))
+    for made in (*clients, partition):
+        for shard in (made.shard, 0):
+            checked(msgspec.structs.replace(made, shard=shard))
+
+
+def test_many_clients_make_no_large_value_and_are_added_up() -> None:
+    collector, clients = Collector(), 400
+    for position in range(2 * clients):  # each is repeated
+        name = f"client-{position % clients}@0"
+        collector.apply(client_report(SCOPE, name, 0, {0: Totals(1)}, at_ms=9, watermark_ms=9), position)
+    sizes = [len(msgspec.json.encode(record)) for record in collector.windows.values()]
+    assert len(sizes) == CLIENT_SHARDS
+    assert max(sizes) < sum(sizes) / 4
+    assert sum(record.totals.count for record in collector.windows.values()) == clients
+
+
+def test_a_client_that_goes_on_in_another_value_counts_once_and_nobody_waits_for_what_it_was() -> None:
+    """Its former version told of it in the first one: what it kept of that is sent as it is."""
+    bounds, collector, source = Bounds(lateness_ms=0, silence_ms=10_000), Collector(), "client-7@1"
+    made = [
+        client_report(
+            SCOPE, source, number, {0: Totals(1)}, at_ms=number * 8_000, watermark_ms=number * 8_000
+        )
+        for number in range(4)
+    ]
+    old = [msgspec.structs.replace(one, shard=0) for one in made[:2]]
+    assert made[0].shard, "another than that of former versions"
+    for position, one in enumerate([*old, *made[2:], *old, *made[2:]]):
+        collector.apply(one, position, recorded_ms=24_000)
+    assert sum(record.totals.count for record in collector.windows.values()) == 4
+    (close,) = [one for one in collector.due(24_000, bounds) if isinstance(one, Close)]
+    assert (close.before_ms, close.without) == (24_000, ())

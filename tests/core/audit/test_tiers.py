@@ -3,9 +3,28 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from app import wire
 from app.core.audit.collect import Collector
-from app.core.audit.reports import Scope, Verdict, client_report
-from app.core.audit.tiers import Bounds, Close, Forget, Heard, TierKey, TierRecord, due, lateness, watermark
+from app.core.audit.reports import (
+    CLIENT_SHARDS,
+    MOST_SOURCES,
+    BadReport,
+    Scope,
+    Verdict,
+    client_report,
+)
+from app.core.audit.tiers import (
+    Bounds,
+    Close,
+    Forget,
+    Heard,
+    TierKey,
+    TierRecord,
+    check,
+    due,
+    lateness,
+    watermark,
+)
 from app.core.audit.totals import Totals
 from app.core.audit.windows import Phase, WindowKey, phase
 
@@ -38,7 +57,7 @@ class Topic:
             at_ms=at_ms,
             watermark_ms=watermark_ms,
         )
-        written = self.collector.apply(msgspec.structs.replace(one, **more), self.position)
+        written = self.collector.apply(msgspec.structs.replace(one, **{"shard": 0, **more}), self.position)
         self.position += 1
         return written.verdicts[0][1] if count else Verdict.REPEATED
 
@@ -174,6 +193,44 @@ def test_old_windows_are_dropped_and_do_not_come_again() -> None:
     assert WINDOW not in topic.collector.windows
     assert topic.report("a", 150_000, 150_001) is Verdict.FORGOTTEN
     assert WINDOW not in topic.collector.windows
+
+
+def test_nothing_is_forgotten_that_is_not_over_by_the_brokers_clock() -> None:
+    topic = Topic()
+    topic.report("a", 900, 900)
+    topic.collector.apply(Forget(*SCOPE[:3], 1 << 62, 1_500), topic.position, 1_500)
+    topic.position += 1
+    assert topic.report("a", 1_600, 1_600, start=1_000) is Verdict.COUNTED
+
+
+def test_a_time_below_nothing_is_none_of_the_brokers() -> None:
+    topic = Topic()
+    topic.report("a", 900, 900)
+    topic.collector.apply(Close(*SCOPE[:3], 1_000, 1_000), 1, -1)
+    assert topic.collector.windows[WINDOW].is_closed
+
+
+@pytest.mark.parametrize("name", ["x" * 600, "\x01" * 600, "short"])
+def test_of_very_many_silent_sources_a_closing_gives_up_as_many_as_an_event_may_name(name: str) -> None:
+    """All shards of a tier full of dead ones."""
+    many = CLIENT_SHARDS * (MOST_SOURCES if name == "short" else 1_000)
+    dead = {f"{number:06}{name}"[:600]: Heard(1, 1) for number in range(many)}
+    names, given_up, now_ms = list(dead), set[str](), 1_000_000
+    while len(given_up) < many:
+        left = {one: dead[one] for one in names if one not in given_up}
+        record = TierRecord(sources={**left, "alive": Heard(now_ms, now_ms)})
+        close, _ = due(SCOPE, [record], now_ms, BOUNDS)
+        assert isinstance(close, Close)
+        check(close)
+        assert len(wire.encode(close)) < wire.MAX_EVENT_BYTES
+        assert close.given_up, "the next one goes on"
+        given_up |= set(close.given_up)
+
+
+@pytest.mark.parametrize("given_up", [["x"] * (MOST_SOURCES + 1), ["x" * 60_000] * 10])
+def test_a_closing_that_gives_up_more_than_an_event_may_name_is_refused(given_up: list[str]) -> None:
+    with pytest.raises(BadReport, match="let the next closing name the rest"):
+        check(Close(*SCOPE[:3], 1_000, 1_000, (), tuple(given_up)))
 
 
 def test_the_tier_that_was_never_heard_has_no_watermark() -> None:
