@@ -21,12 +21,17 @@ JOBS = {
     "compact": "join an archive's small files, delete what counts no more",
     "restore": "a range of an archive back to a topic",
     "verify": "a topic against its copy or its archive, record by record",
+    "dashboard": "what all regions' tables say, kept and compared, exactly once",
+    "report": "that as JSON, as an HTML file and as records of a topic",
+    "size": "forecasts from loads: workers, partitions, cost, what-if",
     "jars": "print the connector's jars, for spark-submit --jars",
 }
 EXAMPLES = """\
 examples:
   python -m spark archive --bootstrap 127.0.0.1:9092 --topics 'orders.*' --to ~/archive --once
   python -m spark verify archive --bootstrap 127.0.0.1:9092 --topic orders --archive ~/archive
+  python -m spark dashboard --region east=127.0.0.1:9092 --to ~/dash --once
+  python -m spark report --from-store ~/dash --html report.html
   python -m spark JOB --help
 
 Jobs run on all cores of this machine. On a cluster: --conf spark.master=spark://host:7077, or spark-submit

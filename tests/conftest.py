@@ -32,8 +32,9 @@ settings.register_profile("ci", max_examples=200, deadline=None, derandomize=Tru
 settings.register_profile("soak", max_examples=20_000, deadline=None)
 settings.load_profile(PROFILE)
 
-STARTING = {"_shared_yard", "bootstrap", "cached", "engine"}  # fixtures that start brokers or containers
-BESIDE = {"cli", "config", "console", "core", "dlq", "payload"}  # nothing there depends on how long it takes
+# Fixtures that start brokers or containers, or Spark: of its tests those run beside that say so themselves.
+STARTING = {"_shared_yard", "bootstrap", "cached", "engine", "master", "session"}
+BESIDE = {"cli", "config", "console", "core", "dlq", "payload", "spark"}  # how long it takes matters to none
 PURE = {"config", "core", "payload"}
 COUNTED = {"system"}  # every message, after kills: what is not as it should be there once is a finding
 

@@ -10,7 +10,7 @@ Rules
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
@@ -111,11 +111,13 @@ def compact(
             continue
 
 
-def stale(archive: Archive, now_ms: int, older_than_ms: int) -> list[Path]:
-    """Files, and staging folders, that have counted for nothing for longer than that."""
+def stale(
+    archive: Archive, now_ms: int, older_than_ms: int, tables: Iterable[str] = (RECORDS, QUARANTINE)
+) -> list[Path]:
+    """Files of these tables, and staging folders, that have counted for nothing for longer than that."""
     state = archive.state()
     found = []
-    for table in (RECORDS, QUARANTINE):
+    for table in tables:
         for path in (archive.root / table).rglob("*.parquet"):
             name = path.relative_to(archive.root).as_posix()
             if name not in state.files:

@@ -23,9 +23,9 @@ from spark.verify.compare import between, by_offset, counted, judged, match, wit
 
 DESCRIPTION = """\
 Compares record by record: a topic with its copy (`topic`: missing, doubled, foreign, reordered), or with its
-archive (`archive`: missing, doubled, foreign, altered). What both have at the start is compared. Findings are
-written as Parquet files; counts and examples are printed. Exit code 0: the same; 8: records are missing or
-altered; 1: other differences.
+archive (`archive`: missing, doubled, foreign, altered). What both have at the start is compared. Counts
+and examples are printed; --findings keeps all of them as Parquet files. Exit code 0: the same; 8: records are
+missing or altered; 1: other differences.
 """
 EXAMPLES = """\
 examples:
@@ -46,7 +46,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         common.add_cluster(one)
         one.add_argument("--topic", required=True)
         one.add_argument(
-            "--findings", type=Path, metavar="DIR", help="where findings go (default: the user's cache)"
+            "--findings", type=Path, metavar="DIR", help="keep the findings there (default: only told)"
         )
         common.add_session(one)
     common.add_cluster(topic, "copy")
@@ -65,13 +65,23 @@ def run(options: Namespace) -> int:
     """Compares, writes findings, prints what they come to."""
     spark = common.session("verify", options)
     folder = options.findings or switchyard_home() / "spark" / "findings" / uuid4().hex[:12]
+    try:
+        return _compare(spark, options, folder)
+    finally:
+        if options.findings is None:  # millions of findings that nobody asked for would stay for ever
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _compare(spark: SparkSession, options: Namespace, folder: Path) -> int:
     with watching(spark, "Comparing"), common.spark_failures("Comparing"):
         if options.against == "topic":
             found = judged(_pairs(spark, options, folder))
         else:
             found = _archive(spark, options)
-        found.write.parquet(str(folder / "findings"))
-        shutil.rmtree(folder / "pairs", ignore_errors=True)
+        try:
+            found.write.parquet(str(folder / "findings"))
+        finally:
+            shutil.rmtree(folder / "pairs", ignore_errors=True)
         findings = spark.read.schema(FINDING).parquet(str(folder / "findings"))
         kinds = {row["kind"]: row["records"] for row in _kinds(findings)}
         rows = (
@@ -80,13 +90,13 @@ def run(options: Namespace) -> int:
             .collect()
         )
     told = ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items())) or "no difference"
-    say(f"{options.topic}: {told}. Findings: {folder}")
+    say(f"{options.topic}: {told}." + (f" Findings: {folder}" if options.findings else ""))
     common.result(
         {
             "topic": options.topic,
             "findings": kinds,
             "examples": [row.asDict() for row in rows],
-            "folder": str(folder),
+            "folder": str(folder) if options.findings else None,
         }
     )
     if kinds.keys() & {"missing", "altered"}:

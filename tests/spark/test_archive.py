@@ -21,6 +21,8 @@ from spark.verify.compare import by_offset
 from tests.spark.archiving import Frames, archive_rows
 from tests.spark.conftest import HOUR_MS, NOON_MS, frame, row
 
+pytestmark = pytest.mark.beside  # Spark without brokers: long, and in no haste
+
 DAY_MS = 24 * HOUR_MS
 
 

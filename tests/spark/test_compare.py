@@ -12,6 +12,8 @@ from spark.verify import compare
 from spark.verify.compare import between, by_content, by_offset, counted, without_headers
 from tests.spark.conftest import NOON_MS, Row, frame, row
 
+pytestmark = pytest.mark.beside  # Spark without brokers: long, and in no haste
+
 Finding = tuple[str, int | None, int | None, int | None]
 
 

@@ -3,15 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections import deque
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -24,10 +17,10 @@ from spark.archive.log import Archive
 from spark.archive.reader import Query, Reader
 from spark.kafka import Cluster
 from tests.spark.conftest import HOUR_MS, NOON_MS
+from tests.spark.processes import job, until
 
 PARTITIONS = 3
 RECORDS = 30_000
-WAIT_S = 300.0
 
 
 async def produce(bootstrap: str, topic: str, numbers: range) -> None:
@@ -59,29 +52,6 @@ async def create(bootstrap: str, topic: str) -> None:
         await admin.create_topics([NewTopic(topic, PARTITIONS, 1, topic_configs={"retention.ms": "-1"})])
     finally:
         await admin.close()
-
-
-@contextlib.contextmanager
-def job(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """A job in processes of its own, all of which are gone afterwards."""
-    conf = ("--conf", "spark.driver.memory=1g", "--conf", "spark.master=local[2]")
-    command = [sys.executable, "-m", "spark", *arguments, *conf]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    try:
-        yield process
-    finally:
-        with contextlib.suppress(ProcessLookupError):  # Java ends with the one who started it
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def until(condition: Callable[[], bool], process: subprocess.Popen[str], what: str) -> None:
-    """Waits for it; the job must not end before."""
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert process.poll() is None, f"the job ended before {what}"
-        assert time.monotonic() < deadline, f"waited {WAIT_S} s for {what}"
-        time.sleep(0.05)
 
 
 def told(capsys: pytest.CaptureFixture[str]) -> dict[str, object]:

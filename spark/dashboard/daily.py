@@ -1,0 +1,104 @@
+"""What all regions say together, a date at a time: traffic by hour, and a verdict for every window.
+
+A date is made anew when the files it is made of are others than those that its own files name (`topic_id` of
+a file of the global store is their digest), and, for whether a window is late or absent depends on when one
+looks, as long as it is recent. Its files are replaced in one change of the log, so that a job that is killed
+leaves the former ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from app.core.audit.tiers import Bounds
+from spark.archive.layout import Change, Partition, Reach
+from spark.archive.log import Archive, State
+from spark.dashboard import frames
+from spark.dashboard.decode import TIERS, UNDATED, WINDOWS, date_of
+from spark.dashboard.store import STATE, TRAFFICS, VERDICTS, files_of, stored, write
+from spark.errors import NotFit
+
+GLOBAL = "global"
+TURN = Partition(GLOBAL, "", 0)
+DAY_MS = 86_400_000
+RECENT_DAYS = 2
+
+Stores = Mapping[str, tuple[Archive, State]]  # by region
+
+
+def open_stores(root: Path) -> dict[str, tuple[Archive, State]]:
+    """All regions' stores below `root`, each as it is now.
+
+    Raises:
+        NotFit: there is none.
+    """
+    cards = sorted(root.glob("*/archive.json"))
+    archives = {card.parent.name: Archive.open(card.parent) for card in cards if card.parent.name != GLOBAL}
+    if not archives:
+        raise NotFit(f"{root} holds no region's tables: run `python -m spark dashboard` first")
+    return {region: (archive, archive.state()) for region, archive in archives.items()}
+
+
+def entries(
+    spark: SparkSession, stores: Stores, tables: Sequence[str], dates: Sequence[str] | None = None
+) -> DataFrame:
+    """`ENTRY` with `region`, of these tables and dates, without what was deleted."""
+    found = []
+    for region, (archive, state) in stores.items():
+        files = [file for file in files_of(state, STATE, dates) if file.topic in tables]
+        found.append(stored(spark, archive, files, STATE).withColumn("region", f.lit(region)))
+    return reduce(DataFrame.union, found).where(f.col("value").isNotNull())
+
+
+def bring_up(spark: SparkSession, root: Path, stores: Stores, now_ms: int, bounds: Bounds) -> list[str]:
+    """Makes the dates anew that need it; which they were."""
+    archive = Archive.create(root / GLOBAL, GLOBAL)
+    state = archive.state()
+    dates = stale_dates(stores, state, now_ms)
+    if not dates:
+        return []
+    known = frames.tiers_of(entries(spark, stores, [TIERS]).collect())
+    found = frames.windows(entries(spark, stores, [WINDOWS], list(dates))).persist()
+    try:
+        rows = sum(file.rows for _, its in stores.values() for file in files_of(its, STATE, dates))
+        traffic, verdicts = frames.traffic(found), frames.verdicts(found, known, now_ms, bounds)
+        added = write(traffic, archive, TRAFFICS, 0, "") + write(verdicts, archive, VERDICTS, rows, "")
+    finally:
+        found.unpersist()
+    added = tuple(replace(file, topic_id=dates[file.date]) for file in added)
+    removed = tuple(file.path for table in (TRAFFICS, VERDICTS) for file in files_of(state, table, dates))
+    before = state.reach.get(TURN, Reach(0, 0))  # of two jobs that made the same dates one counts
+    archive.commit(
+        Change(
+            kind="daily",
+            at_ms=now_ms,
+            added=added,
+            removed=removed,
+            reach={TURN: Reach(0, before.end + 1)},
+            based_on={TURN: before},
+        )
+    )
+    return sorted(dates)
+
+
+def stale_dates(stores: Stores, state: State, now_ms: int) -> dict[str, str]:
+    """The dates to make anew, each with the digest of what it is made of now."""
+    made_of: dict[str, list[str]] = {}
+    for region, (_, its) in stores.items():
+        for file in files_of(its, STATE):
+            if file.topic == WINDOWS:
+                made_of.setdefault(file.date, []).append(f"{region}/{file.path}")
+    digests = {
+        date: hashlib.sha256("\n".join(sorted(paths)).encode()).hexdigest()[:16]
+        for date, paths in made_of.items()
+    }
+    known = {file.date: file.topic_id for file in files_of(state, TRAFFICS)}
+    recent = {date_of(max(0, now_ms - days * DAY_MS)) for days in range(RECENT_DAYS)} | {UNDATED}
+    return {date: one for date, one in digests.items() if known.get(date) != one or date in recent}

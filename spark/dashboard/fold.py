@@ -1,0 +1,143 @@
+"""A round: the next offsets of a region's changelogs and heartbeats into the region's store.
+
+Of a table's entries only the dates that have news are read and written again; loads are added. All of it
+counts with one change of the log, or nothing does.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as f
+
+from app.topics import ControlTopics
+from spark.archive.ingest import Source
+from spark.archive.layout import Change, File, Gap
+from spark.archive.log import Archive, State
+from spark.archive.ranges import Round, next_round
+from spark.dashboard import frames
+from spark.dashboard.decode import TABLES
+from spark.dashboard.store import LOADS, QUARANTINE, STATE, files_of, stored, write
+from spark.errors import Outdone
+from spark.kafka import Topic
+
+MOST_FILES = 32  # of loads of a date, before they are joined
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """What a round did: offsets read, entries and loads written, records quarantined, offsets that wait."""
+
+    offsets: int
+    rows: int
+    quarantined: int
+    gaps: tuple[Gap, ...]
+    left: int
+
+
+def table_topics(region: str) -> dict[str, str]:
+    """The changelogs that are read of a region, and their tables."""
+    app_id = ControlTopics(region).app_id
+    return {f"{app_id}-{table}-changelog": table for table in TABLES}
+
+
+def pattern(region: str) -> str:
+    """What the names of these topics and of the heartbeats' match."""
+    names = [*table_topics(region), ControlTopics(region).heartbeats.name]
+    return "|".join(map(re.escape, names))
+
+
+def fold_round(archive: Archive, source: Source, region: str, limit: int, now_ms: int) -> Folded:
+    """One round; at most `limit` offsets.
+
+    Raises:
+        Outdone: another job was there first, or a topic was made anew meanwhile. Nothing counts.
+    """
+    topics = source.topics(pattern(region))
+    state = archive.state()
+    planned = next_round(topics.values(), state.reach, limit, now_ms)
+    if not planned.after:
+        return Folded(0, 0, 0, (), planned.left)
+    offsets = sum(one.end - one.start for one in planned.ranges)
+    added: tuple[File, ...] = ()
+    removed: list[File] = []
+    if planned.ranges:
+        added, removed = _written(archive, state, source, region, planned, topics)
+        _same(topics, source.topics(pattern(region)))
+    archive.commit(
+        Change(
+            kind="fold",
+            at_ms=now_ms,
+            added=added,
+            removed=tuple(file.path for file in removed),
+            reach=planned.after,
+            based_on=planned.before,
+            gaps=planned.gaps,
+        )
+    )
+    bad = sum(file.rows for file in added if file.table == QUARANTINE)
+    return Folded(offsets, sum(file.rows for file in added) - bad, bad, planned.gaps, planned.left)
+
+
+def _written(
+    archive: Archive,
+    state: State,
+    source: Source,
+    region: str,
+    planned: Round,
+    topics: dict[str, Topic],
+) -> tuple[tuple[File, ...], list[File]]:
+    """New files, and those they replace."""
+    records = source.read(planned.ranges)
+    offsets = sum(one.end - one.start for one in planned.ranges)
+    heartbeats = ControlTopics(region).heartbeats.name
+    tables = {
+        name: (table, _generation(state, name, topics[name].topic_id))
+        for name, table in table_topics(region).items()
+        if name in topics
+    }
+    changes = records.where(f.col("topic").isin(*tables))
+    beats = records.where(f.col("topic") == heartbeats)
+    entries = frames.decoded(changes, tables).union(frames.bad_heartbeats(beats)).persist()
+    try:
+        good = entries.where(f.col("reason").isNull())
+        touched = {(row["table"], row["date"]) for row in good.select("table", "date").distinct().collect()}
+        removed = [file for file in files_of(state, STATE) if (file.topic, file.date) in touched]
+        both = frames.newest(stored(records.sparkSession, archive, removed, STATE).union(good))
+        before = sum(file.rows for file in removed)
+        added = write(both, archive, STATE, before + offsets, "table")
+        added += write(entries.where(f.col("reason").isNotNull()), archive, QUARANTINE, 0, "table")
+        if any(one.topic == heartbeats for one in planned.ranges):
+            loads, many = _loads(archive, state, frames.joined(frames.loads(beats)))
+            added += write(loads, archive, LOADS, 0, "")
+            removed += many
+        return added, removed
+    finally:
+        entries.unpersist()
+
+
+def _loads(archive: Archive, state: State, new: DataFrame) -> tuple[DataFrame, list[File]]:
+    """What is to be written, and what it replaces: files of a date are joined when they are many."""
+    by_date: dict[str, list[File]] = {}
+    for file in files_of(state, LOADS):
+        by_date.setdefault(file.date, []).append(file)
+    many = [file for files in by_date.values() if len(files) >= MOST_FILES for file in files]
+    if not many:
+        return new, []
+    return frames.joined(stored(new.sparkSession, archive, many, LOADS).union(new)), many
+
+
+def _generation(state: State, topic: str, topic_id: str) -> int:
+    """How many others of this name there were before."""
+    known = state.lineages(topic)
+    return known.index(topic_id) if topic_id in known else len(known)
+
+
+def _same(before: dict[str, Topic], after: dict[str, Topic]) -> None:
+    for name, topic in before.items():
+        if name not in after or after[name].topic_id != topic.topic_id:
+            raise Outdone(
+                f"topic {name} was deleted or made anew while it was read; nothing of the round counts"
+            )

@@ -1,0 +1,299 @@
+"""The report as one HTML file: no script, nothing from elsewhere, light and dark, charts as inline SVG. Pure.
+
+Whatever comes from data is escaped; a chart's numbers also stand in its title, or in a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from spark.dashboard.times import iso
+
+STYLE = """
+:root { color-scheme: light dark; --ink: #1c2330; --soft: #5b6575; --line: #d9dee6; --page: #fff;
+  --card: #f6f8fa; --good: #1a7f4b; --bad: #c0362c; --warn: #9a6400; --c0: #2563a8; --c1: #c2571a;
+  --c2: #1f8a6d; --c3: #8a4fb0; --c4: #7a6a10; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e4e8ee; --soft: #9aa5b5; --line: #333c49;
+  --page: #12161c; --card: #1a2029; --good: #4cc38a; --bad: #ff7b72; --warn: #e3b341; --c0: #6cb0f5;
+  --c1: #f0955a; --c2: #56cba8; --c3: #c795e8; --c4: #cfbf5a; } }
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--page); margin: 0 auto;
+  max-width: 76rem; padding: 1.5rem; }
+h1 { font-size: 1.5rem; margin: 0; } h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem; }
+p.soft, td.soft, figcaption { color: var(--soft); }
+.cards { display: flex; flex-wrap: wrap; gap: .8rem; margin: 1.2rem 0; }
+.card { background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: .6rem 1rem; }
+.card b { display: block; font-size: 1.35rem; font-variant-numeric: tabular-nums; }
+.scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-size: .9rem; }
+th, td { text-align: left; padding: .3rem .6rem; border-bottom: 1px solid var(--line);
+  white-space: nowrap; }
+th { color: var(--soft); font-weight: 600; } td.n, th.n { text-align: right;
+  font-variant-numeric: tabular-nums; }
+.good { color: var(--good); } .bad { color: var(--bad); } .warn { color: var(--warn); }
+figure { margin: 1rem 0; } svg { width: 100%; height: auto; display: block; }
+.grid { display: grid; grid-template-columns: repeat(auto-fill, minmax(20rem, 1fr)); gap: 1rem; }
+svg text { fill: var(--soft); font: 11px system-ui, sans-serif; }
+"""
+WIDTH, HEIGHT, LEFT, BOTTOM = 420.0, 150.0, 52.0, 22.0
+COLORS = 5
+STATES = {"ok": "good", "lossy": "bad", "corrupted": "bad", "duplicated": "warn", "late": "warn"}
+HOUR_MS = 3_600_000
+
+Cell = tuple[str, str]  # HTML, and the class of the cell
+Column = tuple[str, Callable[[Mapping[str, Any]], Cell]]
+
+
+def page(told: Mapping[str, Any]) -> str:
+    """The document `summary.summarize` makes, for people."""
+    regions = ", ".join(region["region"] for region in told["regions"])
+    totals = told["totals"]
+    ready = sum(row["ready"] for row in told["readiness"])
+    cards = [
+        ("Records", number(totals["records"]), ""),
+        ("Missing", number(totals["missing"]), "bad" if totals["missing"] else "good"),
+        ("Too many", number(totals["extra"]), "warn" if totals["extra"] else "good"),
+        ("Topics", number(totals["topics"]), ""),
+        ("Windows compared", number(totals["windows"]), ""),
+        (
+            "Ready for failover",
+            f"{ready} of {len(told['readiness'])}",
+            "good" if ready == len(told["readiness"]) else "warn",
+        ),
+    ]
+    bad = sum(row["count"] for row in told["quarantine"])
+    parts = [
+        "<h1>Switchyard, all regions</h1>",
+        f'<p class="soft">{text(regions)}. Windows from {text(told["from"])} to {text(told["to"])}; '
+        f"made {text(told['generated'])}.</p>",
+        '<div class="cards">',
+        *(
+            f'<div class="card">{text(name)}<b class="{kind}">{value}</b></div>'
+            for name, value, kind in cards
+        ),
+        "</div>",
+        section("Traffic by topic", charts(told["series"])),
+        section("Topics", table(told["topics"], TOPICS)),
+        section("Tiers: counts and latencies", table(told["traffic"], TRAFFIC)),
+        section("Latency percentiles by tier", bars(told["tiers"])),
+        section("What arrived at the next tier", table(told["pairs"], PAIRS)),
+        section("Windows that are not as they should be", table(told["windows"], WINDOWS)),
+        section("Failover readiness", table(told["readiness"], READINESS)),
+        section("Workloads and routes", table(told["workloads"], WORKLOADS)),
+        section("Owners", table(told["owners"], OWNERS)),
+        section("What happened", table(told["incidents"], INCIDENTS)),
+        section(f"Quarantine: {number(bad)} records", table(told["quarantine"], QUARANTINE)),
+    ]
+    body = "\n".join(parts)
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
+        "style-src 'unsafe-inline'\">"
+        f"<title>Switchyard, all regions</title><style>{STYLE}</style></head><body>\n{body}\n</body></html>\n"
+    )
+
+
+def section(title: str, content: str) -> str:
+    """A heading and what is below it."""
+    return f"<h2>{text(title)}</h2>\n" + (content or '<p class="soft">Nothing.</p>')
+
+
+def text(value: object) -> str:
+    """Anything, escaped."""
+    return escape("" if value is None else str(value))
+
+
+def number(value: float | None) -> str:
+    """For people: digits in threes; of fractions three digits."""
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if value == int(value) or abs(value) >= 100 else f"{value:.3g}"
+
+
+def size(value: float | None) -> str:
+    """Bytes for people."""
+    if value is None:
+        return "-"
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(value) < 1000:
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:,.3g} TB"
+
+
+def span(value_ms: float | None) -> str:
+    """A time span for people."""
+    if value_ms is None:
+        return "-"
+    for unit, length in (("d", 86_400_000), ("h", HOUR_MS), ("min", 60_000), ("s", 1000)):
+        if abs(value_ms) >= length:
+            return f"{value_ms / length:.3g} {unit}"
+    return f"{value_ms:.3g} ms"
+
+
+def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> str:
+    """Rows as an HTML table; "" of none."""
+    if not rows:
+        return ""
+    cells = [[made(row) for _, made in columns] for row in rows]
+    head = "".join(
+        f'<th class="{kind.split()[0] if kind.startswith("n") else ""}">{text(name)}</th>'
+        for (name, _), (_, kind) in zip(columns, cells[0], strict=True)
+    )
+    lines = (
+        "<tr>" + "".join(f'<td class="{kind}">{content}</td>' for content, kind in row) + "</tr>"
+        for row in cells
+    )
+    body = f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody>"
+    return f'<div class="scroll"><table>{body}</table></div>'
+
+
+def charts(series: Mapping[str, Mapping[str, Sequence[Sequence[int]]]]) -> str:
+    """A line chart a topic: records an hour at each tier."""
+    figures = []
+    for topic, tiers in series.items():
+        hours = [hour for points in tiers.values() for hour, _ in points]
+        if not hours:
+            continue
+        first, last = min(hours), max(hours)
+        most = max((count for points in tiers.values() for _, count in points), default=0) or 1
+        lines, names = [], []
+        for at, (tier, points) in enumerate(tiers.items()):
+            color = f"var(--c{at % COLORS})"
+            width = max(1.2, 4.2 - 1.2 * at)  # tiers that saw the same lie on each other
+            lines.append(_line(_filled(points, first, last), first, last, most, color, width))
+            names.append(f'<span style="color:{color}">{text(tier)}</span>')
+        figures.append(
+            f"<figure>{_frame(first, last, most, lines, topic)}"
+            f"<figcaption>{text(topic)}: {' · '.join(names)}</figcaption></figure>"
+        )
+    return f'<div class="grid">{"".join(figures)}</div>' if figures else ""
+
+
+def _filled(points: Sequence[Sequence[int]], first: int, last: int) -> list[tuple[int, int]]:
+    """An hour without windows is one without records."""
+    known = {point[0]: point[1] for point in points}
+    return [(hour, known.get(hour, 0)) for hour in range(first, last + 1, HOUR_MS)]
+
+
+def _line(
+    points: Sequence[tuple[int, int]], first: int, last: int, most: int, color: str, width: float
+) -> str:
+    across, up = (WIDTH - LEFT - 8) / max(1, last - first), (HEIGHT - BOTTOM - 8) / most
+    spots = [(LEFT + (at - first) * across, HEIGHT - BOTTOM - count * up) for at, count in points]
+    if len(spots) == 1:
+        return f'<circle cx="{spots[0][0]:.1f}" cy="{spots[0][1]:.1f}" r="3" fill="{color}"/>'
+    joined = " ".join(f"{x:.1f},{y:.1f}" for x, y in spots)
+    return f'<polyline points="{joined}" fill="none" stroke="{color}" stroke-width="{width:g}"/>'
+
+
+def _frame(first: int, last: int, most: int, lines: Iterable[str], title: str) -> str:
+    floor = HEIGHT - BOTTOM
+    return (
+        f'<svg viewBox="0 0 {WIDTH:.0f} {HEIGHT:.0f}" role="img">'
+        f"<title>{text(title)}: at most {number(most)} records an hour</title>"
+        f'<line x1="{LEFT}" y1="{floor}" x2="{WIDTH - 8}" y2="{floor}" stroke="var(--line)"/>'
+        f'<line x1="{LEFT}" y1="8" x2="{WIDTH - 8}" y2="8" stroke="var(--line)" stroke-dasharray="3 4"/>'
+        f'<text x="{LEFT - 4}" y="12" text-anchor="end">{number(most)}</text>'
+        f'<text x="{LEFT - 4}" y="{floor}" text-anchor="end">0</text>'
+        f'<text x="{LEFT}" y="{HEIGHT - 6}">{iso(first)[:16]}</text>'
+        f'<text x="{WIDTH - 8}" y="{HEIGHT - 6}" text-anchor="end">{iso(last)[:16]}</text>'
+        f"{''.join(lines)}</svg>"
+    )
+
+
+def bars(tiers: Sequence[Mapping[str, Any]]) -> str:
+    """p50, p95 and p99 of each tier, as bars on one scale."""
+    known = [row for row in tiers if row["p99_ms"] is not None]
+    if not known:
+        return ""
+    most = max(row["p99_ms"] for row in known) or 1.0
+    height = 22.0 * len(known) * 3 + 8
+    drawn, y = [], 4.0
+    for row in known:
+        for at, rank in enumerate(("p50_ms", "p95_ms", "p99_ms")):
+            width = max(1.0, row[rank] / most * 480)
+            drawn.append(
+                f'<text x="150" y="{y + 13:.0f}" text-anchor="end">{text(row["tier"])} {rank[:3]}</text>'
+                f'<rect x="156" y="{y:.0f}" width="{width:.1f}" height="16" rx="2" fill="var(--c{at})"/>'
+                f'<text x="{160 + width:.1f}" y="{y + 13:.0f}">{span(row[rank])}</text>'
+            )
+            y += 22
+    content = f"<title>Latencies by tier</title>{''.join(drawn)}"
+    return f'<figure><svg viewBox="0 0 720 {height:.0f}" role="img">{content}</svg></figure>'
+
+
+def _states(row: Mapping[str, Any]) -> Cell:
+    told = (
+        f'<span class="{STATES.get(state, "")}">{number(count)} {text(state)}</span>'
+        for state, count in sorted(row["states"].items())
+    )
+    return " · ".join(told), ""
+
+
+def _word(name: str) -> Column:
+    return name.replace("_", " ").capitalize(), lambda row: (text(row[name]), "")
+
+
+def _count(name: str, bad: str = "") -> Column:
+    title = name.replace("_", " ").capitalize()
+    return title, lambda row: (number(row[name]), f"n {bad}" if bad and row[name] else "n")
+
+
+def _bytes(name: str) -> Column:
+    return name.replace("_", " ").capitalize(), lambda row: (size(row[name]), "n")
+
+
+def _span(name: str) -> Column:
+    title = name.removesuffix("_ms").replace("_", " ").capitalize()
+    return title, lambda row: (span(row[name]), "n")
+
+
+def _happened(row: Mapping[str, Any]) -> Cell:
+    said = (f"{name}={value}" for name, value in row.items() if name not in ("at_ms", "region", "event"))
+    return text(", ".join(said)), ""
+
+
+def _at(row: Mapping[str, Any]) -> Cell:
+    return iso(row["at_ms"]), ""
+
+
+TOPICS = [
+    _word("topic"),
+    ("Owners", lambda row: (text(", ".join(row["owners"])), "")),
+    _count("records"), _bytes("bytes"), _count("missing", "bad"), _count("extra", "warn"),
+    ("Windows", _states),
+]  # fmt: skip
+TRAFFIC = [
+    _word("topic"), _word("tier"), _word("cluster"), _count("records"), _bytes("bytes"),
+    _count("duplicates", "warn"), _count("late", "warn"), _count("open_windows"),
+    _span("p50_ms"), _span("p95_ms"), _span("p99_ms"),
+]  # fmt: skip
+PAIRS = [
+    _word("topic"), _word("from_tier"), _word("to_tier"), _word("group"), _count("windows"),
+    ("States", _states), _count("missing", "bad"), _count("extra", "warn"), _span("lag_ms"),
+    _span("behind_ms"),
+]  # fmt: skip
+WINDOWS = [
+    _word("start"), _word("topic"), _word("from_tier"), _word("to_tier"), _word("group"),
+    ("State", lambda row: (text(row["state"]), STATES.get(row["state"], "warn"))),
+    _count("from_count"), _count("to_count"), _count("missing"), _count("extra"), _word("absent"),
+]  # fmt: skip
+READINESS = [
+    _word("workload"), _word("owner"), _word("region"), _word("to"),
+    ("Ready", lambda row: ("yes", "good") if row["ready"] else ("no", "bad")),
+    ("Why not", lambda row: (text("; ".join(row["why"])), "")),
+    _count("partitions"), _count("partitions_copied"), _span("barrier_age_ms"),
+]  # fmt: skip
+WORKLOADS = [
+    _word("region"), _word("kind"), _word("key"), _word("owner"), _count("jobs"), _count("workers"),
+    _count("lag_messages"), _count("arriving"), _count("core_hours"), _bytes("network_bytes"),
+    _bytes("memory_bytes"), _span("position_age_ms"),
+]  # fmt: skip
+OWNERS = [
+    _word("owner"), _count("workloads"), _count("topics"), _count("records"), _count("missing", "bad"),
+    _count("extra", "warn"), _count("lag_messages"), _count("core_hours"), _bytes("network_bytes"),
+]  # fmt: skip
+INCIDENTS = [("At", _at), _word("region"), _word("event"), ("What", _happened)]
+QUARANTINE = [_word("region"), _word("table"), _word("reason"), _count("count")]

@@ -1,0 +1,237 @@
+"""Workloads, their owners, whether they could be failed over, and what happened: of the small tables of all
+regions. Pure.
+
+A workload is ready for another region when, by that region's own tables, it is deployed there, its topic is
+copied there in all its partitions by lines that are kept up, and no window of the topic is lossy.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from app.core.control_events import Assignment, RoutePut, WorkloadPut
+from app.core.fencing import TrackerRecord
+from app.core.offset_map import Line
+from app.core.plan import name_of, topic_of
+from app.wire import checkpoint_line, control_event, tracker_record
+from spark.dashboard import decode
+
+NOBODY = "(none)"  # who owns what names no owner
+STALE_MS = 15 * 60_000  # a line whose newest barrier is older, while its topic has traffic, is not kept up
+MOST_INCIDENTS = 500
+TOLD = {  # events of the control log that a timeline tells, and which of their fields
+    "failover-run": ("id", "to", "state", "actor", "reason", "result"),
+    "role-put": ("key", "region", "state", "previous", "reason"),
+    "alert-state": ("rule", "topic", "from_tier", "to_tier", "state"),
+    "claim": ("worker", "term"),
+    "drain": ("worker", "draining", "actor"),
+    "moving": ("key", "to", "actor"),
+    "operator-act": ("subject", "action", "detail", "actor"),
+    "paused": ("key", "partition", "paused", "actor"),
+}
+
+_activity = msgspec.json.Decoder(dict[str, Any])
+
+
+class Tables:
+    """The small tables of all regions, decoded: by region and key."""
+
+    def __init__(self, rows: Iterable[tuple[str, str, str, bytes]]) -> None:
+        """`rows`: region, table, key, value."""
+        self.workloads: dict[tuple[str, str], WorkloadPut] = {}
+        self.routes: dict[tuple[str, str], RoutePut] = {}
+        self.assignments: dict[tuple[str, str], Assignment] = {}
+        self.trackers: dict[tuple[str, str], TrackerRecord] = {}
+        self.lines: dict[tuple[str, str], Line] = {}
+        self.activity: list[tuple[str, dict[str, Any]]] = []
+        for region, table, key, value in rows:
+            at = (region, key)
+            if table == decode.TRACKERS:
+                self.trackers[at] = tracker_record(value)
+            elif table == decode.CHECKPOINTS:
+                self.lines[at] = checkpoint_line(value)
+            elif table == decode.ACTIVITY:
+                self.activity.append((region, _activity.decode(value)))
+            elif table in (decode.WORKLOADS, decode.ROUTES, decode.ASSIGNMENTS):
+                event = control_event(value)
+                if isinstance(event, WorkloadPut):
+                    self.workloads[at] = event
+                elif isinstance(event, RoutePut):
+                    self.routes[at] = event
+                elif isinstance(event, Assignment):
+                    self.assignments[at] = event
+
+
+class Use(NamedTuple):
+    """What a job took: core seconds and bytes over the time of the report, and how things stood last."""
+
+    core_s: float = 0.0
+    network_bytes: float = 0.0
+    memory_bytes: float = 0.0
+    arriving: float = 0.0
+    lag_messages: int = -1
+
+    def plus(self, other: Use) -> Use:
+        """Both together; a lag that is not known adds nothing."""
+        lags = [one.lag_messages for one in (self, other) if one.lag_messages >= 0]
+        return Use(
+            self.core_s + other.core_s,
+            self.network_bytes + other.network_bytes,
+            self.memory_bytes + other.memory_bytes,
+            self.arriving + other.arriving,
+            sum(lags) if lags else -1,
+        )
+
+
+def owner_of(event: WorkloadPut | RoutePut) -> str:
+    """Whoever the definition names."""
+    metadata = event.definition.get("metadata")
+    owner = metadata.get("owner") if isinstance(metadata, dict) else None
+    return owner if isinstance(owner, str) and owner else NOBODY
+
+
+def topic_owners(tables: Tables) -> dict[str, list[str]]:
+    """Whose workloads a topic has."""
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    for (_, key), event in tables.workloads.items():
+        found[key.rpartition("/")[2]].add(owner_of(event))
+    return {topic: sorted(owners) for topic, owners in found.items()}
+
+
+def workload_rows(tables: Tables, use: Mapping[tuple[str, str], Use], now_ms: int) -> list[dict[str, Any]]:
+    """A row a workload or route of a region. `use`: by region and job."""
+    jobs: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
+    for region, job in (*tables.assignments, *use):
+        jobs[region, name_of(job)].add(job)
+    rows = []
+    defined: dict[tuple[str, str], WorkloadPut | RoutePut] = {**tables.workloads, **tables.routes}
+    for (region, key), event in sorted(defined.items()):
+        its = jobs[region, key]
+        total = Use()
+        for job in its:
+            total = total.plus(use.get((region, job), Use()))
+        workers = {
+            tables.assignments[region, job].worker for job in its if (region, job) in tables.assignments
+        }
+        saved = [
+            tables.trackers[region, job].at_ms for job in its if (region, job) in tables.trackers
+        ]  # a position that stands still is of a partition without traffic, or of one that is stuck
+        rows.append(
+            {
+                "region": region,
+                "kind": "workload" if isinstance(event, WorkloadPut) else "route",
+                "key": key,
+                "topic": key.rpartition("/")[2] if isinstance(event, WorkloadPut) else None,
+                "owner": owner_of(event),
+                "jobs": len(its),
+                "workers": len(workers - {""}),
+                "lag_messages": total.lag_messages if total.lag_messages >= 0 else None,
+                "arriving": round(total.arriving, 3),
+                "core_hours": round(total.core_s / 3600, 4),
+                "network_bytes": round(total.network_bytes),
+                "memory_bytes": round(total.memory_bytes),
+                "position_age_ms": max(0, now_ms - max(saved)) if saved else None,
+            }
+        )
+    return rows
+
+
+def owner_rows(
+    workloads: Iterable[Mapping[str, Any]],
+    topics: Iterable[Mapping[str, Any]],
+    owners: Mapping[str, list[str]],
+) -> list[dict[str, Any]]:
+    """A row an owner: what is theirs, what it took, what of it was lost. A topic of several owners counts for
+    each. `topics`: with `topic`, `records`, `missing`, `extra`."""
+    found: dict[str, dict[str, Any]] = {}
+
+    def row(owner: str) -> dict[str, Any]:
+        empty = {"workloads": 0, "topics": 0, "records": 0, "missing": 0, "extra": 0, "lag_messages": 0}
+        return found.setdefault(owner, {"owner": owner, **empty, "core_hours": 0.0, "network_bytes": 0})
+
+    for one in workloads:
+        its = row(one["owner"])
+        its["workloads"] += one["kind"] == "workload"
+        its["lag_messages"] += one["lag_messages"] or 0
+        its["core_hours"] = round(its["core_hours"] + one["core_hours"], 4)
+        its["network_bytes"] += one["network_bytes"]
+    for topic in topics:
+        for owner in owners.get(topic["topic"], [NOBODY]):
+            its = row(owner)
+            its["topics"] += 1
+            for name in ("records", "missing", "extra"):
+                its[name] += topic[name]
+    return sorted(found.values(), key=lambda one: (-one["core_hours"], one["owner"]))
+
+
+def readiness_rows(
+    tables: Tables,
+    regions: Iterable[str],
+    lossy: Mapping[str, int],
+    newest_ms: Mapping[str, int],
+    now_ms: int,
+) -> list[dict[str, Any]]:
+    """A row a workload and other region. `lossy`: windows by topic; `newest_ms`: by topic when the newest
+    window began that has records."""
+    partitions: defaultdict[tuple[str, str, str], int] = defaultdict(int)
+    for region, job in tables.assignments:
+        partitions[region, name_of(job), topic_of(job)] += 1
+    lines: defaultdict[tuple[str, str], dict[int, Line]] = defaultdict(dict)
+    for (region, key), line in tables.lines.items():
+        _, topic, number = key.rsplit("/", 2)
+        if number.isdigit():
+            known = lines[region, topic].get(int(number))
+            if known is None or _barrier_ms(known) < _barrier_ms(line):
+                lines[region, topic][int(number)] = line
+    rows = []
+    for region, key in sorted(tables.workloads):
+        topic = key.rpartition("/")[2]
+        needed = partitions[region, key, topic]
+        for other in sorted(set(regions) - {region}):
+            why = []
+            if (other, key) not in tables.workloads:
+                why.append(f"it is not deployed in {other}")
+            copied = lines.get((other, topic), {})
+            if not copied:
+                why.append(f"no route copies {topic} in {other}")
+            elif len(copied) < needed:
+                why.append(f"{len(copied)} of {needed} partitions are copied in {other}")
+            at_ms = min((_barrier_ms(line) for line in copied.values()), default=-1)
+            if copied and newest_ms.get(topic, -1) - at_ms > STALE_MS:
+                why.append("a copy's newest barrier is older than what the topic has had since")
+            if lossy.get(topic):
+                why.append(f"{lossy[topic]} windows of {topic} are lossy")
+            rows.append(
+                {
+                    "workload": key,
+                    "owner": owner_of(tables.workloads[region, key]),
+                    "region": region,
+                    "to": other,
+                    "ready": not why,
+                    "why": why,
+                    "partitions": needed,
+                    "partitions_copied": len(copied),
+                    "barrier_age_ms": max(0, now_ms - at_ms) if at_ms >= 0 else None,
+                }
+            )
+    return rows
+
+
+def _barrier_ms(line: Line) -> int:
+    return line.barriers[-1].at_ms if line.barriers else -1
+
+
+def incidents(tables: Tables, from_ms: int) -> list[dict[str, Any]]:
+    """What happened since, the newest first: failovers, roles, alerts, leaders, what operators did."""
+    found = []
+    for region, told in tables.activity:
+        fields, at_ms = TOLD.get(str(told.get("event"))), told.get("at_ms")
+        if fields and isinstance(at_ms, int) and at_ms >= from_ms:
+            said = {name: told[name] for name in fields if told.get(name) not in (None, "")}
+            found.append({"at_ms": at_ms, "region": region, "event": told["event"], **said})
+    found.sort(key=lambda one: (-one["at_ms"], one["region"]))
+    return found[:MOST_INCIDENTS]

@@ -1,0 +1,114 @@
+"""Files of a store: written by Spark aside, read back, moved to their place, counted by the archive's log.
+
+A file's folder is `<table>/topic=<of what>/date=<date>`; `table` says which schema it has.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+from uuid import uuid4
+
+from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.types import StructType
+
+from spark.archive.compact import stale
+from spark.archive.layout import File, Span
+from spark.archive.log import Archive, State, sync
+from spark.dashboard.frames import ENTRY, LOAD, TRAFFIC, VERDICT
+from spark.errors import SparkJobError
+
+STATE, QUARANTINE, LOADS = "state", "quarantine", "loads"
+TRAFFICS, VERDICTS = "traffic", "verdicts"
+SCHEMAS = {STATE: ENTRY, QUARANTINE: ENTRY, LOADS: LOAD, TRAFFICS: TRAFFIC, VERDICTS: VERDICT}
+STAGING = "staging"
+UNREAD_MS = 86_400_000
+ROWS_OF_FILE = 1_000_000  # about; what one task sorts out and one file holds
+
+
+def stored(spark: SparkSession, archive: Archive, files: Iterable[File], table: str) -> DataFrame:
+    """The rows of these of the store's files, all of `table`."""
+    paths = [str(archive.root / file.path) for file in files if file.table == table]
+    schema = SCHEMAS[table]
+    return spark.read.schema(schema).parquet(*paths) if paths else spark.createDataFrame([], schema)
+
+
+def files_of(state: State, table: str, dates: Iterable[str] | None = None) -> list[File]:
+    """Of the files that count those of a table, of these dates (all)."""
+    wanted = None if dates is None else set(dates)
+    return [
+        file
+        for _, file in sorted(state.files.items())
+        if file.table == table and (wanted is None or file.date in wanted)
+    ]
+
+
+def write(frame: DataFrame, archive: Archive, table: str, rows: int, topic: str) -> tuple[File, ...]:
+    """The frame as files in their places, which do not count yet.
+
+    Args:
+        rows: about how many, by which the dates are spread over tasks.
+        topic: the column that says of what a row is, or "" where all are of the same.
+
+    Raises:
+        SparkJobError: what was written is not what was to be written.
+    """
+    name = uuid4().hex
+    staging = archive.root / STAGING / name
+    seen = Observation()
+    salt = f.pmod(f.xxhash64(*frame.columns), f.lit(max(1, rows // ROWS_OF_FILE)))
+    of_what = f.col(topic) if topic else f.lit("all")
+    try:
+        (
+            frame.withColumn("_of", of_what)
+            .observe(seen, f.count("*").alias("rows"))
+            .withColumn("_date", f.col("date"))
+            .repartition("_of", "_date", salt)
+            .sortWithinPartitions("_of", "_date")
+            .write.partitionBy("_of", "_date")
+            .parquet(str(staging))
+        )
+        held = _index(frame.sparkSession, staging, SCHEMAS[table])
+        if sum(rows for _, rows in held) != seen.get["rows"]:
+            there = sum(rows for _, rows in held)
+            raise SparkJobError(
+                f"{archive.root}: {seen.get['rows']} rows of {table} were to be written, {there} are there; "
+                "nothing of it counts"
+            )
+        return tuple(
+            _moved(path, archive.root, table, f"{name}-{number}", count)
+            for number, (path, count) in enumerate(held)
+        )
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def tidy(archive: Archive, now_ms: int) -> int:
+    """Deletes what has counted for nothing for a day: nobody who began to read then still does. How many."""
+    old = stale(archive, now_ms, UNREAD_MS, SCHEMAS)
+    for path in old:
+        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+    return len(old)
+
+
+def _index(spark: SparkSession, staging: Path, schema: StructType) -> list[tuple[Path, int]]:
+    if not any(staging.rglob("*.parquet")):
+        return []
+    there = spark.read.schema(schema).option("recursiveFileLookup", "true").parquet(str(staging))
+    counted = there.groupBy(f.col("_metadata.file_path").alias("path")).count().collect()
+    return sorted((Path(unquote(urlsplit(row["path"]).path)), row["count"]) for row in counted)
+
+
+def _moved(staged: Path, root: Path, table: str, name: str, rows: int) -> File:
+    of, date = (unquote(staged.parents[at].name.partition("=")[2]) for at in (1, 0))
+    folder = Path(table, f"topic={of}", f"date={date}")
+    (root / folder).mkdir(parents=True, exist_ok=True)
+    target = folder / f"{name}.parquet"
+    sync(staged)
+    staged.rename(root / target)
+    sync(root / folder)
+    size = (root / target).stat().st_size
+    return File(target.as_posix(), table, of, "", date, "none", size, (Span(-1, 0, 0, rows, -1, -1),))

@@ -1,0 +1,250 @@
+"""What the report says, as one JSON document: `summarize` names its parts.
+
+Times are ISO 8601, UTC, or say `_ms`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
+
+from spark.archive.log import Archive
+from spark.dashboard import daily, decode, people
+from spark.dashboard.frames import merged, percentiles_ms
+from spark.dashboard.pairs import ORDER
+from spark.dashboard.store import LOADS, QUARANTINE, TRAFFICS, VERDICTS, files_of, stored
+from spark.dashboard.times import iso
+
+FORMAT = 1
+MOST_WINDOWS, MOST_SERIES = 100, 24
+SUMS = ("windows", "open_windows", "records", "nbytes", "duplicates", "late")
+SMALL = (decode.WORKLOADS, decode.ROUTES, decode.ASSIGNMENTS, decode.TRACKERS, decode.CHECKPOINTS)
+NOT_OK = ("lossy", "duplicated", "corrupted", "late", "absent-audit")
+BUCKET_S = decode.BUCKET_MS / 1000
+
+
+def summarize(spark: SparkSession, root: Path, from_ms: int, to_ms: int, now_ms: int) -> dict[str, Any]:
+    """The document, of windows that begin in [from_ms, to_ms) of the store at `root`.
+
+    Raises:
+        NotFit: there is none.
+    """
+    stores = daily.open_stores(root)
+    world = Archive.create(root / daily.GLOBAL, daily.GLOBAL)
+    state = world.state()
+    hours = f.col("hour_ms").between(from_ms - from_ms % 3_600_000, to_ms - 1)
+    traffic = stored(spark, world, files_of(state, TRAFFICS), TRAFFICS).where(hours)
+    verdicts = stored(spark, world, files_of(state, VERDICTS), VERDICTS)
+    verdicts = verdicts.where(f.col("start_ms").between(from_ms, to_ms - 1))
+    tables = people.Tables(
+        (row["region"], row["table"], row["key"], bytes(row["value"]))
+        for row in daily.entries(spark, stores, [*SMALL, decode.ACTIVITY]).toLocalIterator()
+    )
+    by_place = traffic_rows(traffic, ["topic", "tier", "cluster"])
+    pairs = pair_rows(verdicts)
+    topics = topic_rows(by_place, pairs)
+    owners = people.topic_owners(tables)
+    for row in topics:
+        row["owners"] = owners.get(row["topic"], [people.NOBODY])
+    lossy = {row["topic"]: row["states"].get("lossy", 0) for row in topics}
+    newest = {row["topic"]: row["newest"] for row in _newest(traffic)}
+    workloads = people.workload_rows(tables, uses(spark, stores, from_ms, to_ms), now_ms)
+    totals = {name: sum(row[name] for row in topics) for name in ("records", "missing", "extra")}
+    return {
+        "format": FORMAT,
+        "generated": iso(now_ms),
+        "from": iso(from_ms),
+        "to": iso(to_ms),
+        "regions": [_region(name, *store) for name, store in stores.items()],
+        "totals": {**totals, "topics": len(topics), "windows": sum(row["windows"] for row in pairs)},
+        "topics": topics,
+        "tiers": traffic_rows(traffic, ["tier"]),
+        "traffic": by_place,
+        "pairs": pairs,
+        "windows": worst_windows(verdicts),
+        "workloads": workloads,
+        "owners": people.owner_rows(workloads, topics, owners),
+        "readiness": people.readiness_rows(tables, stores, lossy, newest, now_ms),
+        "incidents": people.incidents(tables, from_ms),
+        "quarantine": quarantine_rows(spark, stores),
+        "series": series(traffic, [row["topic"] for row in topics[:MOST_SERIES]]),
+    }
+
+
+def traffic_rows(traffic: DataFrame, by: Sequence[str]) -> list[dict[str, Any]]:
+    """Sums of `TRAFFIC` with merged percentiles, by these columns."""
+    fields = [StructField(name, StringType()) for name in by] + [StructField(one, LongType()) for one in SUMS]
+    schema = StructType([*fields, StructField("latencies", BinaryType())])
+    grouped = traffic.groupBy(*by).agg(
+        *(f.sum(name).alias(name) for name in SUMS), f.collect_list("latencies").alias("latencies")
+    )
+    rows = []
+    for row in merged(grouped, schema).collect():
+        found = row.asDict()
+        ranks = percentiles_ms(found.pop("latencies"))
+        found["bytes"] = found.pop("nbytes")
+        rows.append({**found, **dict(zip(("p50_ms", "p95_ms", "p99_ms"), ranks, strict=True))})
+    return sorted(rows, key=lambda row: tuple(row[name] for name in by))
+
+
+def pair_rows(verdicts: DataFrame) -> list[dict[str, Any]]:
+    """By topic and pair of tiers: windows by state, what is missing and too much, lag."""
+    by = ("topic", "from_tier", "to_tier", "group")
+    counted = f.when(f.col("state").isin("lossy", "duplicated"), f.lit(1)).otherwise(0)
+    found: dict[tuple[str, ...], dict[str, Any]] = {}
+    rows = (
+        verdicts.groupBy(*by, "state")
+        .agg(
+            f.count("*").alias("windows"),
+            f.sum("from_count").alias("from_count"),
+            f.sum("to_count").alias("to_count"),
+            f.sum(f.greatest("missing", f.lit(0)) * counted).alias("missing"),
+            f.sum(f.greatest("extra", f.lit(0)) * counted).alias("extra"),
+            f.max("behind_ms").alias("behind_ms"),
+            f.sum("lag_ms").alias("lag_sum"),
+            f.count("lag_ms").alias("lag_count"),
+        )
+        .collect()
+    )
+    for row in rows:
+        key = tuple(row[name] for name in by)
+        into = found.setdefault(
+            key,
+            dict(zip(by, key, strict=True))
+            | {"windows": 0, "states": {}, "from_count": 0, "to_count": 0, "missing": 0, "extra": 0}
+            | {"behind_ms": 0, "lag_sum": 0.0, "lag_count": 0},
+        )
+        into["states"][row["state"]] = row["windows"]
+        for name in ("windows", "from_count", "to_count", "missing", "extra", "lag_count"):
+            into[name] += row[name]
+        into["lag_sum"] += row["lag_sum"] or 0.0
+        into["behind_ms"] = max(into["behind_ms"], row["behind_ms"])
+    for into in found.values():
+        lag_sum, many = into.pop("lag_sum"), into.pop("lag_count")
+        into["lag_ms"] = round(lag_sum / many, 3) if many else None
+        into["group"] = into["group"] or None
+    return [found[key] for key in sorted(found)]
+
+
+def topic_rows(
+    by_place: Sequence[Mapping[str, Any]], pairs: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """By topic: records of its first tier, what was lost on the whole way, windows by state. The one with
+    most records first."""
+    rank = {tier: at for at, tier in enumerate(ORDER)}
+    first: dict[str, str] = {}
+    for row in by_place:
+        known = first.get(row["topic"])
+        if known is None or rank.get(row["tier"], len(ORDER)) < rank.get(known, len(ORDER)):
+            first[row["topic"]] = row["tier"]
+    found: dict[str, dict[str, Any]] = {
+        topic: {"topic": topic, "records": 0, "bytes": 0, "missing": 0, "extra": 0, "states": {}}
+        for topic in first
+    }
+    for row in by_place:
+        if row["tier"] == first[row["topic"]]:
+            found[row["topic"]]["records"] += row["records"]
+            found[row["topic"]]["bytes"] += row["bytes"]
+    for pair in pairs:
+        into = found.get(pair["topic"])
+        if into is not None:
+            into["missing"] += pair["missing"]
+            into["extra"] += pair["extra"]
+            states: dict[str, int] = defaultdict(int, into["states"])
+            for state, windows in pair["states"].items():
+                states[state] += windows
+            into["states"] = dict(sorted(states.items()))
+    return sorted(found.values(), key=lambda row: (-row["records"], row["topic"]))
+
+
+def worst_windows(verdicts: DataFrame) -> list[dict[str, Any]]:
+    """Windows that are not as they should be: those with most missing or too much first."""
+    differs = f.greatest("missing", "extra")
+    rows = (
+        verdicts.where(f.col("state").isin(*NOT_OK))
+        .orderBy(f.desc(differs), f.desc("start_ms"), "topic", "from_tier", "group")
+        .limit(MOST_WINDOWS)
+        .drop("date")
+        .collect()
+    )
+    return [{**row.asDict(), "start": iso(row["start_ms"]), "group": row["group"] or None} for row in rows]
+
+
+def series(traffic: DataFrame, topics: Sequence[str]) -> dict[str, dict[str, list[list[int]]]]:
+    """By topic and tier: hour (ms) and records."""
+    rows = (
+        traffic.where(f.col("topic").isin(*topics) & (f.col("hour_ms") >= 0))
+        .groupBy("topic", "tier", "hour_ms")
+        .agg(f.sum("records").alias("records"))
+        .orderBy("topic", "tier", "hour_ms")
+        .collect()
+    )
+    found: dict[str, dict[str, list[list[int]]]] = {}
+    for row in rows:
+        found.setdefault(row["topic"], {}).setdefault(row["tier"], []).append(
+            [row["hour_ms"], row["records"]]
+        )
+    return found
+
+
+def uses(
+    spark: SparkSession, stores: daily.Stores, from_ms: int, to_ms: int
+) -> dict[tuple[str, str], people.Use]:
+    """By region and job what it took, and how it stood in its last five minutes."""
+    found = {}
+    for region, (archive, state) in stores.items():
+        loads = stored(spark, archive, files_of(state, LOADS), LOADS)
+        times = f.col("start_ms").between(from_ms - from_ms % decode.BUCKET_MS, to_ms - 1)
+        means = (
+            loads.where((f.col("job") != "") & times)
+            .groupBy("job", "start_ms")
+            .agg(
+                f.try_divide(f.sum("cpu_sum"), f.sum("samples")).alias("cores"),
+                f.try_divide(f.sum("network_sum"), f.sum("samples")).alias("network"),
+                f.max("memory_max").alias("memory"),
+                f.try_divide(f.sum("arriving_sum"), f.sum("rated")).alias("arriving"),
+                f.max_by("lag_last", "last_ms").alias("lag"),
+            )
+        )
+        rows = means.groupBy("job").agg(
+            f.sum("cores").alias("cores"),
+            f.sum("network").alias("network"),
+            f.max("memory").alias("memory"),
+            f.max_by("arriving", "start_ms").alias("arriving"),
+            f.max_by("lag", "start_ms").alias("lag"),
+        )
+        for row in rows.collect():
+            lag = -1 if row["lag"] is None else row["lag"]
+            taken = ((row["cores"] or 0.0) * BUCKET_S, (row["network"] or 0.0) * BUCKET_S)
+            found[region, row["job"]] = people.Use(*taken, row["memory"] or 0.0, row["arriving"] or 0.0, lag)
+    return found
+
+
+def quarantine_rows(spark: SparkSession, stores: daily.Stores) -> list[dict[str, Any]]:
+    """By region, table and reason how many records could not be used."""
+    rows = []
+    for region, (archive, state) in stores.items():
+        bad = stored(spark, archive, files_of(state, QUARANTINE), QUARANTINE)
+        counted = bad.groupBy("table", "reason").count().orderBy("table", "reason").collect()
+        rows += [{"region": region, **row.asDict()} for row in counted]
+    return rows
+
+
+def _newest(traffic: DataFrame) -> list[Any]:
+    counted = traffic.where(f.col("records") > 0)
+    return list(counted.groupBy("topic").agg(f.max("hour_ms").alias("newest")).collect())
+
+
+def _region(name: str, archive: Archive, state: Any) -> dict[str, Any]:
+    return {
+        "region": name,
+        "cluster_id": archive.cluster_id,
+        "offsets": sum(reach.end - reach.start for reach in state.reach.values()),
+        "gone": sum(gap.end - gap.start for gap in state.gaps),
+    }

@@ -1,0 +1,148 @@
+"""`python -m spark dashboard`: rounds of `spark.dashboard.fold`, then `spark.dashboard.daily`."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from app.core.audit.tiers import Bounds
+from spark.archive.log import Archive
+from spark.dashboard.daily import GLOBAL, bring_up, open_stores
+from spark.dashboard.fold import Folded, fold_round
+from spark.dashboard.store import tidy
+from spark.errors import BadOption, NotFit, SparkJobError, Unreachable
+from spark.jobs import common
+from spark.kafka import Cluster
+from spark.progress import say, watching
+
+DESCRIPTION = """\
+Keeps what the tables of all regions say (audit windows and tiers, workloads, routes, assignments, trackers,
+checkpoints, activity) and what heartbeats say of loads, exactly once: a job that is killed and started again
+goes on where the last complete round ended. From that it makes traffic by hour and a verdict for every
+window, as Parquet files; `python -m spark report` shows them. A record that cannot be used is kept in the
+quarantine with its reason, and counted. A region that does not answer is told; the others go on.
+"""
+EXAMPLES = """\
+examples:
+  python -m spark dashboard --region east=127.0.0.1:9092 --region west=127.0.0.1:9095 \\
+      --to /var/lib/dash --once
+  python -m spark dashboard --region east=10.0.0.1:9092 --to /var/lib/dash --every 5m
+
+Give each region's control cluster: where its topics switchyard-<region>-... are.
+"""
+ROUND_RECORDS = 1_000_000
+TRIES = 3
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """The job's options."""
+    parser.add_argument(
+        "--region",
+        action="append",
+        required=True,
+        type=_region,
+        metavar="NAME=HOST:PORT,...",
+        help="a region and the brokers of its control cluster; again for each region",
+    )
+    parser.add_argument(
+        "--command-config", type=Path, metavar="FILE", help="properties of a Kafka client, for all regions"
+    )
+    parser.add_argument("--to", required=True, type=Path, metavar="DIR", help="the store, of all regions")
+    parser.add_argument("--once", action="store_true", help="take in what is there now, and end")
+    parser.add_argument("--every", type=common.seconds, default=60.0, metavar="60s", help="(default: 60s)")
+    parser.add_argument(
+        "--round",
+        type=common.positive,
+        default=ROUND_RECORDS,
+        metavar="RECORDS",
+        help=f"at most so many offsets in one round (default: {ROUND_RECORDS:,})",
+    )
+    parser.add_argument(
+        "--silence",
+        type=common.seconds,
+        default=Bounds().silence_ms / 1000,
+        metavar="2m",
+        help="a source of audit reports that was not heard for so long is silent (default: 2m)",
+    )
+    common.add_session(parser)
+
+
+def run(options: Namespace) -> int:
+    """Rounds until there is no more, or for ever."""
+    regions = dict(options.region)
+    if len(regions) < len(options.region):
+        raise BadOption("--region: a region is given twice")
+    if GLOBAL in regions:
+        raise BadOption(f"--region {GLOBAL}=...: that name is taken by what all regions make together")
+    spark = common.session("dashboard", options)
+    bounds = Bounds(silence_ms=int(options.silence * 1000))
+    sums = {"offsets": 0, "rows": 0, "quarantined": 0, "offsets_gone_before": 0}
+    away: dict[str, str] = {}
+    while True:
+        began_s = time.monotonic()
+        for region, bootstrap in regions.items():
+            source = common.cluster(spark, bootstrap, options.command_config)
+            try:
+                with watching(spark, f"Reading {region}"):
+                    _catch_up(options, region, source, sums)
+                away.pop(region, None)
+            except (BadOption, NotFit):
+                raise
+            except SparkJobError as failure:  # it does not answer, or went away while it was read
+                away[region] = str(failure)
+                say(f"{region} could not be read, the others go on: {failure}")
+        dates: list[str] = []
+        if len(away) < len(regions):
+            with watching(spark, "Comparing tiers"), common.spark_failures("Comparing tiers"):
+                stores = open_stores(options.to)
+                dates = bring_up(spark, options.to, stores, _now_ms(), bounds)
+            for archive in (Archive.open(options.to / GLOBAL), *(archive for archive, _ in stores.values())):
+                tidy(archive, _now_ms())
+        say(f"Brought up: {', '.join(dates) or 'no date'}; {time.monotonic() - began_s:.1f} s")
+        if options.once:
+            break
+        time.sleep(max(0.0, options.every - (time.monotonic() - began_s)))
+    common.result({**sums, "dates": dates, "away": away})
+    return Unreachable.exit_code if away else 0
+
+
+def _catch_up(options: Namespace, region: str, source: Cluster, sums: dict[str, int]) -> None:
+    archive = Archive.create(options.to / region, source.cluster_id())
+    while True:
+        told = _round(archive, source, region, options.round)
+        sums["offsets"] += told.offsets
+        sums["rows"] += told.rows
+        sums["quarantined"] += told.quarantined
+        sums["offsets_gone_before"] += sum(gap.end - gap.start for gap in told.gaps)
+        if told.offsets:
+            say(f"{region}: {told.offsets:,} offsets; {told.quarantined:,} records in quarantine")
+        if not told.left:
+            return
+
+
+def _round(archive: Archive, source: Cluster, region: str, limit: int) -> Folded:
+    for number in range(1, TRIES + 1):
+        try:
+            with common.spark_failures("A round failed, nothing of it counts"):
+                return fold_round(archive, source, region, limit, _now_ms())
+        except (BadOption, NotFit, Unreachable):
+            raise
+        except SparkJobError as failure:
+            if number == TRIES:
+                raise
+            say(f"{failure}; once more")
+    raise AssertionError("the last try raises")
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _region(given: str) -> tuple[str, str]:
+    name, equals, bootstrap = given.partition("=")
+    if not equals or not name or not bootstrap or "/" in name:
+        msg = f"{given!r} is not NAME=HOST:PORT,..."
+        raise argparse.ArgumentTypeError(msg)
+    return name, bootstrap

@@ -1,0 +1,217 @@
+"""All of it together: loads in, one JSON document out; scenarios are placed by Spark's tasks."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, NamedTuple
+
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as f
+
+from app.core.load import Load, capacity_or_default
+from app.core.placement import Rules
+from app.core.sizing import RULES, SizingRules
+from spark.errors import BadOption, NotFit
+from spark.sizing import history
+from spark.sizing.advice import JobNeed, Prices, cost_rows, monthly, total, workload_rows
+from spark.sizing.forecast import HOURS_A_WEEK, MOST_GROWTH
+from spark.sizing.scenarios import Answer, Fleet, Scenario, answer, changed
+
+FORMAT = 1
+Key = tuple[str, str]  # region and isolation group
+
+
+class Asked(NamedTuple):
+    """What is to be found out."""
+
+    scenarios: Sequence[Scenario]
+    weeks: int = 1
+    percentile: float = 0.95
+    rules: SizingRules = RULES
+    prices: Prices = Prices()
+
+
+def size(loads: DataFrame, asked: Asked, owners: Mapping[Key, str]) -> dict[str, Any]:
+    """The document. `loads`: `history.LOAD`; `owners`: by region and name.
+
+    Raises:
+        NotFit: no job's load is known. BadOption: a scenario names what is not there.
+    """
+    spark = loads.sparkSession
+    hours = history.hourly(loads).persist()
+    found = history.forecasts(hours, asked.weeks * HOURS_A_WEEK, asked.percentile).persist()
+    try:
+        needs = [_need(row) for row in history.busiest(found).collect()]
+        if not needs:
+            raise NotFit("no job's load is known there: heartbeats tell it from a worker's second minute on")
+        had = {
+            ((row["region"], row["group"] or ""), row["hour"]): row
+            for row in history.workers(loads).collect()
+        }
+        fleets = _fleets(needs, had)
+        mean = _at_mean(found)
+        answers = _placed(spark, asked, list(fleets.values()))
+        past = _past(spark, history.busiest_by_week(hours).collect(), had, asked)
+        jobs = [_job_row(row) for row in found.drop(*(f"{name}_hours" for name in history.FIGURES)).collect()]
+    finally:
+        found.unpersist()
+        hours.unpersist()
+    enough: dict[Key, int | None] = {
+        (fleet.region, fleet.group): one.workers for scenario, fleet, one in answers if scenario == 0
+    }
+    workers = {key: fleet.worker for key, fleet in fleets.items()}
+    widest = max(workers.values(), key=lambda load: load.cpu_cores)
+    return {
+        "format": FORMAT,
+        "method": {
+            "forecast": "median share of each hour of the week x straight trend of weekly means (Theil-Sen),"
+            f" at most x {MOST_GROWTH:g}; margin: what real hours were above it in {asked.percentile:.0%}",
+            "placement": "app.core.placement, round by round to rest, at the fleet's busiest hours to come",
+            "weeks_ahead": asked.weeks,
+            "spare_workers": asked.rules.spare_workers,
+        },
+        "fleets": [_answer_row(fleet, one, asked) for scenario, fleet, one in answers if scenario == 0],
+        "what_if": [
+            {"scenario": asked.scenarios[scenario].name, **_answer_row(fleet, one, asked)}
+            for scenario, fleet, one in answers
+            if scenario
+        ],
+        "past": past,
+        "workloads": workload_rows(needs, widest, asked.rules),
+        "jobs": sorted(jobs, key=lambda row: (-(row["cpu_p95"] or 0), row["job"])),
+        "cost": cost_rows(needs, enough, workers, mean, asked.prices, owners),
+        "prices": asked.prices._asdict(),
+    }
+
+
+def _need(row: Row) -> JobNeed:
+    load = Load(row["cpu"], row["memory"] or 0.0, row["network"])
+    ceiling = row["ceiling"] or None
+    return JobNeed(row["region"], row["group"] or "", row["job"], load, row["arriving"], ceiling)
+
+
+def _fleets(needs: Sequence[JobNeed], had: Mapping[tuple[Key, int], Row]) -> dict[Key, Fleet]:
+    jobs: defaultdict[Key, dict[str, Load]] = defaultdict(dict)
+    for need in needs:
+        jobs[need.region, need.group][need.job] = need.load
+    newest: dict[Key, Row] = {}
+    for (key, _), row in sorted(had.items(), key=lambda item: item[0]):
+        newest[key] = row
+    return {key: _fleet(key, its, newest.get(key)) for key, its in sorted(jobs.items())}
+
+
+def _fleet(key: Key, jobs: Mapping[str, Load], row: Row | None) -> Fleet:
+    measured = Load() if row is None else Load(row["cpu"], row["memory"], row["network"])
+    return Fleet(*key, dict(jobs), capacity_or_default(measured), 0 if row is None else row["workers"])
+
+
+def _placed(spark: SparkSession, asked: Asked, fleets: list[Fleet]) -> list[tuple[int, Fleet, Answer]]:
+    """Every scenario's fleets with what they come to; a task each."""
+    questions = []
+    for number, scenario in enumerate(asked.scenarios):
+        try:
+            questions += [(number, scenario, fleet) for fleet in changed(scenario, fleets)]
+        except ValueError as error:
+            raise BadOption(f"{scenario.name}: {error}") from error
+    return _answered(spark, questions, asked.rules)
+
+
+def _answered(
+    spark: SparkSession, questions: list[tuple[int, Scenario, Fleet]], rules: SizingRules
+) -> list[tuple[int, Fleet, Answer]]:
+    """In the order of the questions."""
+    if not questions:
+        return []
+    spread = spark.sparkContext.parallelize(list(enumerate(questions)), len(questions))
+    told = dict(spread.mapPartitions(partial(_answers, rules)).collect())
+    return [(number, fleet, told[at]) for at, (number, _, fleet) in enumerate(questions)]
+
+
+def _answers(
+    rules: SizingRules, questions: Iterable[tuple[int, tuple[int, Scenario, Fleet]]]
+) -> Iterator[tuple[int, Answer]]:
+    for at, (_, scenario, fleet) in questions:
+        yield at, answer(fleet, scenario, Rules(fill=rules.fill), rules.spare_workers)
+
+
+def _past(
+    spark: SparkSession, rows: Sequence[Row], had: Mapping[tuple[Key, int], Row], asked: Asked
+) -> list[dict[str, Any]]:
+    """What each past week would have needed at its busiest hour, beside what there was then."""
+    jobs: defaultdict[tuple[Key, int], dict[str, Load]] = defaultdict(dict)
+    for row in rows:
+        load = Load(row["cpu"] or 0.0, row["memory"] or 0.0, row["network"] or 0.0)
+        jobs[(row["region"], row["group"] or ""), row["hour"]][row["job"]] = load
+    at = sorted(jobs, key=lambda one: (one[1], one[0]))
+    questions = [
+        (hour, Scenario("past"), _fleet(key, jobs[key, hour], had.get((key, hour)))) for key, hour in at
+    ]
+    return [
+        {
+            "region": fleet.region,
+            "group": fleet.group,
+            "hour": datetime.fromtimestamp(hour * 3600, UTC).strftime("%Y-%m-%dT%H:00Z"),
+            "workers_needed": one.workers,
+            "workers_then": one.now,
+            "why": one.why,
+        }
+        for hour, fleet, one in _answered(spark, questions, asked.rules)
+    ]
+
+
+def _at_mean(found: DataFrame) -> dict[Key, float]:
+    """By region and job the mean of its network over the time to come, without the margin of its peaks."""
+    whole = f.aggregate("network_hours", f.lit(0.0), lambda one, other: one + other)
+    mean = f.try_divide(whole, f.size("network_hours")).alias("mean")
+    return {
+        (row["region"], row["job"]): row["mean"] or 0.0
+        for row in found.select("region", "job", mean).collect()
+    }
+
+
+def _answer_row(fleet: Fleet, one: Answer, asked: Asked) -> dict[str, Any]:
+    load = total(fleet.jobs.values())
+    return {
+        "region": fleet.region,
+        "group": fleet.group,
+        "jobs": len(fleet.jobs),
+        "cores": round(load.cpu_cores, 3),
+        "workers_now": one.now,
+        "workers": one.workers,
+        "level": round(one.level, 4),
+        "level_after_loss": round(one.level_lost, 4),
+        "jobs_moved_by_loss": one.moved,
+        "cost_a_month": None
+        if one.workers is None
+        else monthly(one.workers, load.network_bytes_per_s, asked.prices),
+        "why": one.why,
+    }
+
+
+def _job_row(row: Row) -> dict[str, Any]:
+    return {
+        name: round(value, 6) if isinstance(value, float) else value for name, value in row.asDict().items()
+    }
+
+
+def tables(found: Mapping[str, Any]) -> str:
+    """For people."""
+    parts = [
+        ("Workers", found["fleets"], ("region", "group", "jobs", "cores", "workers_now", "workers", "why")),
+        ("What if", found["what_if"], ("scenario", "region", "group", "workers_now", "workers", "why")),
+        ("Past weeks", found["past"], ("hour", "region", "group", "workers_then", "workers_needed")),
+        ("Workloads", found["workloads"], ("region", "workload", "partitions_now", "partitions", "workers")),
+        ("Cost a month", found["cost"], ("region", "name", "owner", "workers", "network_gb", "cost")),
+    ]
+    return "\n\n".join(_table(title, rows, columns) for title, rows, columns in parts if rows)
+
+
+def _table(title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
+    cells = [[name.replace("_", " ") for name in columns]]
+    cells += [["-" if row[name] is None else str(row[name]) for name in columns] for row in rows]
+    widths = [max(len(line[at]) for line in cells) for at in range(len(columns))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
+    return "\n".join([title, *(line.rstrip() for line in lines)])

@@ -1,0 +1,137 @@
+"""Tables of regions as their changelogs have them, without Kafka; and what they should come to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from app import wire
+from app.core.audit.latencies import Latencies
+from app.core.audit.tiers import Closing, Heard, TierKey, TierRecord
+from app.core.audit.totals import Totals
+from app.core.audit.windows import WindowKey, WindowRecord
+from app.core.control_events import Assignment, FailoverRun, WorkloadPut
+from app.core.fencing import LogId, TrackerRecord
+from app.core.load import Load
+from app.core.offset_map import Barrier, Line
+from app.topics import ControlTopics
+from tests.spark.conftest import NOON_MS, Row, row
+
+WIDTH_MS = 60_000
+CLOSED_MS = NOON_MS + 3_600_000
+
+
+def latencies(*found_ms: int) -> bytes:
+    """A histogram of them."""
+    histogram = Latencies()
+    histogram.add(np.array(found_ms, dtype=np.int64))
+    return histogram.to_bytes()
+
+
+def window(
+    count: int, *, position: int, closed: bool = True, duplicates: int = 0, measured: bytes = b""
+) -> WindowRecord:
+    """A window with so many records of 100 bytes."""
+    totals = Totals(count=count, nbytes=100 * count, duplicates=duplicates, latencies=measured)
+    return WindowRecord(totals=totals, closed_ms=CLOSED_MS if closed else -1, position=position)
+
+
+class Region:
+    """Changelogs of one region that grow, one partition each."""
+
+    def __init__(self, name: str) -> None:
+        self.topics = ControlTopics(name)
+        self.rows: list[Row] = []
+        self._next: dict[str, int] = {}
+
+    def put(self, table: str, key: str, value: Any, at_ms: int = NOON_MS) -> None:
+        """One more record of the table's changelog; None deletes, bytes are taken as they are."""
+        data = value if value is None or isinstance(value, bytes) else wire.encode(value)
+        self._append(f"{self.topics.app_id}-{table}-changelog", key.encode(), data, at_ms)
+
+    def beat(self, beat: wire.Heartbeat) -> None:
+        """A heartbeat."""
+        self._append(self.topics.heartbeats.name, beat.worker.encode(), wire.encode(beat), beat.at_ms)
+
+    def _append(self, topic: str, key: bytes, value: bytes | None, at_ms: int) -> None:
+        offset = self._next.get(topic, 0)
+        self._next[topic] = offset + 1
+        self.rows.append(row(offset, b"" if value is None else value, topic=topic, key=key, at_ms=at_ms))
+
+    def window(self, topic: str, tier: str, cluster: str, start_ms: int, record: WindowRecord) -> None:
+        """A window of a minute."""
+        self.put("audit_windows", str(WindowKey(topic, tier, cluster, WIDTH_MS, start_ms)), record)
+
+    def tier(self, topic: str, tier: str, cluster: str, closed_before_ms: int = CLOSED_MS) -> None:
+        """A tier that was heard until it closed all windows that end until then."""
+        heard = {"reader": Heard(closed_before_ms, closed_before_ms)}
+        record = TierRecord(heard, (Closing(closed_before_ms, 10**6, closed_before_ms),), position=10**6)
+        self.put("audit_tiers", str(TierKey(topic, tier, cluster)), record)
+
+
+def workload(group: str, topic: str, owner: str = "billing-team") -> WorkloadPut:
+    """A definition as it stands in the table."""
+    metadata = {"group": group, "topic": topic, "cluster": "east-regional", "owner": owner}
+    definition = {"kind": "Workload", "metadata": metadata, "spec": {}}
+    return WorkloadPut(at_ms=NOON_MS, key=f"{group}/{topic}", definition=definition, etag="1", actor="ann")
+
+
+def assignment(job: str, worker: str) -> Assignment:
+    """A job that a worker has."""
+    return Assignment(at_ms=NOON_MS, job=job, worker=worker, epoch=1, term=1, reason="test")
+
+
+def line(at_ms: int) -> Line:
+    """A copied partition whose newest barrier is of then."""
+    return Line(
+        target_topic="orders",
+        target_partition=0,
+        epoch=1,
+        lineage=0,
+        source=LogId("a", "b"),
+        target=LogId("c", "d"),
+        barriers=[Barrier(0, 0, NOON_MS), Barrier(10, 10, at_ms)],
+    )
+
+
+def beat(worker: str, at_ms: int, *jobs: wire.JobStatus, capacity: Load | None = None) -> wire.Heartbeat:
+    """A worker's."""
+    return wire.Heartbeat(
+        worker=worker,
+        at_ms=at_ms,
+        started_ms=NOON_MS,
+        url="http://w",
+        state="running",
+        term=1,
+        jobs=list(jobs),
+        capacity=capacity or Load(1.0, 2e9, 1e8),
+    )
+
+
+def status(job: str, cpu: float, *, lag: int = 0, arriving: float = 10.0) -> wire.JobStatus:
+    """What an owner says of its job."""
+    load = Load(cpu, 1e6, 1000.0)
+    return wire.JobStatus(
+        job=job,
+        epoch=1,
+        state="flowing",
+        committed=100,
+        high_watermark=100 + lag,
+        load=load,
+        arriving=arriving,
+    )
+
+
+def run_of(state: str, at_ms: int) -> dict[str, Any]:
+    """An entry of the activity: a failover."""
+    event = FailoverRun(
+        at_ms=at_ms, id="f-1", to="west", workloads=[], state="done", actor="ann", reason=state
+    )
+    return {"offset": 7, **msgspec.to_builtins(event)}
+
+
+def tracker(at_ms: int, offset: int) -> TrackerRecord:
+    """A job's positions, of the event at this offset of the tracker topic."""
+    return TrackerRecord(epoch=1, worker="w-1", base=100, at_ms=at_ms, offset=offset)

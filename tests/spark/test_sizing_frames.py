@@ -1,0 +1,148 @@
+"""A history of loads as frames, through forecasts and placement to the report, against a plain model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from spark.__main__ import main
+from spark.archive.log import Archive
+from spark.dashboard import frames
+from spark.dashboard.fold import fold_round
+from spark.dashboard.store import LOADS, files_of, stored
+from spark.errors import BadOption, NotFit
+from spark.jobs import size as job
+from spark.kafka import Range
+from spark.sizing.advice import Prices
+from spark.sizing.history import LOAD, hourly
+from spark.sizing.report import Asked, size, tables
+from spark.sizing.scenarios import Scenario
+from tests.spark.archiving import Frames
+from tests.spark.conftest import HOUR_MS, NOON_MS
+from tests.spark.regions import Region, beat, status
+
+pytestmark = pytest.mark.beside  # Spark without brokers: long, and in no haste
+
+WEEKS, JOBS = 3, 6
+BEGAN_H = NOON_MS // HOUR_MS
+ORDERS = "dispatch:g/orders:orders:{}"
+
+
+def cores(hour: int, number: int) -> float:
+    """Of a job: a tenth, three tenths at noon; the last job five times as much at midnight."""
+    at_noon = hour % 24 == 12
+    return 0.3 if at_noon else 0.5 if number == JOBS - 1 and hour % 24 == 0 else 0.1
+
+
+def loads(session: SparkSession) -> DataFrame:
+    """Three weeks, a row an hour; two workers of one core."""
+    rows = []
+    for hour in range(BEGAN_H, BEGAN_H + WEEKS * 168):
+        at_ms = hour * HOUR_MS
+        for number in range(JOBS):
+            cpu = cores(hour, number)
+            measured = (10, 10 * cpu, cpu, 1e6, 1e5, 2e4, 10, 1000.0, 120.0, 50.0, 5, 5, at_ms + 1)
+            rows.append(
+                ("2025-11-22", ORDERS.format(number), f"w-{number % 2}", "", at_ms, *measured, "east")
+            )
+        for worker in ("w-0", "w-1"):
+            capacity = (10, 10.0, 1.0, 2e9, 1e9, 1e8, 0, 0.0, 0.0, 0.0, -1, -1, at_ms + 1)
+            rows.append(("2025-11-22", "", worker, "", at_ms, *capacity, "east"))
+    return session.createDataFrame(rows, LOAD)
+
+
+def test_the_size_of_a_fleet_with_its_past_cost_and_what_if(session: SparkSession) -> None:
+    scenarios = [
+        Scenario("as it is"),
+        Scenario("orders x 2", "topic", "orders", 2.0),
+        Scenario("zones", "zone", zones=3),
+    ]
+    asked = Asked(scenarios, prices=Prices(0.5, 0.1))
+    owners = {("east", "g/orders"): "ann"}
+    found = size(loads(session), asked, owners)
+    (fleet,) = found["fleets"]
+    assert fleet["cores"] == pytest.approx(0.3 * JOBS)  # all at noon, not the one at midnight
+    assert (fleet["jobs"], fleet["workers_now"]) == (JOBS, 2)
+    assert fleet["workers"] == 3  # two jobs a worker; one lost leaves three of 0.3 each on two
+    assert fleet["level"] == pytest.approx(0.6)
+    assert fleet["level_after_loss"] == pytest.approx(0.9)
+    assert fleet["cost_a_month"] == pytest.approx(3 * 730 * 0.5 + 6e4 * 3600 * 730 / 1e9 * 0.1, abs=0.01)
+    doubled, zones = found["what_if"]
+    assert doubled["workers"] == 7  # 0.6 each: one a worker, and one more
+    assert zones["workers"] == 3
+    assert [one["workers_needed"] for one in found["past"]] == [3, 3, 3]
+    assert [one["workers_then"] for one in found["past"]] == [2, 2, 2]
+    (workload,) = found["workloads"]
+    assert (workload["partitions_now"], workload["partitions"]) == (JOBS, 16)  # 600 x 1.3 / 50
+    jobs = {one["job"]: one for one in found["jobs"]}
+    first, last = jobs[ORDERS.format(0)], jobs[ORDERS.format(JOBS - 1)]
+    assert (first["cpu_p50"], first["cpu_p99"], last["cpu_p99"]) == pytest.approx((0.1, 0.3, 0.5))
+    assert first["error"] == pytest.approx(0, abs=1e-9)
+    assert first["growth"] == pytest.approx(0, abs=1e-9)
+    (cost,) = found["cost"]
+    assert (cost["owner"], cost["workers"]) == ("ann", 3)
+    assert cost["cost"] == pytest.approx(fleet["cost_a_month"], abs=0.05)
+    json.dumps(found)
+    assert "orders x 2" in tables(found)
+
+
+def test_hours_of_a_job_do_not_depend_on_how_its_loads_were_cut(session: SparkSession) -> None:
+    whole = Region("east")
+    for second in range(0, 1200, 60):
+        whole.beat(beat("w-1", NOON_MS + second * 1000, status("dispatch:g/a:a:0", 0.1 + second / 6000)))
+    at_once = frames.loads(Frames(session, whole.rows).read(_all(whole)))
+    halves = [Region("east"), Region("east")]
+    for number, half in enumerate(halves):
+        half.rows = whole.rows[number * 7 : 7 + number * 13]
+    parts = [frames.loads(Frames(session, half.rows).read(_all(whole))) for half in halves]
+    one, other = (
+        [row.asDict() for row in hourly(_east(found)).collect()]
+        for found in (at_once, parts[0].union(parts[1]))
+    )
+    assert len(one) == 1
+    assert one[0] == pytest.approx(other[0])
+    assert one[0]["cpu"] == pytest.approx(0.195)  # of twenty samples from 0.1 to 0.29
+
+
+def test_the_store_of_the_dashboard_is_a_history(session: SparkSession, tmp_path: Path) -> None:
+    east = Region("east")
+    for number in range(4):
+        east.beat(beat("w-1", NOON_MS + number * HOUR_MS, status("dispatch:g/a:a:0", 0.2)))
+    archive = Archive.create(tmp_path / "east", "c")
+    for _ in range(3):
+        fold_round(archive, Frames(session, east.rows), "east", 2, NOON_MS)
+    kept = stored(session, archive, files_of(archive.state(), LOADS), LOADS)
+    found = size(_east(kept), Asked([Scenario("as it is")]), {})
+    assert found["jobs"][0]["hours_seen"] == 4
+    assert found["fleets"][0]["cores"] == pytest.approx(0.2)
+
+
+def test_what_is_not_there_is_told(session: SparkSession) -> None:
+    with pytest.raises(NotFit, match="no job's load is known"):
+        size(session.createDataFrame([], LOAD), Asked([Scenario("as it is")]), {})
+    one_hour = loads(session).where(f"start_ms = {BEGAN_H * HOUR_MS}")
+    with pytest.raises(BadOption, match="no load of topic 'other'"):
+        size(one_hour, Asked([Scenario("other x 2", "topic", "other", 2.0)]), {})
+
+
+def test_the_command_reads_parquet(
+    session: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job.common, "session", lambda _name, _options: session)
+    loads(session).where(f"start_ms < {(BEGAN_H + 30) * HOUR_MS}").write.parquet(str(tmp_path / "loads"))
+    answer = tmp_path / "size.json"
+    assert main(["size", "--loads", str(tmp_path / "loads"), "--json", str(answer), "--lose-zone", "2"]) == 0
+    assert json.loads(answer.read_text())["fleets"][0]["jobs"] == JOBS
+    assert "Past weeks" in capsys.readouterr().err
+
+
+def _east(found: DataFrame) -> DataFrame:
+    return found.withColumn("region", f.lit("east"))
+
+
+def _all(region: Region) -> tuple[Range, ...]:
+    return (Range(region.topics.heartbeats.name, 0, 0, len(region.rows)),)

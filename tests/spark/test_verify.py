@@ -1,0 +1,55 @@
+"""What `verify` leaves behind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from spark.__main__ import main
+from spark.jobs import verify
+from spark.schemas import FINDING
+
+pytestmark = pytest.mark.beside  # Spark without brokers: long, and in no haste
+
+COMMAND = ["verify", "archive", "--bootstrap", "127.0.0.1:1", "--topic", "orders", "--archive", "/nowhere"]
+Command = Callable[..., int]
+
+
+@pytest.fixture
+def command(session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Runs the job on a cluster and an archive that differ in one record."""
+
+    def found(spark: SparkSession, _options: object) -> DataFrame:
+        return spark.createDataFrame([("missing", 0, 7, None)], FINDING)
+
+    monkeypatch.setattr(verify, "_archive", found)
+    monkeypatch.setattr(verify.common, "session", lambda _name, _options: session)
+    monkeypatch.setattr(verify, "switchyard_home", lambda: tmp_path / "home")
+    return lambda *more: main([*COMMAND, *more])
+
+
+def files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def test_findings_that_nobody_asked_for_are_told_and_not_kept(
+    command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command() == verify.EXIT_MISSING
+    told = json.loads(capsys.readouterr().out)
+    assert (told["findings"], told["folder"], told["examples"][0]["source_offset"]) == (
+        {"missing": 1},
+        None,
+        7,
+    )
+    assert files(tmp_path / "home") == []
+
+
+def test_findings_are_kept_where_they_were_asked_for(command: Command, tmp_path: Path) -> None:
+    assert command("--findings", str(tmp_path / "kept")) == verify.EXIT_MISSING
+    assert [path for path in files(tmp_path / "kept") if path.suffix == ".parquet"]
+    assert not (tmp_path / "home").exists()
