@@ -11,12 +11,14 @@ The questions
 Data comes from a seed and is in the formats of the store and the archive. It is made at a tenth of the size
 and at the whole. Answers must be equal, and the differences of the copy found, or the bench fails.
 Each answer is given by a process of its own, by turns. A plain Python process answers `report` at the small
-size, too. The start of Spark's Java is told apart (`start s`). What the system has cached favours both.
+size, too. The start of Spark's Java is told apart (`start s`), and is in `cpu s`, the time of processors.
+What the system has cached favours both.
 """
 
 from __future__ import annotations
 
 import shutil
+import signal
 import tempfile
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator
@@ -24,7 +26,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from spark.jobs.common import positive
+from spark.jobs.common import add_session, positive
 from tests.bench.reporting import audits, records
 from tests.bench.reporting.files import Progress
 from tests.bench.reporting.measure import Measured, measure
@@ -44,7 +46,7 @@ EXAMPLES = """\
 examples:
   python -m tests.bench report
   python -m tests.bench report --audit-rows 1_000_000 --records 10_000_000 --content-records 1_000_000
-  python -m tests.bench report --only audits --rounds 5
+  python -m tests.bench report --only audits --rounds 5 --conf spark.driver.memory=4g
 """
 AUDIT_ROWS, RECORDS, CONTENT_RECORDS = 10_000_000, 100_000_000, 20_000_000
 ROUNDS, LARGE_ROUNDS, GROWTH = 3, 1, 10
@@ -70,7 +72,6 @@ def add_arguments(parser: ArgumentParser) -> None:
             f"--{name}", type=positive, default=default, metavar="N", help=f"{what} (default: {default:,})"
         )
     parser.add_argument("--seed", type=int, default=1, help="of the data (default: 1)")
-    parser.add_argument("--heap", default="2g", help="of Spark's Java (default: 2g, as of the jobs)")
     parser.add_argument("--only", choices=PARTS, help="this part (default: both)")
     parser.add_argument(
         "--folder",
@@ -78,6 +79,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="DIR",
         help="for the data, deleted at the end (default: a temporary one)",
     )
+    add_session(parser)
 
 
 def run(progress: Progress, options: Namespace) -> dict[str, Any]:
@@ -87,6 +89,7 @@ def run(progress: Progress, options: Namespace) -> dict[str, Any]:
         ValueError: answers differ, or the disk is too small.
     """
     parts = (options.only,) if options.only else PARTS
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # data and processes go, however it ends
     bench = Bench(options, progress)
     for part in parts:
         for divisor in (options.growth, 1):
@@ -96,7 +99,7 @@ def run(progress: Progress, options: Namespace) -> dict[str, Any]:
     return {
         **{name: first[name] for name in ("value", "unit", "peer", "peer_value")},
         "setup": {
-            "of": first["bench"], "seed": options.seed, "heap": options.heap,
+            "of": first["bench"], "seed": options.seed, "conf": dict(options.conf),
             "rounds": {"small": options.rounds, "whole": options.large_rounds},
         },
         "rows": rows,
@@ -144,11 +147,13 @@ class Bench:
         found = self.found.setdefault((work, about), {engine: [] for engine in engines})
         for number in range(rounds):
             for engine in engines if number % 2 == 0 else reversed(engines):
-                one = measure(Work(engine, work, str(folder), size, limit, self.options.heap), self.progress)
+                one = measure(
+                    Work(engine, work, str(folder), size, limit, dict(self.options.conf)), self.progress
+                )
                 found[engine].append(one)
                 self.progress(
                     f"{work}, {about:,}, round {number + 1} of {rounds}: {engine} {one.seconds:.2f} s"
-                    f" (start {one.start_s:.1f} s), {one.peak_mb:,.0f} MB"
+                    f" (start {one.start_s:.1f} s, cpu {one.cpu_s:.1f} s), {one.peak_mb:,.0f} MB"
                 )
         check_same(work, {engine: [one.answer for one in measured] for engine, measured in found.items()})
         self.progress(f"{work}, {about:,}: the answers are the same")
@@ -167,6 +172,7 @@ class Bench:
                     "ratio": round(_seconds(found[OURS]) / _seconds(found[peer]), 2),
                     "rounds": [[round(one.seconds, 3) for one in found[engine]] for engine in (OURS, peer)],
                     "start s": [_middle(found[engine], lambda one: one.start_s) for engine in (OURS, peer)],
+                    "cpu s": [_middle(found[engine], lambda one: one.cpu_s) for engine in (OURS, peer)],
                     "peak MB": [_middle(found[engine], lambda one: one.peak_mb) for engine in (OURS, peer)],
                 }
 

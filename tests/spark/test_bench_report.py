@@ -35,10 +35,11 @@ from tests.bench.reporting.works import (
     ask_duck,
     ask_spark,
 )
+from tests.spark.conftest import SETTINGS
 
 pytestmark = pytest.mark.beside  # Spark without brokers: long, and in no haste
 
-ROWS, RECORDS = 2_000, 20_000
+ROWS, RECORDS = 4_000, 20_000
 
 
 def quietly(_: str) -> None:
@@ -143,7 +144,8 @@ def test_the_bench_prints_what_it_found_and_leaves_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["report", "--only=audits", "--audit-rows=1200", "--growth=2", "--rounds=1", "--folder"]
-    assert run.main([*arguments, str(tmp_path)]) == 0
+    quick = [word for setting in SETTINGS.items() for word in ("--conf", "=".join(setting))]
+    assert run.main([*arguments, str(tmp_path), *quick]) == 0
     told = capsys.readouterr()
     found = json.loads(told.out.splitlines()[-1])
     assert (found["bench"], found["unit"], found["peer"]) == ("report", "s", DUCK)

@@ -43,7 +43,7 @@ PLACES = {
 }
 # Of 1000 windows so many lose records on the way to the aggregate, double some, change some, get some late,
 # lose some on the way to the group.
-LOSSY, DOUBLED, CORRUPTED, LATE, UNREAD = 10, 10, 2, 15, 3
+LOSSY, DOUBLED, CORRUPTED, LATE, UNREAD = 10, 10, 5, 15, 5
 HISTOGRAMS = 256
 MEASURED = 60  # latencies in one
 

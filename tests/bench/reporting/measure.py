@@ -1,4 +1,4 @@
-"""Runs a work in a process of its own and looks at the memory of all its processes."""
+"""Runs a work in a process of its own and looks at the memory and the processor time of all its processes."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ MB = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """`peak_mb`: resident memory of its processes together, at most (Spark: driver, Java and Python workers;
-    what forked workers share counts for each)."""
+    """`cpu_s`: processor time of all its processes, with its start. `peak_mb`: their resident memory, at most
+    (Spark: driver, Java and Python workers; what forked workers share counts for each)."""
 
     seconds: float
     start_s: float
+    cpu_s: float
     peak_mb: float
     answer: Any
 
@@ -44,7 +45,7 @@ def measure(work: Work, progress: Progress) -> Measured:
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as said:
         process = subprocess.Popen(command, stdout=out, stderr=said)
         try:
-            peak = _watch(process, work, progress)
+            peak, cpu_s = _watch(process, work, progress)
         finally:
             if process.poll() is None:
                 _end(process)
@@ -55,15 +56,16 @@ def measure(work: Work, progress: Progress) -> Measured:
                 f"{work.engine}, {work.work}: exit code {process.returncode}\n{said.read()[-TAIL:]}"
             )
         found = json.loads(out.read().splitlines()[-1])
-    return Measured(found["seconds"], found["start_s"], peak / MB, found["answer"])
+    return Measured(found["seconds"], found["start_s"], cpu_s, peak / MB, found["answer"])
 
 
-def _watch(process: subprocess.Popen[bytes], work: Work, progress: Progress) -> int:
-    """Until it ends; the most bytes that were seen."""
+def _watch(process: subprocess.Popen[bytes], work: Work, progress: Progress) -> tuple[int, float]:
+    """Until it ends; the most bytes that were seen, and seconds of processors."""
     watched = psutil.Process(process.pid)
     peak, began_s, told_s = 0, time.monotonic(), time.monotonic()
+    spent_s: dict[int, float] = {}  # by process, as last seen: it may end before the others do
     while process.poll() is None:
-        peak = max(peak, _resident(watched))
+        peak = max(peak, _look(watched, spent_s))
         now_s = time.monotonic()
         if now_s - told_s >= TELL_EVERY_S:
             told_s = now_s
@@ -71,15 +73,18 @@ def _watch(process: subprocess.Popen[bytes], work: Work, progress: Progress) -> 
                 f"{work.engine}, {work.work}, {work.rows:,}: {now_s - began_s:.0f} s, {peak / MB:,.0f} MB"
             )
         time.sleep(LOOK_EVERY_S)
-    return peak
+    return peak, sum(spent_s.values())
 
 
-def _resident(process: psutil.Process) -> int:
+def _look(process: psutil.Process, spent_s: dict[int, float]) -> int:
+    """Bytes of all of them now; notes what each has spent."""
     total = 0
     with contextlib.suppress(psutil.Error):
         for one in (process, *process.children(recursive=True)):
             with contextlib.suppress(psutil.Error):
                 total += one.memory_info().rss
+                times = one.cpu_times()
+                spent_s[one.pid] = times.user + times.system
     return total
 
 

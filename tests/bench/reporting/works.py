@@ -38,7 +38,7 @@ class Work(msgspec.Struct, frozen=True):
     Attributes:
         rows: audit rows or records that were asked for, by which the data was made.
         limit: records that `CONTENTS` compares.
-        heap: of Spark's Java.
+        conf: Spark's configuration, beside what every job has.
     """
 
     engine: str
@@ -46,7 +46,7 @@ class Work(msgspec.Struct, frozen=True):
     folder: str
     rows: int
     limit: int = 0
-    heap: str = "2g"
+    conf: dict[str, str] = {}
 
     @property
     def store(self) -> Path:
@@ -78,8 +78,7 @@ def answer(work: Work) -> dict[str, Any]:
             return _timed(time.monotonic() - began_s, lambda: ask_duck(connection, work))
     if work.work == RANGE:
         return _timed(0.0, lambda: ours.time_range(work.archive, RANGE_TOPIC, *_range(work)))
-    settings = {"spark.local.dir": str(work.scratch), "spark.driver.memory": work.heap}
-    spark = make_session("bench", settings)
+    spark = make_session("bench", {"spark.local.dir": str(work.scratch)} | work.conf)
     try:
         return _timed(time.monotonic() - began_s, lambda: ask_spark(spark, work))
     finally:
