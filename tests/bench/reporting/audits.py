@@ -44,6 +44,7 @@ PLACES = {
 # Of 1000 windows so many lose records on the way to the aggregate, double some, change some, get some late,
 # lose some on the way to the group.
 LOSSY, DOUBLED, CORRUPTED, LATE, UNREAD = 10, 10, 5, 15, 5
+BEHIND = 50  # of so many windows of the aggregate the east knows one with a record less
 HISTOGRAMS = 256
 MEASURED = 60  # latencies in one
 
@@ -112,7 +113,7 @@ def _day(day: Day) -> dict[str, File]:
         amounts = rng.integers(1, 10, TOPICS).tolist()
         words = rng.integers(0, 1 << 64, (TOPICS, 2), dtype=np.uint64, endpoint=False).tolist()
         shapes = rng.integers(0, HISTOGRAMS, TOPICS).tolist()
-        behind = (rng.integers(0, 200, TOPICS) == 0).tolist()
+        behind = (rng.integers(0, BEHIND, TOPICS) == 0).tolist()
         for number in range(TOPICS):
             position = (day.number * DAY_MINUTES + minute) * TOPICS + number
             key = partial(_key, _topic(number), start_ms)
