@@ -86,16 +86,16 @@ def content() -> tuple[Column, Column]:
     in the other. Null and empty are told apart.
     """
     headers = f.coalesce("headers", f.array().cast(HEADERS))
+    pairs = f.transform(
+        headers, lambda one: f.struct(one["key"], one["value"], f.coalesce(f.length(one["value"]), f.lit(-1)))
+    )
     parts = [
         f.coalesce(f.length("key"), f.lit(-1)),
         f.col("key"),
         f.coalesce(f.length("value"), f.lit(-1)),
         f.col("value"),
         f.size(headers),
-        f.transform(
-            headers,
-            lambda one: f.struct(one["key"], one["value"], f.coalesce(f.length(one["value"]), f.lit(-1))),
-        ),
+        f.when(f.size(headers) > 0, pairs),  # Spark interprets `transform`: most records need none
         f.col("timestamp_ms"),
     ]
     return f.xxhash64(*parts), f.xxhash64(f.lit(DIGEST_SALT), *reversed(parts))

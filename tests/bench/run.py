@@ -3,6 +3,7 @@
 A bench is a module with `run(progress) -> dict`: it calls `progress(text)` as it goes on and returns
 `value`, `unit`, `peer`, `peer_value` and, when it likes, `ratio` (else value / peer_value), `setup` (its
 own facts, added to the machine's) and `rows` (more results of the same shape).
+One that has options has `add_arguments(parser)` and `EXAMPLES`, too, and `run(progress, options)`.
 
 Rules
 1. Progress goes to stderr; the last line on stdout is one JSON object
@@ -32,7 +33,7 @@ Progress = Callable[[str], None]
 
 MIN_ROUNDS = 3
 NOT_BENCHES = {"__init__", "__main__", "run", "simulate_concurrency"}
-PACKAGES = ("faust-streaming", "aiokafka", "grpcio", "rocksdict", "uvloop", "pyspark")
+PACKAGES = ("faust-streaming", "aiokafka", "grpcio", "rocksdict", "uvloop", "pyspark", "duckdb")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,14 +124,29 @@ def finish(name: str, result: Mapping[str, Any]) -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs one bench. Exit codes: 0 done, 2 unknown name; a bench that fails ends in a traceback."""
+    given = sys.argv[1:] if arguments is None else arguments
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description="Runs one benchmark.")
     parser.add_argument("name", help="one of: " + ", ".join(names()))
-    name = parser.parse_args(arguments).name.replace("_", "-")
+    name = parser.parse_args(given[:1]).name.replace("_", "-")
     if name not in names():
         parser.error(f"there is no bench {name!r}; there are: {', '.join(names())}")
     bench = importlib.import_module(f"tests.bench.{name.replace('-', '_')}")
+    parser = argparse.ArgumentParser(
+        prog=f"python -m tests.bench {name}",
+        description=bench.__doc__,
+        epilog=getattr(bench, "EXAMPLES", None),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    has_options = hasattr(bench, "add_arguments")
+    if has_options:
+        bench.add_arguments(parser)
+    options = parser.parse_args(given[1:])
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # of brokers that are killed on purpose
-    result = finish(name, bench.run(lambda text: print(f"{name}: {text}", file=sys.stderr, flush=True)))
+
+    def progress(text: str) -> None:
+        print(f"{name}: {text}", file=sys.stderr, flush=True)
+
+    result = finish(name, bench.run(progress, options) if has_options else bench.run(progress))
     print(json.dumps(result, ensure_ascii=False), flush=True)
     return 0
 

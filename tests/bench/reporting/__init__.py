@@ -1,0 +1,13 @@
+"""Parts of the bench `report`: data made from a seed in the archive's and the store's own formats, and the
+same questions answered by the jobs' code, by DuckDB and by plain Python.
+
+    files     what both generators share: the pool of processes, writing a Parquet file
+    audits    a store of `dashboard` with windows of two regions
+    records   an archive of topics, and a copy of it with known differences
+    ours      the answers by what `python -m spark` runs
+    duck      the answers by DuckDB's SQL
+    plain     the report by one Python process
+    shapes    answers in a shape that does not depend on who gave them
+    works     which question is what, and the process in which one is answered
+    measure   runs such a process: seconds, memory, answer
+"""

@@ -1,0 +1,121 @@
+"""The report by one Python process: the project's own rules, without Spark. A date at a time, as all of them
+would not fit into memory."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from app.core.audit.compare import State
+from app.core.audit.latencies import Latencies
+from app.core.audit.pairing import OF_CLUSTERS, Place, Plan
+from app.core.audit.tiers import TierRecord
+from app.core.audit.windows import WindowKey, WindowRecord
+from app.wire import tier_record, window_record
+from spark.archive.log import Archive
+from spark.dashboard.decode import TIERS, WINDOWS
+from spark.dashboard.plans import Compared, Comparer
+from spark.dashboard.store import STATE, files_of
+from tests.bench.reporting import audits, shapes
+
+
+class Sums:
+    """Of a place."""
+
+    __slots__ = ("figures", "latencies")
+
+    def __init__(self) -> None:
+        self.figures: Counter[str] = Counter()
+        self.latencies = Latencies()
+
+
+def report(root: Path, rows: int) -> dict[str, list[list[Any]]]:
+    """As `ours.report`; nothing is kept."""
+    now_ms = audits.end_ms(rows) + audits.AFTERWARDS_MS
+    files, tiers = _files(root)
+    traffic: defaultdict[tuple[str, str, str], Sums] = defaultdict(Sums)
+    found: dict[tuple[str, ...], dict[str, Any]] = {}
+    comparer = Comparer(
+        {name: Compared(places, frozenset(), frozenset(places), Plan()) for name, places in tiers.items()},
+        {}, now_ms,
+    )  # fmt: skip
+    for date in sorted(files):
+        best = _best(files[date])
+        windows: defaultdict[tuple[str, int, int], list[tuple[Place, WindowRecord]]] = defaultdict(list)
+        for key, (_, _, _, record) in best.items():
+            both = record.totals.plus(record.late)
+            sums = traffic[key.topic, key.tier, key.cluster]
+            sums.figures.update(
+                windows=1, records=both.count, bytes=both.nbytes, duplicates=both.duplicates,
+                late=record.late.count,
+            )  # fmt: skip
+            sums.latencies.merge(Latencies.from_bytes(both.latencies))
+            windows[key.topic, key.start_ms, key.width_ms].append(((key.tier, key.cluster), record))
+        for (topic, start_ms, width_ms), held in windows.items():
+            for pair in comparer.pairs(topic, start_ms, width_ms, held):
+                key_ = (topic, pair.from_tier, pair.to_tier, pair.group)
+                into = found.setdefault(
+                    key_,
+                    dict(zip((*shapes.PAIR, "group"), key_, strict=True))
+                    | {"states": Counter()} | dict.fromkeys(shapes.FIGURES, 0),
+                )  # fmt: skip
+                verdict = pair.verdict
+                into["states"][verdict.state.value] += 1
+                into["from_count"] += pair.from_count
+                into["to_count"] += pair.to_count
+                if verdict.state in (State.LOSSY, State.DUPLICATED):
+                    into["missing"] += verdict.missing
+                    into["extra"] += verdict.extra
+    return shapes.report(_traffic(traffic), found.values())
+
+
+def _files(
+    root: Path,
+) -> tuple[dict[str, list[tuple[str, Path]]], defaultdict[str, dict[Place, list[TierRecord]]]]:
+    """By date the files of all regions, and the tiers of each topic."""
+    files: defaultdict[str, list[tuple[str, Path]]] = defaultdict(list)
+    tiers: defaultdict[str, dict[Place, list[TierRecord]]] = defaultdict(dict)
+    for region in audits.PLACES:
+        archive = Archive.open(root / region)
+        for file in files_of(archive.state(), STATE):
+            path = archive.root / file.path
+            if file.topic == WINDOWS:
+                files[file.date].append((region, path))
+            elif file.topic == TIERS:
+                for key, value in _columns(path):
+                    topic, tier, cluster, _ = key.split("/")
+                    tiers[topic][tier, cluster] = [tier_record(value)]
+    return dict(files), tiers
+
+
+def _best(files: list[tuple[str, Path]]) -> dict[WindowKey, tuple[int, bool, str, WindowRecord]]:
+    """Of a cluster that both regions count, the one that has most of a window."""
+    best: dict[WindowKey, tuple[int, bool, str, WindowRecord]] = {}
+    for region, path in files:
+        for text, value in _columns(path):
+            key, record = WindowKey.parse(text), window_record(value)
+            one = (record.totals.count + record.late.count, record.is_closed, region, record)
+            known = best.get(key)
+            if known is None or key.tier not in OF_CLUSTERS or one[:3] > known[:3]:
+                best[key] = one
+    return best
+
+
+def _columns(path: Path) -> Iterator[tuple[str, bytes]]:
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(columns=["key", "value"]):
+            yield from zip(batch["key"].to_pylist(), batch["value"].to_pylist(), strict=True)
+
+
+def _traffic(found: dict[tuple[str, str, str], Sums]) -> Iterator[dict[str, Any]]:
+    for place, sums in found.items():
+        ranks = sums.latencies.quantiles_ms((0.5, 0.95, 0.99))
+        yield (
+            dict(zip(shapes.PLACE, place, strict=True))
+            | sums.figures
+            | dict(zip(shapes.RANKS, ranks, strict=True))
+        )
