@@ -213,8 +213,7 @@ class AlertRoutes:
     async def delete_rule(self, request: web.Request) -> web.Response:
         """Deletes an alert; nobody is told any more, not even that what fires is resolved."""
         put = self._put_of(request)
-        await delete(self._api, request, put)
-        return json_response({"key": put.key, "deleted": True})
+        return await delete(self._api, request, put)
 
     @described(shapes_alerts.AlertTested, headers=ACTOR, problems=(404,))
     async def post_test(self, request: web.Request) -> web.Response:

@@ -281,8 +281,7 @@ class AuditRoutes:
     async def delete_plan(self, request: web.Request) -> web.Response:
         """Deletes an audit plan; what was counted stays until it is too old."""
         put = self._put_of(request)
-        await delete(self._api, request, put)
-        return json_response({"key": put.key, "deleted": True})
+        return await delete(self._api, request, put)
 
 
 def _of_client(report: Report) -> Report:

@@ -107,14 +107,15 @@ def defined(
     return json_response(answer, 201 if created else 200, {"ETag": f'"{answer["etag"]}"'})
 
 
-async def delete(api: Api, request: web.Request, put: DefinitionPut) -> None:
-    """Deletes what `put` defined. Raises ApiError."""
+async def delete(api: Api, request: web.Request, put: DefinitionPut) -> web.Response:
+    """Deletes what `put` defined; the response. Raises ApiError."""
     actor, at_ms, expected = actor_of(request), now_ms(), condition(request, put)
     was_paused = put.key in api.runtime.control.view.paused
     await append(api, deletion_of(put)(at_ms=at_ms, key=put.key, actor=actor, expected=expected))
     if was_paused:
         # Compaction may drop the deletion, and a pause must not come back with the next definition.
         await append(api, Paused(at_ms=at_ms, key=put.key, partition=ALL, paused=False, actor=actor))
+    return json_response({"key": put.key, "deleted": True})
 
 
 async def read_definition(request: web.Request) -> Document:

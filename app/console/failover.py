@@ -190,8 +190,7 @@ class FailoverRoutes:
     async def delete_failover(self, request: web.Request) -> web.Response:
         """Deletes a failover definition, and the routes that follow from it here; roles stay as they are."""
         put = self._put_of(request)
-        await delete(self._api, request, put)
-        return json_response({"key": put.key, "deleted": True})
+        return await delete(self._api, request, put)
 
 
 def refuse_derived(put: Any) -> None:

@@ -179,8 +179,7 @@ class RouteRoutes:
         """Deletes a route; it stops once what is in flight has arrived. Nothing is deleted at either end."""
         put = self.put_of(request)
         refuse_derived(put)
-        await delete(self._api, request, put)
-        return json_response({"key": put.key, "deleted": True})
+        return await delete(self._api, request, put)
 
     @described(answers=EDITED, query=DRY_RUN, headers=(*MATCH, *ACTOR), problems=(404, 409, 412, 422))
     async def add_topic(self, request: web.Request) -> web.Response:

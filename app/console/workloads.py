@@ -110,5 +110,4 @@ class WorkloadRoutes:
     async def delete_workload(self, request: web.Request) -> web.Response:
         """Deletes a workload; it stops once what is in flight has ended."""
         put = self._api.put_of(request)
-        await delete(self._api, request, put)
-        return json_response({"key": put.key, "deleted": True})
+        return await delete(self._api, request, put)
