@@ -67,6 +67,8 @@ DEAD_AFTER_S = 3.0  # above LEASE_S + HEARTBEAT_S: a worker stops before anybody
 KEEP_INCIDENTS = 500
 GOODBYE_S = 2.0
 READ_CONTROL_S = 5.0
+# Batches, futures and answers come by the thousand and go by themselves: seldom is anything found among them.
+GC_THRESHOLDS = 50_000, 20, 20
 
 assert DEAD_AFTER_S > LEASE_S + HEARTBEAT_S
 
@@ -224,6 +226,7 @@ class Runtime(Service):
         # Faust's stores collect the whole heap at every rebalance, in the loop: what is here by now stays.
         gc.collect()
         gc.freeze()
+        gc.set_threshold(*GC_THRESHOLDS)
         log.info("worker is up", worker=self.worker, host=socket.gethostname())
 
     async def drain(self) -> None:

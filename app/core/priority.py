@@ -26,6 +26,7 @@ Priority = Literal["low", "normal", "high"]
 
 WEIGHTS: dict[Priority, int] = {"low": 1, "normal": 4, "high": 16}
 LOWER: dict[Priority, tuple[Priority, ...]] = {"low": (), "normal": ("low",), "high": ("normal", "low")}
+HIGHER: dict[Priority, tuple[Priority, ...]] = {"low": ("normal", "high"), "normal": ("high",), "high": ()}
 LEAST_BYTES_S = 1024 * 1024
 SAVED_BYTES = 1024 * 1024
 HOLD_S = 3.0
@@ -45,10 +46,11 @@ class Priorities:
 
     def yields(self, priority: Priority, now_s: float) -> bool:
         """Whether a higher one presses."""
-        return any(
-            priority in LOWER[higher] and now_s < next(reversed(pressing.values()), now_s)
-            for higher, pressing in self._pressing.items()
-        )
+        for higher in HIGHER[priority]:
+            pressing = self._pressing[higher]
+            if pressing and now_s < next(reversed(pressing.values())):
+                return True
+        return False
 
     def wait_s(self, priority: Priority, now_s: float) -> float:
         """Seconds until it is worth asking again; 0 when a batch may go now."""

@@ -266,10 +266,10 @@ class Lane:
 
     def _count_bytes(self, count: int) -> None:
         self._held_bytes += count
-        if self._held_bytes < LANE_BYTES:
-            self._room.set()
-        else:
+        if self._held_bytes >= LANE_BYTES:
             self._room.clear()
+        elif self._held_bytes <= LANE_BYTES // 2:  # many batches follow a wait, not each its own
+            self._room.set()
 
     def _acknowledge(self) -> None:
         queue, freed_bytes = self._queue, 0
