@@ -64,6 +64,7 @@ class SwitchyardApp(faust.App):
     topics_declared: ControlTopics
     interceptors: list[tuple[str, Interceptor]]
     runtime: Runtime
+    _ended_by: BaseException | None = None
 
     def raw_topic(self, declared: ControlTopic) -> Any:
         """A declared control topic as a Faust topic of plain bytes."""
@@ -220,6 +221,18 @@ class SwitchyardApp(faust.App):
             return
         await super().crash(reason)
 
+    async def start(self) -> None:
+        """Starts everything; why it could not is told at the end."""
+        try:
+            await super().start()
+        except Exception as error:
+            self._ended_by = error
+            raise
+
+    def _crash(self, reason: BaseException) -> None:
+        self._ended_by = reason
+        super()._crash(reason)
+
     async def on_stop(self) -> None:
         """Drains first, then stops Faust; a thread ends the process should anything hang."""
         grace_s = self.settings.worker.grace_s
@@ -230,6 +243,13 @@ class SwitchyardApp(faust.App):
                 # aiokafka's group coordinator may lose its cancellation and never close: nobody waits for it.
                 _end_after(2 * FAUST_STOP_S, 0)
         await bounded(super().on_stop(), FAUST_STOP_S, "Faust")
+        if self._ended_by is not None:
+            # Last, so that it stands where people look first.
+            log.critical(
+                "this worker ends by itself, because of an error that waiting does not heal; others take its "
+                "jobs over", why=repr(self._ended_by),
+                remedy="see to what it names, and start it again; it is told with its traceback above",
+            )  # fmt: skip
 
 
 def _end_after(seconds: float, code: int = 1) -> None:
