@@ -16,6 +16,7 @@ from typing import Any
 
 import faust
 import structlog
+from aiokafka.errors import KafkaError
 from faust.cli.base import cli as faust_cli
 
 from app.channels import DataChannel
@@ -29,9 +30,10 @@ from app.control.tail import bounded
 from app.control.topic_settings import safe_replication
 from app.core.job import Kind
 from app.datadir import prepare_datadir, worker_directory
-from app.kafka.clusters import ClusterClient, ClusterSpec, ClusterUnreachable
+from app.kafka.clusters import PATIENT_S, ClusterClient, ClusterSpec, ClusterUnreachable
 from app.kafka.topics import TopicSpec, ensure_topics
 from app.logs import configure_logging, logging_config
+from app.patient_faust import PatientTableManager, PatientTransport, heals
 from app.payload.interceptors import Interceptor
 from app.payload.loading import InterceptorError, load_interceptors
 from app.regions.tables import Atlas
@@ -62,6 +64,7 @@ class SwitchyardApp(faust.App):
     topics_declared: ControlTopics
     interceptors: list[tuple[str, Interceptor]]
     runtime: Runtime
+    _ended_by: BaseException | None = None
 
     def raw_topic(self, declared: ControlTopic) -> Any:
         """A declared control topic as a Faust topic of plain bytes."""
@@ -115,9 +118,12 @@ class SwitchyardApp(faust.App):
             try:
                 cluster_id, ends = await self._prepare_topics()
                 break
-            except (ClusterUnreachable, OSError, TimeoutError) as error:
+            except (ClusterUnreachable, KafkaError, OSError, TimeoutError) as error:
+                if isinstance(error, KafkaError) and not heals(error):
+                    raise
                 # Whoever is started before its control cluster, or while that is away, waits for it.
-                log.warning("the control cluster has gone away again; the start waits for it", why=str(error))
+                log.warning("the control cluster has gone away again; the start waits", why=repr(error))
+                await asyncio.sleep(PATIENT_S)
         prepare_datadir(
             worker_directory(settings.data_path, worker_name(settings)), cluster_id,
             self.topics_declared.app_id, ends,
@@ -195,6 +201,12 @@ class SwitchyardApp(faust.App):
                 channel = self.dispatch_channel
         await channel.put(item)
 
+    def _new_transport(self) -> Any:
+        return PatientTransport(self.conf.broker_consumer, self)
+
+    def _new_producer_transport(self) -> Any:
+        return PatientTransport(self.conf.broker_producer, self)
+
     def _on_rebalance_when_stopped(self) -> None:
         """Nothing: the consumer's thread stops it. Faust would close its connections from this thread, which
         is not their loop's: a stop during a rebalance ended with a segmentation fault in libuv now and then.
@@ -209,6 +221,18 @@ class SwitchyardApp(faust.App):
             return
         await super().crash(reason)
 
+    async def start(self) -> None:
+        """Starts everything; why it could not is told at the end."""
+        try:
+            await super().start()
+        except Exception as error:
+            self._ended_by = error
+            raise
+
+    def _crash(self, reason: BaseException) -> None:
+        self._ended_by = reason
+        super()._crash(reason)
+
     async def on_stop(self) -> None:
         """Drains first, then stops Faust; a thread ends the process should anything hang."""
         grace_s = self.settings.worker.grace_s
@@ -219,6 +243,13 @@ class SwitchyardApp(faust.App):
                 # aiokafka's group coordinator may lose its cancellation and never close: nobody waits for it.
                 _end_after(2 * FAUST_STOP_S, 0)
         await bounded(super().on_stop(), FAUST_STOP_S, "Faust")
+        if self._ended_by is not None:
+            # Last, so that it stands where people look first.
+            log.critical(
+                "this worker ends by itself, because of an error that waiting does not heal; others take its "
+                "jobs over", why=repr(self._ended_by),
+                remedy="see to what it names, and start it again; it is told with its traceback above",
+            )  # fmt: skip
 
 
 def _end_after(seconds: float, code: int = 1) -> None:
@@ -335,6 +366,7 @@ def build() -> SwitchyardApp:
         producer_linger=0.005,
         producer_max_request_size=2_000_000,  # as topics take: thousands of clients of a tier are one value
         table_standby_replicas=0,
+        TableManager=PatientTableManager,
         logging_config=logging_config(settings.logging),
         broker_credentials=broker_credentials(control),
     )

@@ -18,6 +18,7 @@ from app.control.tail import STOP_S, bounded
 from app.core.audit.collect import Tick
 from app.core.audit.reports import Report
 from app.core.audit.tiers import Close, Forget
+from app.kafka.patience import start_patiently
 from app.topics import AUDIT_PARTITIONS, ControlTopics
 
 
@@ -40,7 +41,7 @@ class AuditSender(Service):
         self._producer = AIOKafkaProducer(
             acks="all", enable_idempotence=True, request_timeout_ms=10_000, linger_ms=5, **self._options
         )
-        await self._producer.start()
+        await start_patiently(self._producer.start, "producer of audit reports")
 
     async def on_stop(self) -> None:
         if self._producer is not None:

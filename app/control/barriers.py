@@ -20,6 +20,7 @@ from app import wire
 from app.clock import now_ms
 from app.control.tail import STOP_S, bounded
 from app.core.offset_map import BarrierItem, EndedItem, NeedItem
+from app.kafka.patience import start_patiently
 from app.topics import CHECKPOINT_PARTITIONS, ControlTopics
 
 log = structlog.get_logger(__name__)
@@ -49,7 +50,7 @@ class BarrierSender(Service):
             request_timeout_ms=10_000,
             **self._options,
         )
-        await self._producer.start()
+        await start_patiently(self._producer.start, "producer of barriers")
 
     async def on_stop(self) -> None:
         if self._producer is not None:

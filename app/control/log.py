@@ -41,6 +41,7 @@ from app.core.control_events import (
     for_people,
 )
 from app.kafka.clusters import LATEST, ClusterClient, ClusterUnreachable
+from app.kafka.patience import start_patiently
 
 log = structlog.get_logger(__name__)
 
@@ -72,7 +73,7 @@ class ControlLog(Service):
         self._producer = AIOKafkaProducer(
             acks="all", enable_idempotence=True, request_timeout_ms=10_000, **self._options
         )
-        await self._producer.start()
+        await start_patiently(self._producer.start, "producer of the control log")
         await self.add_runtime_dependency(self._tail)
         await self._tail.caught_up.wait()
 

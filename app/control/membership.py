@@ -24,6 +24,7 @@ from app import wire
 from app.control.tail import STOP_S, TopicTail, bounded
 from app.core.lease import Lease
 from app.kafka.clusters import ClusterUnreachable
+from app.kafka.patience import start_patiently
 from app.wire import Heartbeat
 
 log = structlog.get_logger(__name__)
@@ -143,7 +144,7 @@ class Heartbeats(Service):
     async def on_start(self) -> None:
         # One attempt a beat: a beat that waited in a retry queue would renew nothing of worth.
         self._producer = AIOKafkaProducer(acks="all", request_timeout_ms=5_000, **self._options)
-        await self._producer.start()
+        await start_patiently(self._producer.start, "producer of heartbeats")
         await self.add_runtime_dependency(self._tail)
 
     async def on_stop(self) -> None:

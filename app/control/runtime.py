@@ -53,6 +53,7 @@ from app.core.topology import Layout
 from app.kafka.clusters import ClusterClient, ClusterSpec
 from app.kafka.commit import OffsetCommitter
 from app.kafka.fetched import ByteBudget
+from app.kafka.patience import start_patiently
 from app.payload.interceptors import Interceptor
 from app.regions.regions import Regions
 from app.regions.tables import Atlas
@@ -199,9 +200,9 @@ class Runtime(Service):
         )
 
     async def on_start(self) -> None:
-        await self._control_client.start()
+        await self._control_client.start_patiently()
         self._incident_producer = AIOKafkaProducer(acks="all", **self._options)
-        await self._incident_producer.start()
+        await start_patiently(self._incident_producer.start, "producer of incidents")
         for service in (
             self.control,
             self.trackers,

@@ -24,6 +24,7 @@ from app import wire
 from app.clock import now_ms
 from app.control.tail import STOP_S, TopicTail, bounded
 from app.core.fencing import SnapshotItem, Takeover, TakeoverAnswer
+from app.kafka.patience import start_patiently
 from app.topics import TRACKER_PARTITIONS, ControlTopics
 
 log = structlog.get_logger(__name__)
@@ -55,7 +56,7 @@ class TrackerClient(Service):
             request_timeout_ms=10_000,
             **self._options,
         )
-        await self._producer.start()
+        await start_patiently(self._producer.start, "producer of takeovers")
         await self.add_runtime_dependency(self._tail)
         await self._tail.caught_up.wait()
 

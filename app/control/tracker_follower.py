@@ -24,6 +24,7 @@ from app.control.membership import Members
 from app.control.tail import RETRY_S, STOP_S, bounded
 from app.core.tracker_fold import TrackerFold, followers
 from app.kafka.commit import OffsetCommitter
+from app.kafka.patience import start_patiently
 from app.topics import ControlTopics
 
 log = structlog.get_logger(__name__)
@@ -66,7 +67,7 @@ class TrackerFollower(Service):
 
     async def on_start(self) -> None:
         self._producer = AIOKafkaProducer(acks="all", request_timeout_ms=10_000, **self._options)
-        await self._producer.start()
+        await start_patiently(self._producer.start, "producer of answers")
 
     async def on_stop(self) -> None:
         for task in self._beginning.values():

@@ -73,7 +73,10 @@ class Watchdog(Service):
         while not self.should_stop:
             await self.sleep(self._look_s)
             if not self.should_stop and (why := await self.stalled(time.monotonic())):
-                log.critical("commits stand still; this worker ends, its jobs move", why=why)
+                log.critical(
+                    "commits stand still; this worker ends, its jobs move", why=why,
+                    remedy="start it again, as a supervisor does; if it recurs, see to the cluster it names",
+                )  # fmt: skip
                 self._end()
 
     async def stalled(self, now_s: float) -> str:

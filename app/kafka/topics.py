@@ -55,8 +55,8 @@ async def ensure_topics(client: ClusterClient, wanted: Sequence[TopicSpec]) -> l
         return []
     replication = min(MAX_REPLICATION, max(1, await client.broker_count()))
     admin = AIOKafkaAdminClient(**client.spec.aiokafka_options())
-    await admin.start()
     try:
+        await admin.start()
         await _until_led(admin, client.name)
         response: Any = await admin.create_topics(
             [

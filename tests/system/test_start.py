@@ -1,17 +1,19 @@
-"""Workers that are started before their control cluster answers."""
+"""Workers whose control cluster does not answer, or not always, while they start."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from app.demo.stage import Process, Stage, free_port, wait_until
+from app.demo.stage import Process, Stage, free_port, http, wait_until
 
 pytestmark = pytest.mark.system
 
@@ -19,9 +21,17 @@ CONTROL = "east-regional"
 ENOUGH_S = 150.0
 
 
+@dataclass
+class Gate:
+    """What share of all connections it closes at once."""
+
+    refused: float = 0.0
+    chance: random.Random = field(default_factory=lambda: random.Random(7))
+
+
 @contextlib.contextmanager
-def forwarding(port: int, to: str) -> Iterator[None]:
-    """What connects to the port is connected to `to`."""
+def forwarding(port: int, to: str, gate: Gate | None = None) -> Iterator[None]:
+    """What connects to the port is connected to `to`, unless the gate refuses it."""
     host, _, to_port = to.rpartition(":")
     started, stop = threading.Event(), asyncio.Event()
 
@@ -33,6 +43,9 @@ def forwarding(port: int, to: str) -> Iterator[None]:
         writer.close()
 
     async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if gate is not None and gate.chance.random() < gate.refused:
+            writer.close()
+            return
         there = await asyncio.open_connection(host, int(to_port))
         await asyncio.gather(pipe(reader, there[1]), pipe(there[0], writer))
 
@@ -87,3 +100,34 @@ def test_a_worker_that_starts_before_its_control_cluster_waits_for_it_and_says_w
     with forwarding(port, stage.yard.bootstrap(CONTROL)):
         stage.wait_ready(worker)
         assert worker.terminate() == 0
+
+
+def test_a_worker_starts_although_its_control_cluster_goes_away_at_every_step_of_it(stage: Stage) -> None:
+    # Every client looks for its brokers by a connection of its own, most of them one after the other: each
+    # other one finds nobody, as if the broker were away just then.
+    port, gate = free_port(), Gate(0.5)
+    with forwarding(port, stage.yard.bootstrap(CONTROL), gate):
+        worker = early(stage, "interrupted", f"127.0.0.1:{port}")
+        stage.wait_ready(worker, ENOUGH_S)
+        assert worker.terminate() == 0
+
+
+def test_a_worker_that_waits_in_the_midst_of_its_start_says_so_is_not_ready_and_ends_when_told_to(
+    stage: Stage,
+) -> None:
+    port, gate = free_port(), Gate(0.5)
+    with forwarding(port, stage.yard.bootstrap(CONTROL), gate):
+        worker = early(stage, "waiting", f"127.0.0.1:{port}")
+
+        def waits() -> bool:
+            assert worker.running, worker.tail(40)
+            if "this worker is not ready" not in worker.log.read_text(errors="replace"):
+                return False
+            try:
+                return http("GET", f"{worker.url}/health/ready")[0] == 503
+            except OSError:  # no console yet
+                return False
+
+        wait_until(waits, ENOUGH_S, worker.tail)
+        gate.refused = 1.0
+        assert worker.terminate() == 0, worker.tail(40)

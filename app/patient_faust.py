@@ -1,0 +1,160 @@
+"""Faust's Kafka clients, which outlast an outage of the control cluster.
+
+Faust ends the worker when its clients cannot start, when a commit or a question about a changelog fails, and
+gives up recovering its tables for good (without a word) when a step of it takes longer than
+`broker_request_timeout`. All of that comes of a broker that is away for some seconds, or minutes, and heals
+when it is back. Here it waits instead; the data plane goes on by its lease meanwhile, or pauses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from time import monotonic
+from typing import Any
+
+import structlog
+from aiokafka import AIOKafkaProducer
+from aiokafka.errors import IllegalStateError, KafkaError, KafkaTimeoutError
+from aiokafka.structs import OffsetAndMetadata
+from faust.exceptions import ProducerSendError
+from faust.tables.manager import TableManager
+from faust.tables.recovery import Recovery
+from faust.transport.drivers import aiokafka as driver
+from faust.types import TP
+
+from app.kafka.patience import start_patiently
+
+log = structlog.get_logger(__name__)
+
+RETRY_S = 1.0
+
+
+def heals(error: BaseException | None) -> bool:
+    """Whether Kafka's error passes when the broker is back."""
+    return isinstance(error, KafkaError) and (error.retriable or isinstance(error, KafkaTimeoutError))
+
+
+class PatientAIOKafkaProducer(AIOKafkaProducer):
+    """Starts whenever its cluster does, and keeps what it was given until then.
+
+    aiokafka drops a batch that is older than the request timeout; Faust would go on and commit the event that
+    the lost record of a table's changelog came from.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)  # type: ignore[no-untyped-call]  # aiokafka has no types
+        self._message_accumulator._batch_ttl = math.inf
+
+    async def start(self) -> None:
+        """Waits for the cluster as long as it takes."""
+        await start_patiently(super().start, "Faust's producer")
+
+
+class PatientProducer(driver.Producer):
+    """Sends once the cluster is there again."""
+
+    @property
+    def _producer_type(self) -> type[AIOKafkaProducer]:
+        return PatientAIOKafkaProducer
+
+    async def send(self, topic: str, *args: Any, **options: Any) -> Any:
+        """Waits for room in the buffer, and for a topic's leaders, as long as it takes.
+
+        Raises:
+            ProducerSendError: the record cannot be sent ever: it is too large, or the like.
+        """
+        while True:
+            try:
+                return await super().send(topic, *args, **options)
+            except ProducerSendError as error:
+                if self.should_stop or not heals(error.__cause__):
+                    raise
+                log.warning(
+                    "an event cannot be sent yet", topic=topic, error=str(error), retry_s=RETRY_S,
+                    remedy="see that the control cluster's brokers run, and that the topic is there",
+                )  # fmt: skip
+            await self.sleep(RETRY_S)
+
+
+class PatientConsumerThread(driver.AIOKafkaConsumerThread):
+    """A failed commit, or question, is no reason to end the worker."""
+
+    async def on_start(self) -> None:
+        """Waits for the cluster as long as it takes."""
+        self._consumer = consumer = self._create_consumer(loop=self.thread_loop)
+        self.time_started = monotonic()
+        await start_patiently(consumer.start, "Faust's consumer", lambda: bool(self.should_stop))
+
+    async def _commit(self, offsets: Mapping[TP, int]) -> bool:
+        """Commits what is still assigned here; whether it did. What it did not comes again."""
+        consumer, assigned, now_s = self._ensure_consumer(), self.assignment(), monotonic()
+        wanted = {
+            driver.ensure_aiokafka_TP(tp): OffsetAndMetadata(offset, "")
+            for tp, offset in offsets.items()
+            if tp in assigned
+        }
+        if not wanted:  # a rebalance has taken all of it while the producer was flushed
+            return False
+        self.tp_last_committed_at.update({tp: now_s for tp in offsets if tp in assigned})
+        try:
+            await consumer.commit(wanted)
+        except KafkaError as error:
+            log.warning("positions of the control topics were not committed; the next commit says the same",
+                        error=repr(error), partitions=len(wanted))  # fmt: skip
+            return False
+        return True
+
+    async def _highwaters(self, partitions: Any) -> Mapping[TP, int]:
+        return await self._answered(partial(super()._highwaters, partitions), "where changelogs end")
+
+    async def earliest_offsets(self, *partitions: TP) -> Mapping[TP, int]:
+        """Where these begin."""
+        return await self._answered(partial(super().earliest_offsets, *partitions), "where changelogs begin")
+
+    async def _answered(self, ask: Callable[[], Awaitable[Mapping[TP, int]]], what: str) -> Mapping[TP, int]:
+        while True:
+            try:
+                return await ask()
+            except IllegalStateError:  # a rebalance has begun; recovery begins again
+                raise
+            except KafkaError as error:
+                if self.should_stop or not heals(error):
+                    raise
+                log.warning("the control cluster does not answer; tables wait for it", asked=what,
+                            error=repr(error), retry_s=RETRY_S)  # fmt: skip
+            await asyncio.sleep(RETRY_S)
+
+
+class PatientConsumer(driver.Consumer):
+    """Faust's consumer with that thread."""
+
+    def _new_consumer_thread(self) -> driver.AIOKafkaConsumerThread:
+        return PatientConsumerThread(self, loop=self.loop, beacon=self.beacon)
+
+
+class PatientTransport(driver.Transport):
+    """Faust's transport with these clients."""
+
+    Consumer = PatientConsumer
+    Producer = PatientProducer
+
+
+class PatientRecovery(Recovery):
+    """Its steps take as long as they take; a rebalance, or the worker's end, ends them."""
+
+    async def _wait(self, coro: Any, timeout: Any = None) -> None:
+        await super()._wait(coro)
+
+
+class PatientTableManager(TableManager):
+    """Faust's tables with that recovery."""
+
+    @property
+    def recovery(self) -> Recovery:
+        """The service that reads changelogs."""
+        if self._recovery is None:
+            self._recovery = PatientRecovery(self.app, self, beacon=self.beacon, loop=self.loop)
+        return self._recovery
