@@ -76,9 +76,16 @@ def replaced(files: DataFrame) -> DataFrame:
 
 
 def read_files(spark: SparkSession, paths: list[str]) -> DataFrame:
-    """`FILE` columns with `path`, of files or of folders of any depth; columns that a file lacks are null."""
+    """`FILE` columns with `path`, of files or of folders of any depth; columns that a file lacks are null,
+    those of later versions are left out."""
     frame = spark.read.schema(FILE).option("recursiveFileLookup", "true").parquet(*paths)
     return frame.select(f.col("_metadata.file_path").alias("path"), *FILE.names)
+
+
+def later_columns(spark: SparkSession, paths: list[str]) -> list[str]:
+    """Columns of these files that this version does not know; only their footers are read."""
+    there = spark.read.option("mergeSchema", "true").parquet(*paths).columns
+    return sorted(set(there) - set(FILE.names))
 
 
 def asked(files: DataFrame, query: Query) -> DataFrame:
