@@ -61,7 +61,7 @@ def run(options: Namespace) -> int:
         except (BadOption, NotFit, Outdone):
             raise
         except SparkJobError as failure:  # it does not answer, or went away while it was read
-            if options.once:
+            if options.once or common.ended(spark):
                 raise
             say(f"{failure}; again with the next round")
         else:
