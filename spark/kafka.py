@@ -121,12 +121,10 @@ class Cluster:
         resource = jvm.org.apache.kafka.common.config.ConfigResource
         asked = resource(resource.Type.TOPIC, topic)
         with self._admin() as admin:
-            config = self._get(admin.describeConfigs(self._list([asked])).all()).get(asked)
-            entries = jvm.java.util.ArrayList(config.entries())  # a bare collection cannot be iterated here
-            return {str(entry.name()): str(entry.value()) for entry in entries}
+            return self._told(self._get(admin.describeConfigs(self._list([asked])).all()).get(asked))
 
-    def create(self, topic: str, partitions: int, config: Mapping[str, str]) -> None:
-        """A new topic with the cluster's default replication factor."""
+    def create(self, topic: str, partitions: int, config: Mapping[str, str]) -> dict[str, str]:
+        """A new topic with the cluster's default replication factor; its configuration in force."""
         jvm: Any = self._spark._jvm
         optional = jvm.java.util.Optional
         settings = jvm.java.util.HashMap()
@@ -134,7 +132,14 @@ class Cluster:
             settings.put(key, value)
         new = jvm.org.apache.kafka.clients.admin.NewTopic(topic, optional.of(partitions), optional.empty())
         with self._admin() as admin:
-            self._get(admin.createTopics(self._list([new.configs(settings)])).all())
+            made = admin.createTopics(self._list([new.configs(settings)]))
+            self._get(made.all())
+            return self._told(self._get(made.config(topic)))
+
+    def _told(self, config: Any) -> dict[str, str]:
+        jvm: Any = self._spark._jvm
+        entries = jvm.java.util.ArrayList(config.entries())  # a bare collection cannot be iterated here
+        return {str(entry.name()): str(entry.value()) for entry in entries}
 
     def _described(self, admin: Any, names: list[str]) -> dict[str, Topic]:
         jvm: Any = self._spark._jvm

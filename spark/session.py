@@ -58,9 +58,10 @@ def settings(home: Path, decided: Mapping[str, str]) -> dict[str, str]:
     defaults = {
         "spark.driver.memory": HEAP,
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOGGING.as_uri()}",
-        "spark.jars": ",".join(str(jar) for jar in connector_jars())
-        if "spark.jars.packages" not in decided
-        else "",
+        "spark.jars": ""
+        if decided.keys() & {"spark.jars", "spark.jars.packages"}  # then nothing is to be fetched here
+        else ",".join(str(jar) for jar in connector_jars()),
+        "spark.hadoop.fs.defaultFS": "file:///",  # what options name are folders, also where HDFS is near
         "spark.local.dir": str(home / "local"),
         "spark.sql.warehouse.dir": (home / "warehouse").as_uri(),
         "spark.sql.session.timeZone": "UTC",  # dates and hours of the archive are UTC's everywhere

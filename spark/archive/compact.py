@@ -5,6 +5,7 @@ Rules
    digests, which are compared before the change is made.
 2. The replaced files stay on the disk for those who read them; `stale` names those that were replaced, or
    never came to count, longer ago than a reader takes.
+3. Columns of a later version are left to it: here they would be lost.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from spark.archive.frames import PLACE, ordered, read_files, replaced
+from spark.archive.frames import PLACE, later_columns, ordered, read_files, replaced
 from spark.archive.landing import STAGING, land
 from spark.archive.layout import QUARANTINE, RECORDS, Change, File
 from spark.archive.log import Archive, State
-from spark.errors import Outdone
+from spark.errors import NotFit, Outdone
 
 TARGET_BYTES = 128 * 1024 * 1024
 SMALL_SHARE = 0.5  # of the target: two files below it fit into one
@@ -88,9 +89,16 @@ def join(spark: SparkSession, archive: Archive, together: list[Group], now_ms: i
 
     Raises:
         Outdone: another compaction was there first; nothing changed. SparkJobError: what was written differs.
+        NotFit: files of a later version.
     """
     files = [file for group in together for file in group.files]
-    frame = replaced(read_files(spark, [str(archive.root / file.path) for file in files]))
+    paths = [str(archive.root / file.path) for file in files]
+    if unknown := later_columns(spark, paths):
+        raise NotFit(
+            f"{archive.root}: a later version wrote files with the columns {', '.join(unknown)}, which this "
+            "one would lose: compact with that version"
+        )
+    frame = replaced(read_files(spark, paths))
     if len(together) == 1:
         frame = frame.repartitionByRange(together[0].into, "partition", "offset")
     else:

@@ -9,6 +9,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from spark.archive.layout import QUARANTINE, RECORDS
+from spark.archive.reader import Query
 from spark.quarantine import REASON, judge
 from spark.schemas import FILE, HEADERS, RECORD
 
@@ -18,6 +19,7 @@ FUTURE_MS = 86_400_000  # a day: no clock is wrong by more without being broken
 UNDATED = "none"
 
 PLACE = ("table", "topic", "date", "hour")
+BATCH_OVERHEAD, RECORD_OVERHEAD, LENGTH_BYTES = 61, 21, 5  # of Kafka's format, each number at its longest
 DIGEST_SALT = 0x5DEECE66D
 
 
@@ -74,9 +76,49 @@ def replaced(files: DataFrame) -> DataFrame:
 
 
 def read_files(spark: SparkSession, paths: list[str]) -> DataFrame:
-    """`FILE` columns with `path`, of files or of folders of any depth; columns that a file lacks are null."""
+    """`FILE` columns with `path`, of files or of folders of any depth; columns that a file lacks are null,
+    those of later versions are left out."""
     frame = spark.read.schema(FILE).option("recursiveFileLookup", "true").parquet(*paths)
     return frame.select(f.col("_metadata.file_path").alias("path"), *FILE.names)
+
+
+def later_columns(spark: SparkSession, paths: list[str]) -> list[str]:
+    """Columns of these files that this version does not know; only their footers are read."""
+    there = spark.read.option("mergeSchema", "true").parquet(*paths).columns
+    return sorted(set(there) - set(FILE.names))
+
+
+def asked(files: DataFrame, query: Query) -> DataFrame:
+    """Of `FILE` columns the records that the query wants; quarantined ones whatever their time is."""
+    inside = f.col("offset").between(query.start, query.end - 1)
+    if query.partitions is not None:
+        inside &= f.col("partition").isin(sorted(query.partitions))
+    in_time = f.col("timestamp_ms").between(query.from_ms, query.to_ms - 1)
+    return files.where(inside & (f.col(REASON).isNotNull() | in_time))
+
+
+def sizes(files: DataFrame) -> DataFrame:
+    """By partition what a topic needs to take these records: `record_bytes`, the largest as a batch of its
+    own (as Kafka's producer bounds it); `partition_bytes`; `keyless`, how many; `first_ms`, `last_ms`."""
+    held = f.coalesce(f.length("key"), f.lit(0)) + f.coalesce(f.length("value"), f.lit(0)) + 2 * LENGTH_BYTES
+    headers = f.aggregate(
+        f.coalesce("headers", f.array().cast(HEADERS)),
+        f.lit(LENGTH_BYTES),
+        lambda sum_, one: (
+            sum_
+            + f.octet_length(one["key"])
+            + f.coalesce(f.length(one["value"]), f.lit(0))
+            + 2 * LENGTH_BYTES
+        ),
+    )
+    each = (held + f.when(f.size("headers") > 0, headers).otherwise(LENGTH_BYTES)).cast("long")
+    return files.groupBy("partition").agg(
+        (f.max(each) + BATCH_OVERHEAD + RECORD_OVERHEAD).alias("record_bytes"),
+        f.sum(each + BATCH_OVERHEAD + RECORD_OVERHEAD).alias("partition_bytes"),
+        f.count_if(f.col("key").isNull()).alias("keyless"),
+        f.min("timestamp_ms").alias("first_ms"),
+        f.max("timestamp_ms").alias("last_ms"),
+    )
 
 
 def content() -> tuple[Column, Column]:

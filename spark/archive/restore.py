@@ -10,6 +10,7 @@ Rules
 3. The transaction's id is the restore's and the partition's: whoever starts again fences the former one.
 4. A restore is what it restores and where to: the same command again has nothing left to do.
 5. Offsets are given by the broker; the former ones are in the archive.
+6. A topic that would refuse, change or delete what is restored is refused before anything is written.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +29,14 @@ from spark.archive.log import Archive
 from spark.archive.reader import LAST_OFFSET, Query, Reader, Record
 from spark.errors import BadOption, NotFit
 
-CHUNK_RECORDS = 5_000  # of one transaction: what a kill repeats nothing of, and memory
-REQUEST_BYTES = 16 * 1024 * 1024  # above any message that brokers take by default
-BATCH_BYTES = 256 * 1024  # below what brokers take as one batch by default; a larger record goes alone
+CHUNK_RECORDS = 5_000  # of one transaction: what a kill repeats nothing of
+CHUNK_BYTES = 32 * 1024 * 1024  # and what is in memory, and written before the transaction times out
+BATCH_BYTES = 256 * 1024  # of one batch, or what the topic takes if that is less; a larger record goes alone
+KAFKA_MAX_BYTES = 1_048_588  # `max.message.bytes` of a topic that says nothing
 TRANSACTION_MS = 60_000
 COORDINATOR_S, COORDINATOR_AGAIN_S = 60.0, 0.5
 FOREVER = "-1"
+ANY_TIME = str(2**63 - 1)  # of `message.timestamp.before.max.ms` and `after`
 
 CLIENT_WORDS = {
     "bootstrap.servers": "bootstrap_servers",
@@ -61,6 +63,7 @@ class Part:
     target: str
     name: str
     options: Mapping[str, str]
+    batch_bytes: int = BATCH_BYTES
 
     @property
     def group(self) -> str:
@@ -85,23 +88,108 @@ def rows_by_partition(files: list[File], query: Query) -> dict[int, int]:
     return dict(sorted(found.items()))
 
 
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a topic must take: so many partitions, the largest record as a batch of its own, the most bytes of
+    a partition (both before compression), records without a key, and timestamps in [oldest_ms, newest_ms]."""
+
+    partitions: int
+    record_bytes: int
+    partition_bytes: int
+    keyless: int
+    oldest_ms: int
+    newest_ms: int
+
+    @classmethod
+    def of(cls, sizes: Iterable[Mapping[str, int]]) -> Needs:
+        """From rows of `frames.sizes`, of which there is one at least."""
+        rows = list(sizes)
+        return cls(
+            partitions=max(row["partition"] for row in rows) + 1,
+            record_bytes=max(row["record_bytes"] for row in rows),
+            partition_bytes=max(row["partition_bytes"] for row in rows),
+            keyless=sum(row["keyless"] for row in rows),
+            oldest_ms=min(row["first_ms"] for row in rows),
+            newest_ms=max(row["last_ms"] for row in rows),
+        )
+
+
+def target_config(needs: Needs, now_ms: int) -> dict[str, str]:
+    """The settings of a topic made for it, whatever the cluster's defaults are."""
+    config = {
+        "cleanup.policy": "delete",
+        "retention.ms": FOREVER,
+        "retention.bytes": FOREVER,
+        "message.timestamp.type": "CreateTime",
+        "max.message.bytes": str(max(needs.record_bytes, KAFKA_MAX_BYTES)),
+    }
+    if needs.newest_ms > now_ms:  # brokers before 3.6 do not know it, and refuse what they do not know
+        config["message.timestamp.after.max.ms"] = ANY_TIME
+    return config
+
+
 def check_target(
-    topic: str, partitions: int, needed: int, config: Mapping[str, str], oldest_ms: int, now_ms: int
+    topic: str,
+    partitions: int,
+    config: Mapping[str, str],
+    needs: Needs,
+    now_ms: int,
+    *,
+    compacted: bool = False,
 ) -> None:
-    """Whether the topic takes the records as they were.
+    """Whether the topic takes the records as they were, and keeps them at first; `compacted`: it may delete
+    what a later record of the same key supersedes.
 
     Raises:
-        NotFit: it would change or delete them, with what to set.
+        NotFit: it would refuse, change or delete them, with what to set.
     """
-    if partitions < needed:
-        raise NotFit(f"topic {topic} has {partitions} partitions and the restore needs {needed}: add some")
+    if partitions < needs.partitions:
+        raise NotFit(
+            f"topic {topic} has {partitions} partitions and the restore needs {needs.partitions}: add some"
+        )
     if config.get("message.timestamp.type") != "CreateTime":
         raise NotFit(f"topic {topic} would stamp the records anew: set message.timestamp.type=CreateTime")
+    policy = config.get("cleanup.policy", "delete")
+    if "compact" in policy and not compacted:
+        raise NotFit(
+            f"topic {topic} has cleanup.policy={policy} and would delete every restored record that a later "
+            "one of its key follows: set cleanup.policy=delete, or give --compacted if the latest will do"
+        )
+    if "compact" in policy and needs.keyless:
+        raise NotFit(
+            f"topic {topic} has cleanup.policy={policy} and takes no records without a key, of which there "
+            f"are {needs.keyless:,}: set cleanup.policy=delete"
+        )
+    if "delete" in policy:
+        _check_retention(topic, config, needs, now_ms)
+    most = int(config.get("max.message.bytes", KAFKA_MAX_BYTES))
+    if most < needs.record_bytes:
+        raise NotFit(
+            f"topic {topic} has max.message.bytes={most} and the largest record needs up to "
+            f"{needs.record_bytes}: set max.message.bytes={needs.record_bytes}"
+        )
+    for name, off_ms in (("before", now_ms - needs.oldest_ms), ("after", needs.newest_ms - now_ms)):
+        setting = f"message.timestamp.{name}.max.ms"
+        if int(config.get(setting, ANY_TIME)) < off_ms:
+            raise NotFit(
+                f"topic {topic} has {setting}={config[setting]} and would refuse records with timestamps "
+                f"{off_ms} ms {name} now: set {setting}={ANY_TIME}"
+            )
+
+
+def _check_retention(topic: str, config: Mapping[str, str], needs: Needs, now_ms: int) -> None:
     retention_ms = int(config.get("retention.ms", FOREVER))
-    if "delete" in config.get("cleanup.policy", "delete") and 0 <= retention_ms < now_ms - oldest_ms:
+    if 0 <= retention_ms < now_ms - needs.oldest_ms:
         raise NotFit(
             f"topic {topic} keeps records for {retention_ms} ms and would delete restored ones at once: "
             f"set retention.ms={FOREVER} while you need them"
+        )
+    retention_bytes = int(config.get("retention.bytes", FOREVER))
+    if 0 <= retention_bytes < needs.partition_bytes:
+        raise NotFit(
+            f"topic {topic} has retention.bytes={retention_bytes} and would delete restored records at once, "
+            f"of which a partition has up to {needs.partition_bytes} bytes: "
+            f"set retention.bytes={FOREVER} while you need them"
         )
 
 
@@ -121,8 +209,7 @@ async def restore_part(part: Part) -> int:
         **options,
         transactional_id=f"{part.group}-{part.partition}",
         transaction_timeout_ms=TRANSACTION_MS,
-        max_request_size=REQUEST_BYTES,
-        max_batch_size=BATCH_BYTES,
+        max_batch_size=part.batch_bytes,
         compression_type="lz4",
         linger_ms=5,
     )
@@ -134,9 +221,8 @@ async def restore_part(part: Part) -> int:
         if query is None:
             return 0
         reader = Reader(Archive.open(part.root))
-        records = reader.records(query)
         written = 0
-        while chunk := list(islice(records, CHUNK_RECORDS)):
+        for chunk in chunks(reader.records(query)):
             async with producer.transaction():
                 await _send(producer, part, chunk)
                 reached = OffsetAndMetadata(chunk[-1].offset + 1, "")
@@ -145,6 +231,21 @@ async def restore_part(part: Part) -> int:
         return written
     finally:
         await producer.stop()
+
+
+def chunks(records: Iterable[Record]) -> Iterator[list[Record]]:
+    """The records in lists for one transaction each: `CHUNK_RECORDS`, or less where they are large."""
+    chunk: list[Record] = []
+    held_bytes = 0
+    for record in records:
+        chunk.append(record)
+        held_bytes += len(record.key or b"") + len(record.value or b"")
+        held_bytes += sum(len(value or b"") for _, value in record.headers)
+        if len(chunk) == CHUNK_RECORDS or held_bytes >= CHUNK_BYTES:
+            yield chunk
+            chunk, held_bytes = [], 0
+    if chunk:
+        yield chunk
 
 
 def client_options(options: Mapping[str, str]) -> dict[str, Any]:

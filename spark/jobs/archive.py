@@ -8,14 +8,17 @@ from pathlib import Path
 
 from spark.archive.ingest import Told, run_round
 from spark.archive.log import Archive
+from spark.errors import BadOption, NotFit, Outdone, SparkJobError, Unreachable
 from spark.jobs import common
+from spark.kafka import Cluster
 from spark.progress import say, watching
 
 DESCRIPTION = """\
 Archives topics as Parquet files, partitioned by topic, date and hour of the records' timestamps (UTC),
 exactly once: a job that is killed and started again goes on where the last complete round ended. A late
 record goes to its old hour. Records of open or aborted transactions are left out. Records without a usable
-timestamp (none, or more than a day ahead) are kept in the archive's quarantine, and counted.
+timestamp (none, or more than a day ahead) are kept in the archive's quarantine, and counted. A cluster that
+does not answer is told, and asked again with the next round; --once ends then, with exit code 7.
 """
 EXAMPLES = """\
 examples:
@@ -49,27 +52,36 @@ def run(options: Namespace) -> int:
     """Archives until there is no more, or for ever."""
     spark = common.session("archive", options)
     source = common.cluster(spark, options.bootstrap, options.command_config)
-    archive = Archive.create(options.to, source.cluster_id())
-    records = quarantined = files = gone = 0
+    sums = {"records": 0, "quarantined": 0, "files": 0, "offsets_gone_before": 0}
     while True:
         began_s = time.monotonic()
-        with watching(spark, "Archiving"):
-            told = common.tried(
-                lambda: run_round(archive, source, options.topics, options.round, time.time_ns() // 1_000_000)
-            )
-        records, files = records + told.records, files + told.files
-        quarantined += told.quarantined
-        gone += sum(gap.end - gap.start for gap in told.gaps)
-        _say(told, time.monotonic() - began_s)
-        if told.left:
-            continue
+        try:
+            with watching(spark, "Archiving"):
+                told = common.tried(lambda: _round(options, source), Unreachable)
+        except (BadOption, NotFit, Outdone):
+            raise
+        except SparkJobError as failure:  # it does not answer, or went away while it was read
+            if options.once or common.ended(spark):
+                raise
+            say(f"{failure}; again with the next round")
+        else:
+            sums["records"] += told.records
+            sums["quarantined"] += told.quarantined
+            sums["files"] += told.files
+            sums["offsets_gone_before"] += sum(gap.end - gap.start for gap in told.gaps)
+            _say(told, time.monotonic() - began_s)
+            if told.left:
+                continue
         if options.once:
             break
         time.sleep(max(0.0, options.every - (time.monotonic() - began_s)))
-    common.result(
-        {"records": records, "quarantined": quarantined, "files": files, "offsets_gone_before": gone}
-    )
+    common.result(sums)
     return 0
+
+
+def _round(options: Namespace, source: Cluster) -> Told:
+    archive = Archive.create(options.to, source.cluster_id())  # each time: another cluster may answer there
+    return run_round(archive, source, options.topics, options.round, time.time_ns() // 1_000_000)
 
 
 def _say(told: Told, took_s: float) -> None:

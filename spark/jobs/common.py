@@ -77,6 +77,12 @@ def cluster(spark: SparkSession, bootstrap: str, config: Path | None) -> Cluster
     return Cluster(spark, bootstrap, read_options(config))
 
 
+def ended(spark: SparkSession) -> bool:
+    """Whether the session has ended by itself, as when its cluster's master is gone: no round can work then."""
+    context: Any = spark.sparkContext._jsc
+    return context is None or bool(context.sc().isStopped())
+
+
 def time_ms(text: str) -> int:
     """Milliseconds since 1970 of "2026-11-22T09:30" (UTC unless it says otherwise), or of a number."""
     if text.lstrip("-").isdigit():

@@ -5,19 +5,34 @@ from __future__ import annotations
 import re
 import time
 from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from pyspark.sql import SparkSession
+
+from spark.archive.frames import asked, read_files, sizes
 from spark.archive.log import Archive
 from spark.archive.reader import LAST_MS, LAST_OFFSET, Query, Reader
-from spark.archive.restore import FOREVER, check_target, client_options, restore_name, restore_parts, split
+from spark.archive.restore import (
+    BATCH_BYTES,
+    Needs,
+    check_target,
+    client_options,
+    restore_name,
+    restore_parts,
+    split,
+    target_config,
+)
 from spark.jobs import common
 from spark.progress import say, watching
 
 DESCRIPTION = """\
 Brings a range of an archive back to a topic: each record to the partition it came from, with its key, value,
 headers and timestamp; tombstones stay tombstones. A topic that is not there is made, and keeps its records
-until it is deleted. Says what it would do; --execute does it. Killed and started again it goes on, and writes
-no record twice.
+until it is deleted; one that would refuse, change or delete them at once is refused, with what to set. Says
+what it would do; --execute does it. Killed and started again it goes on, and writes no record twice.
 """
 EXAMPLES = """\
 examples:
@@ -47,6 +62,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--again", default="", metavar="WORD", help="restore the same once more, under this name"
     )
+    parser.add_argument(
+        "--compacted",
+        action="store_true",
+        help="the topic may be a compacted one, which keeps the latest record of each key",
+    )
     parser.add_argument("--execute", action="store_true", help="do it")
     common.add_session(parser)
 
@@ -73,31 +93,55 @@ def run(options: Namespace) -> int:
     planned = {"topic": options.topic, "into": options.into, "restore": name}
     planned |= {"records_at_most": sum(part.rows for part in parts), "partitions": len(parts)}
     if not parts:
-        say("The archive has no record of that range.")
-        common.result(planned | {"executed": False, "records": 0})
-        return 0
-    needed = max(part.partition for part in parts) + 1
+        return _nothing(planned)
+    with watching(spark, "Measuring"), common.spark_failures("Measuring the archived records"):
+        needs = _needs(spark, reader, query)
+    if needs is None:
+        return _nothing(planned)
+    planned |= {"largest_record_bytes": needs.record_bytes}
     there = target.topics(re.escape(options.into)).get(options.into)
+    config = target.topic_config(options.into) if there else {}
     if there:
-        oldest_ms = min(file.first_ms for file in reader.files(query))
-        now_ms = time.time_ns() // 1_000_000
-        config = target.topic_config(options.into)
-        check_target(options.into, len(there.partitions), needed, config, oldest_ms, now_ms)
+        _check(options, len(there.partitions), config, needs)
     say(
         f"At most {planned['records_at_most']:,} records of {len(parts)} partitions to {options.into}"
-        f"{'' if there else f', a new topic of {needed} partitions'}."
+        f"{'' if there else f', a new topic of {needs.partitions} partitions'}."
     )
     if not options.execute:
         say("Nothing was done; --execute does it.")
         common.result(planned | {"executed": False, "records": 0})
         return 0
     if not there:
-        target.create(options.into, needed, {"retention.ms": FOREVER, "message.timestamp.type": "CreateTime"})
+        config = target.create(options.into, needs.partitions, target_config(needs, _now_ms()))
+        _check(options, needs.partitions, config, needs)  # the cluster's defaults hold for the rest
+    batch_bytes = min(BATCH_BYTES, int(config["max.message.bytes"]))
+    parts = [replace(part, batch_bytes=batch_bytes) for part in parts]
     with watching(spark, "Restoring"), common.spark_failures("Restoring ended, and can be started again"):
         done = dict(spark.sparkContext.parallelize(parts, len(parts)).mapPartitions(restore_parts).collect())
     say(f"{sum(done.values()):,} records restored.")
     common.result(planned | {"executed": True, "records": sum(done.values())})
     return 0
+
+
+def _nothing(planned: dict[str, Any]) -> int:
+    say("The archive has no record of that range.")
+    common.result(planned | {"executed": False, "records": 0})
+    return 0
+
+
+def _needs(spark: SparkSession, reader: Reader, query: Query) -> Needs | None:
+    """None: files may hold records of the query, and do not."""
+    paths = [str(reader.archive.root / file.path) for file in reader.files(query)]
+    rows = sizes(asked(read_files(spark, paths), query)).collect()
+    return Needs.of(row.asDict() for row in rows) if rows else None
+
+
+def _check(options: Namespace, partitions: int, config: Mapping[str, str], needs: Needs) -> None:
+    check_target(options.into, partitions, config, needs, _now_ms(), compacted=options.compacted)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def _numbers(text: str) -> frozenset[int]:

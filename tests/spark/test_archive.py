@@ -16,7 +16,7 @@ from spark.archive.frames import read_files
 from spark.archive.ingest import run_round
 from spark.archive.log import Archive
 from spark.archive.reader import Query, Reader
-from spark.errors import Outdone, SparkJobError
+from spark.errors import NotFit, Outdone, SparkJobError
 from spark.verify.compare import by_offset
 from tests.spark.archiving import Frames, archive_rows
 from tests.spark.conftest import HOUR_MS, NOON_MS, frame, row
@@ -221,3 +221,28 @@ def test_files_of_an_earlier_version_lack_columns_and_are_read_and_joined(
     assert (joined.records, joined.after) == (2, 1)
     reader.refresh()
     assert [one.headers for one in reader.records(Query("orders"))] == [(), (("a", b"1"),)]
+
+
+def test_files_of_a_later_version_are_read_and_their_columns_are_not_lost(
+    session: SparkSession, archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def later(data: DataFrame, staging: Path, checks: list[object]) -> dict[str, object]:
+        return write(data.withColumn("leader_epoch", f.lit(7)), staging, checks)  # type: ignore[arg-type]
+
+    write = landing.write
+    rows = [row(0, headers=[("a", b"1")]), row(1, key=b"k")]
+    archive_rows(session, archive, rows[0])
+    with monkeypatch.context() as patch:
+        patch.setattr(landing, "write", later)
+        archive_rows(session, archive, *rows)
+    found = list(Reader(archive).records(Query("orders")))
+    assert [(one.offset, one.key, one.value, one.headers) for one in found] == [
+        (0, None, b"0-0", (("a", b"1"),)),
+        (1, b"k", b"0-1", ()),
+    ]
+    files = archive.state().files
+    paths = [str(archive.root / path) for path in files]
+    assert by_offset(frame(session, *rows), read_files(session, paths)).collect() == []
+    with pytest.raises(NotFit, match="columns leader_epoch, which this one would lose"):
+        list(compact(session, archive, NOON_MS))
+    assert archive.state().files == files

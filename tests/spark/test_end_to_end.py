@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from collections import deque
 from pathlib import Path
 
@@ -21,10 +22,20 @@ from tests.spark.processes import job, until
 
 PARTITIONS = 3
 RECORDS = 30_000
+LARGE = random.Random(1).randbytes(2_000_000)  # above what a topic takes by default, and not to be compressed
+SETTINGS = {"retention.ms": "-1", "max.message.bytes": "3000000"}
+
+
+def value(number: int) -> bytes | None:
+    """Of the record of this number."""
+    if number % 10 == 0:
+        return None
+    return LARGE if number == 1 else b"value-%d" % number
 
 
 async def produce(bootstrap: str, topic: str, numbers: range) -> None:
-    """Records of three hours by turns, tombstones, headers that repeat, some without key, or without both."""
+    """Records of three hours by turns, tombstones, headers that repeat, some without key, or without both;
+    the one of number 1 is `LARGE`."""
     producer = AIOKafkaProducer(bootstrap_servers=bootstrap, linger_ms=20)
     await producer.start()
     try:
@@ -33,7 +44,7 @@ async def produce(bootstrap: str, topic: str, numbers: range) -> None:
             while waiting:
                 batch = producer.create_batch()
                 while waiting and batch.append(
-                    value=None if waiting[0] % 10 == 0 else b"value-%d" % waiting[0],
+                    value=value(waiting[0]),
                     key=None if waiting[0] % 7 == 0 else b"key-%d" % (waiting[0] % 100),
                     timestamp=NOON_MS + waiting[0] // PARTITIONS % 3 * HOUR_MS + waiting[0],
                     headers=[("a", b"%d" % waiting[0]), ("a", b""), ("b", None)] if waiting[0] % 2 else [],
@@ -49,7 +60,7 @@ async def create(bootstrap: str, topic: str) -> None:
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
     await admin.start()
     try:
-        await admin.create_topics([NewTopic(topic, PARTITIONS, 1, topic_configs={"retention.ms": "-1"})])
+        await admin.create_topics([NewTopic(topic, PARTITIONS, 1, topic_configs=SETTINGS)])
     finally:
         await admin.close()
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
-from spark.archive.frames import FAR_FUTURE, FUTURE_MS, NO_TIMESTAMP, content, placed, totals
+from spark.archive.frames import FAR_FUTURE, FUTURE_MS, NO_TIMESTAMP, asked, content, placed, sizes, totals
+from spark.archive.reader import Query
 from spark.quarantine import part
 from tests.spark.conftest import HOUR_MS, NOON_MS, frame, row
 
@@ -99,3 +101,32 @@ def test_totals_are_those_of_the_records_in_any_order(
     whole = frame(session, *rows).agg(*totals()).collect()
     assert whole == frame(session, *reversed(rows)).agg(*totals()).collect()
     assert whole != frame(session, rows[0], changed).agg(*totals()).collect()  # type: ignore[arg-type]
+
+
+def test_what_a_topic_must_take_is_told_of_the_records_that_are_asked_for(session: SparkSession) -> None:
+    rows = [
+        row(0, b"x" * 1000, key=b"k" * 10, headers=[("é", b"12"), ("b", None)]),
+        row(1, b"", at_ms=-1),  # a tombstone without key and time: quarantined
+        row(2, b"y" * 5000, partition=1),
+        row(3, b"z" * 9000),
+    ]
+    files = placed(frame(session, *rows), NOON_MS)
+    query = Query("orders", to_ms=NOON_MS + 3_000, end=4)
+    first, second = sizes(asked(files, query)).orderBy("partition").collect()
+    assert second.asDict() == {
+        "partition": 1,
+        "record_bytes": 5000 + 97,
+        "partition_bytes": 5000 + 97,
+        "keyless": 1,
+        "first_ms": NOON_MS + 2_000,
+        "last_ms": NOON_MS + 2_000,
+    }
+    largest = 97 + 1000 + 10 + (2 + 2 + 10) + (1 + 10)
+    assert (first.record_bytes, first.partition_bytes, first.keyless) == (largest, largest + 97, 1)
+    assert (first.first_ms, first.last_ms) == (-1, NOON_MS)
+    (only,) = sizes(asked(files, Query("orders", partitions=frozenset({0}), start=3))).collect()
+    assert (only.record_bytes, only.keyless) == (9000 + 97, 1)
+    built = DefaultRecordBatchBuilder(2, 0, 0, -1, -1, -1, 1)
+    key, value, headers = rows[0][5], rows[0][6], rows[0][7]
+    assert built.append(0, rows[0][3], key, value, headers) is not None
+    assert largest - 60 < built.size() <= largest

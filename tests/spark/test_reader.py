@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from spark.archive.layout import Change, File, Gap, Partition, Reach, Span
 from spark.archive.log import Archive
-from spark.archive.reader import Query, Reader, record_schema
+from spark.archive.reader import COLUMNS, Query, Reader, record_schema
 from spark.errors import BadOption, NotArchived
 
 Place = tuple[int, int, int]  # partition, offset, timestamp in ms
@@ -106,6 +106,18 @@ def test_the_offset_at_a_time_is_the_first_one_at_or_after_it(time_ms: int) -> N
         if at_ms >= time_ms:
             wanted.setdefault(partition, offset)
     assert READER.offset_at("orders", time_ms) == wanted
+
+
+def test_a_column_of_a_later_version_is_passed_over(archive: Archive) -> None:
+    put(archive, *FILES)
+    for path in archive.state().files:
+        table = pyarrow.parquet.read_table(archive.root / path)
+        table = table.add_column(0, "leader_epoch", pa.array([7] * len(table)))
+        pyarrow.parquet.write_table(table, archive.root / path)
+    reader = Reader(archive)
+    found = [(one.partition, one.offset, one.timestamp_ms) for one in reader.records(Query("orders"))]
+    assert found == sorted(PLACES)
+    assert all(batch.schema.names == list(COLUMNS) for batch in reader.read(Query("orders")))
 
 
 def test_coverage_tells_where_the_topic_itself_begins_and_what_was_gone(archive: Archive) -> None:

@@ -7,34 +7,85 @@ from dataclasses import replace
 
 import pytest
 
+from spark.archive import restore
 from spark.archive.layout import Change, File, Partition, Reach, Span
 from spark.archive.log import Archive
-from spark.archive.reader import Query, Reader
-from spark.archive.restore import check_target, client_options, restore_name, split
+from spark.archive.reader import Query, Reader, Record
+from spark.archive.restore import (
+    Needs,
+    check_target,
+    client_options,
+    restore_name,
+    split,
+    target_config,
+)
 from spark.errors import BadOption, NotFit
 
 CONFIG = {"message.timestamp.type": "CreateTime", "retention.ms": "1000", "cleanup.policy": "delete"}
-
-
-def test_a_topic_that_takes_records_as_they_were_is_fit() -> None:
-    check_target("into", 3, 3, CONFIG, oldest_ms=9_000, now_ms=10_000)
-    check_target("into", 3, 3, CONFIG | {"retention.ms": "-1"}, oldest_ms=0, now_ms=10_000)
-    check_target("into", 3, 3, CONFIG | {"cleanup.policy": "compact"}, oldest_ms=0, now_ms=10_000)
+NEEDS = Needs(
+    partitions=3, record_bytes=2_000, partition_bytes=9_000, keyless=0, oldest_ms=9_000, newest_ms=10_500
+)
+NOW_MS = 10_000
 
 
 @pytest.mark.parametrize(
-    ("partitions", "config", "oldest_ms", "told"),
+    "config",
     [
-        (2, {}, 9_000, "has 2 partitions and the restore needs 3"),
-        (3, {"message.timestamp.type": "LogAppendTime"}, 9_000, "message.timestamp.type=CreateTime"),
-        (3, {}, 8_999, "delete restored ones at once: set retention.ms=-1"),
+        {},
+        {"retention.ms": "-1"},
+        {"retention.bytes": "9000"},
+        {"max.message.bytes": "2000"},
+        {"message.timestamp.after.max.ms": "500", "message.timestamp.before.max.ms": "1000"},
+        target_config(NEEDS, NOW_MS),
     ],
 )
-def test_a_topic_that_would_change_or_delete_records_is_refused(
-    partitions: int, config: dict[str, str], oldest_ms: int, told: str
+def test_a_topic_that_takes_records_as_they_were_is_fit(config: dict[str, str]) -> None:
+    check_target("into", 3, CONFIG | config, NEEDS, NOW_MS)
+
+
+@pytest.mark.parametrize(
+    ("partitions", "config", "told"),
+    [
+        (2, {}, "has 2 partitions and the restore needs 3"),
+        (3, {"message.timestamp.type": "LogAppendTime"}, "message.timestamp.type=CreateTime"),
+        (3, {"retention.ms": "999"}, "delete restored ones at once: set retention.ms=-1"),
+        (3, {"retention.bytes": "8999"}, "retention.bytes=8999 .* up to 9000 bytes: set retention.bytes=-1"),
+        (3, {"cleanup.policy": "compact"}, "cleanup.policy=compact .*: set cleanup.policy=delete, or"),
+        (3, {"cleanup.policy": "compact,delete"}, "cleanup.policy=compact,delete .* give --compacted"),
+        (3, {"max.message.bytes": "1999"}, "max.message.bytes=1999 .*: set max.message.bytes=2000"),
+        (3, {"message.timestamp.after.max.ms": "499"}, "after.max.ms=499 .* 500 ms after now: set message"),
+        (3, {"message.timestamp.before.max.ms": "999"}, "before.max.ms=999 .* 1000 ms before now: set"),
+    ],
+)
+def test_a_topic_that_would_refuse_change_or_delete_records_is_refused(
+    partitions: int, config: dict[str, str], told: str
 ) -> None:
     with pytest.raises(NotFit, match=told):
-        check_target("into", partitions, 3, CONFIG | config, oldest_ms, now_ms=10_000)
+        check_target("into", partitions, CONFIG | config, NEEDS, NOW_MS)
+
+
+def test_a_compacted_topic_takes_what_has_keys_when_that_is_wanted() -> None:
+    config = CONFIG | {"cleanup.policy": "compact", "retention.ms": "0", "retention.bytes": "0"}
+    check_target("into", 3, config, NEEDS, NOW_MS, compacted=True)
+    with pytest.raises(NotFit, match="takes no records without a key, of which there are 2"):
+        check_target("into", 3, config, replace(NEEDS, keyless=2), NOW_MS, compacted=True)
+    config |= {"cleanup.policy": "compact,delete"}
+    with pytest.raises(NotFit, match=r"retention\.ms"):
+        check_target("into", 3, config, NEEDS, NOW_MS, compacted=True)
+
+
+def test_a_transaction_has_so_many_records_or_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(restore, "CHUNK_RECORDS", 3)
+    monkeypatch.setattr(restore, "CHUNK_BYTES", 10)
+    held = [(None, None, ()), (b"k", b"v", ()), (None, b"", ()), (b"12345", b"12345", ()), (None, b"1", ())]
+    held += [(None, None, (("h", b"1234567890"), ("h", None))), (None, b"v", ())]
+    records = [Record(0, offset, 0, 0, *one) for offset, one in enumerate(held)]
+    assert [[one.offset for one in chunk] for chunk in restore.chunks(records)] == [
+        [0, 1, 2],
+        [3],
+        [4, 5],
+        [6],
+    ]
 
 
 def test_a_restore_is_what_it_restores_and_where_to(archive: Archive) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,29 @@ def test_what_is_decided_wins_over_the_defaults(tmp_path: Path) -> None:
     assert "spark.driver.bindAddress" not in found  # executors elsewhere must reach the driver
     assert found["spark.sql.session.timeZone"] == "UTC"
     assert settings(tmp_path, {})["spark.driver.bindAddress"] == "127.0.0.1"
+
+
+def test_where_jars_are_given_none_are_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spark.session.connector_jars", lambda: pytest.fail("it looks for them"))
+    assert settings(tmp_path, {"spark.jars": "/opt/a.jar"})["spark.jars"] == "/opt/a.jar"
+    assert "spark.jars" not in settings(tmp_path, {"spark.jars.packages": "g:a:1"})
+
+
+def test_a_folder_is_a_folder_also_where_hadoop_is_configured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = "<configuration><property><name>fs.defaultFS</name><value>hdfs://nowhere:1</value></property>"
+    (tmp_path / "core-site.xml").write_text(f"{site}</configuration>")
+    code = (
+        "from spark.session import make_session; s = make_session('test', {'spark.master': 'local[1]'});"
+        f" s.range(3).write.parquet('{tmp_path}/there'); print(s.read.parquet('{tmp_path}/there').count())"
+    )
+    environment = {**os.environ, "HADOOP_CONF_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.strip() == "3", done.stderr
+    assert list((tmp_path / "there").glob("*.parquet"))
 
 
 def test_spark_defaults_are_read_as_spark_reads_them() -> None:
