@@ -11,7 +11,10 @@ Rules
    is given nothing, or misses something, is fetched as ever.
 3. Nobody waits for a follower: what it has no room for it misses.
 4. What hides aborted transactions is taken as it was fetched, from its beginning on, or not at all.
-5. What is taken from its middle on repeats what the follower has. As when a fetch begins in the middle of a
+5. Of what another reader has fetched it is given the headers, as long as they tell all (`Counts`): what comes
+   within `HEADS_S` is looked at together, and no bytes are held for it. Where they do not, it is fetched from
+   there, and given all for `WHOLE_S`.
+6. What is taken from its middle on repeats what the follower has. As when a fetch begins in the middle of a
    batch its reader drops what lies below its own position; so such bytes begin a chunk, and are never within.
 """
 
@@ -22,22 +25,30 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import numpy as np
 import structlog
 
-from app.core.audit.headers import Headers
+from app.clock import now_ms
+from app.core.audit.headers import Headers, headers_of_heads, heads_of
 from app.core.audit.reader import bytes_below
 from app.core.feed import Offer, offered
 from app.kafka.fetched import (
+    HEADED_BYTES,
     PARTITION_BUFFER_BYTES,
     PARTITION_MAX_BYTES,
     ByteBudget,
     Fetched,
+    Headed,
+    Heads,
     PartitionFetch,
 )
 
 log = structlog.get_logger(__name__)
 
 FED_S = 1.0
+HEADS_S = 1.0
+WHOLE_S = 10.0
+MOST_HEADS = 8_192  # that are looked at together
 
 Deliver = Callable[[Any], Awaitable[None]]
 Counts = Callable[[Headers], int]  # how many of the first batches their headers tell all of
@@ -92,11 +103,7 @@ class Followers:
                 self.wait(part)
             case Offer.TAKES if fetched is not None and not fetched.damage and self.has_room(part):
                 if part.is_given or not part.polling:  # else its own answer brings it
-                    made = Fetched(
-                        part, len(fetched.data), fetched.data, end, fetched.aborted, fetched.high_watermark,
-                        "", fetched.leader_epoch,
-                    )  # fmt: skip
-                    self.give(part, made)
+                    self.give(part, heads_for(part, start, fetched) or whole_for(part, fetched))
                 self.wait(part)
             case Offer.MISSES if end < part.next_offset:  # this one is behind; another one may not be
                 pass
@@ -128,8 +135,13 @@ class Followers:
         try:
             while part.given and not part.removed:
                 if part.lingers_s and part.unreleased_bytes < PARTITION_MAX_BYTES // 2:
-                    await asyncio.sleep(part.lingers_s)  # what comes bit by bit is counted together
+                    # What comes bit by bit is counted together.
+                    is_heads = isinstance(part.given[0], Heads)
+                    await asyncio.sleep(HEADS_S if is_heads else part.lingers_s)
                 made = joined(part)
+                if isinstance(made, Heads):  # rule 5
+                    part.by_heads, part.whole_until_s = False, time.monotonic() + WHOLE_S
+                    break
                 await self._deliver(made)
                 made = None
         except Exception:
@@ -146,9 +158,9 @@ class Followers:
 
     # -- when it is fetched ------------------------------------------------------------------------
 
-    def wait(self, part: PartitionFetch) -> None:
+    def wait(self, part: PartitionFetch, fed_s: float = FED_S) -> None:
         """It is not fetched for a moment (rule 2)."""
-        part.retry_at_s = max(part.retry_at_s, time.monotonic() + FED_S)
+        part.retry_at_s = max(part.retry_at_s, time.monotonic() + fed_s)
         part.waits = True
 
     def go(self, part: PartitionFetch) -> None:
@@ -160,8 +172,75 @@ class Followers:
                 self._wake()
 
 
+def whole_for(part: PartitionFetch, fetched: Fetched) -> Fetched:
+    """What another reader has fetched."""
+    return Fetched(
+        part, len(fetched.data), fetched.data, fetched.next_offset, fetched.aborted, fetched.high_watermark,
+        "", fetched.leader_epoch,
+    )  # fmt: skip
+
+
+def heads_for(part: PartitionFetch, start: int, fetched: Fetched) -> Heads | None:
+    """The headers of what another reader has fetched from `start` on; None: it is to be given all."""
+    if fetched.aborted or part.next_offset != start or part.counts is None:
+        return None
+    if not part.by_heads and time.monotonic() < part.whole_until_s:
+        return None
+    if bytes_below(memoryview(fetched.data), start):  # it begins in the middle of a batch
+        return None
+    heads = heads_of(fetched.data)
+    if not heads:
+        return None
+    if not part.by_heads:  # looked at once, and then believed of what follows until it proves wrong
+        headers = headers_of_heads(heads)
+        if headers is None or part.counts(headers) < len(heads):
+            part.whole_until_s = time.monotonic() + WHOLE_S
+            return None
+        part.by_heads = True
+    is_at_end = fetched.next_offset >= fetched.high_watermark  # else it is a backlog: see `Tally.add`
+    return Heads(
+        part, heads, now_ms() if is_at_end else -1, fetched.next_offset, fetched.high_watermark,
+        fetched.leader_epoch,
+    )  # fmt: skip
+
+
+def headed(part: PartitionFetch) -> Fetched:
+    """Of the first headers that it is given those that tell all. A `Heads`: they do not."""
+    found, given = [part.given.popleft()], part.given
+    size = found[0].nbytes
+    while given and isinstance(given[0], Heads) and size < MOST_HEADS * HEADED_BYTES:
+        size += given[0].nbytes
+        found.append(given.popleft())
+    some = [one for one in found if isinstance(one, Heads)]
+    headers = headers_of_heads([head for one in some for head in one.heads])
+    count = 0 if headers is None or part.counts is None else part.counts(headers)
+    told = []
+    for one in some:
+        count -= len(one.heads)
+        if count < 0:
+            break
+        told.append(one)
+    given.extendleft(reversed(some[len(told) :]))
+    if not told:
+        return given.popleft()
+    assert headers is not None, "they were counted"
+    counts = [len(one.heads) for one in told]
+    seen_at_ms = np.repeat(np.array([one.seen_at_ms for one in told], dtype=np.int64), counts)
+    last = told[-1]
+    made = Headed(
+        part, headers.of(slice(sum(counts))), seen_at_ms, last.next_offset, last.high_watermark,
+        max(one.leader_epoch for one in told),
+    )  # fmt: skip
+    made.start_offset = told[0].start_offset
+    for one in told:
+        one.hand_over()
+    return made
+
+
 def joined(part: PartitionFetch) -> Fetched:
     """The first that it is given, with what goes on behind it where that is little and plain."""
+    if isinstance(part.given[0], Heads):
+        return headed(part)
     found, given = [part.given.popleft()], part.given
     if is_plain(found[0]):
         size = found[0].nbytes
