@@ -8,7 +8,9 @@ Rules
    leader epoch are the same, and neither is in doubt. What was found out for it by its own fetching stays
    with it: gaps, truncations and topics made anew are told to it as if it fetched.
 2. While it is given something it is not fetched; nor for `FED_S` afterwards, as more is to be expected. Who
-   is given nothing, or misses something, is fetched as ever.
+   is given nothing, or misses something, is fetched as ever. In a backlog it comes up with the other reader,
+   and would pass it: no more than `AHEAD` answers before that one it waits for it, for `NEAR_S` an answer.
+   It is held up so only by who gets on quickly: from who does not it gets further away.
 3. Nobody waits for a follower: what it has no room for it misses.
 4. What hides aborted transactions is taken as it was fetched, from its beginning on, or not at all.
 5. Of what another reader has fetched it is given the headers, as long as they tell all (`Counts`): what comes
@@ -48,6 +50,7 @@ log = structlog.get_logger(__name__)
 FED_S = 1.0
 HEADS_S = 1.0
 WHOLE_S = 10.0
+NEAR_S, AHEAD = 0.5, 4
 MOST_HEADS = 8_192  # that are looked at together
 
 Deliver = Callable[[Any], Awaitable[None]]
@@ -106,7 +109,8 @@ class Followers:
                     self.give(part, heads_for(part, start, fetched) or whole_for(part, fetched))
                 self.wait(part)
             case Offer.MISSES if end < part.next_offset:  # this one is behind; another one may not be
-                pass
+                if part.next_offset - end <= AHEAD * (end - start):
+                    self.wait(part, NEAR_S)
             case _:
                 self.go(part)
 
