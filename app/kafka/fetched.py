@@ -170,12 +170,13 @@ class Heads(Fetched):
     __slots__ = ("heads", "seen_at_ms")
 
     def __init__(
-        self, owner: PartitionFetch, heads: list[bytes], seen_at_ms: int, next_offset: int,
-        high_watermark: int, leader_epoch: int,
+        self, owner: PartitionFetch, start_offset: int, heads: list[bytes], seen_at_ms: int,
+        next_offset: int, high_watermark: int, leader_epoch: int,
     ) -> None:  # fmt: skip
         super().__init__(
             owner, HEADED_BYTES * len(heads), b"", next_offset, [], high_watermark, leader_epoch=leader_epoch
         )
+        self.start_offset = start_offset
         self.heads = heads
         self.seen_at_ms = seen_at_ms
 
@@ -257,3 +258,5 @@ class PartitionFetch:
     by_heads: bool = False  # headers told it all until now
     whole_until_s: float = 0.0  # they did not: until then it is given all
     waits: bool = False  # for what it is to be given
+    trail: deque[Heads] = field(default_factory=deque)  # what was fetched ahead of it, of the log `trail_of`
+    trail_of: tuple[str, int] = ("", -1)

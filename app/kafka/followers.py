@@ -16,7 +16,9 @@ Rules
 5. Of what another reader has fetched it is given the headers, as long as they tell all (`Counts`): what comes
    within `HEADS_S` is looked at together, and no bytes are held for it. Where they do not, it is fetched from
    there, and given all for `WHOLE_S`.
-6. What is taken from its middle on repeats what the follower has. As when a fetch begins in the middle of a
+6. Of who reads ahead of it the headers of the last answers are remembered (`MOST_TRAIL`): both would go on at
+   the same pace else, and it would never come up.
+7. What is taken from its middle on repeats what the follower has. As when a fetch begins in the middle of a
    batch its reader drops what lies below its own position; so such bytes begin a chunk, and are never within.
 """
 
@@ -52,6 +54,7 @@ HEADS_S = 1.0
 WHOLE_S = 10.0
 NEAR_S, AHEAD = 0.5, 4
 MOST_HEADS = 8_192  # that are looked at together
+MOST_TRAIL = 1_024
 
 Deliver = Callable[[Any], Awaitable[None]]
 Counts = Callable[[Headers], int]  # how many of the first batches their headers tell all of
@@ -106,13 +109,28 @@ class Followers:
                 self.wait(part)
             case Offer.TAKES if fetched is not None and not fetched.damage and self.has_room(part):
                 if part.is_given or not part.polling:  # else its own answer brings it
-                    self.give(part, heads_for(part, start, fetched) or whole_for(part, fetched))
+                    heads = heads_for(part, start, fetched) if start == part.next_offset else None
+                    self.give(part, heads or whole_for(part, fetched))
                 self.wait(part)
             case Offer.MISSES if end < part.next_offset:  # this one is behind; another one may not be
                 if part.next_offset - end <= AHEAD * (end - start):
                     self.wait(part, NEAR_S)
+            case Offer.MISSES if fetched is not None and self._comes_up(part, start, fetched):
+                self.wait(part, NEAR_S)
             case _:
                 self.go(part)
+
+    def _comes_up(self, part: PartitionFetch, start: int, fetched: Fetched) -> bool:
+        """Whether what it lacks is remembered (rule 6): it is given that, once it is not being fetched."""
+        remember(part, start, fetched)
+        if not part.trail or part.trail[0].start_offset > part.next_offset or not self.has_room(part):
+            return False
+        if part.polling and not part.is_given:
+            return True
+        found = remembered(part)
+        for one in found:
+            self.give(part, one)
+        return bool(found)
 
     def has_room(self, part: PartitionFetch) -> bool:
         """Whether it would be fetched."""
@@ -186,7 +204,7 @@ def whole_for(part: PartitionFetch, fetched: Fetched) -> Fetched:
 
 def heads_for(part: PartitionFetch, start: int, fetched: Fetched) -> Heads | None:
     """The headers of what another reader has fetched from `start` on; None: it is to be given all."""
-    if fetched.aborted or part.next_offset != start or part.counts is None:
+    if fetched.aborted or fetched.damage or part.counts is None:
         return None
     if not part.by_heads and time.monotonic() < part.whole_until_s:
         return None
@@ -203,9 +221,42 @@ def heads_for(part: PartitionFetch, start: int, fetched: Fetched) -> Heads | Non
         part.by_heads = True
     is_at_end = fetched.next_offset >= fetched.high_watermark  # else it is a backlog: see `Tally.add`
     return Heads(
-        part, heads, now_ms() if is_at_end else -1, fetched.next_offset, fetched.high_watermark,
+        part, start, heads, now_ms() if is_at_end else -1, fetched.next_offset, fetched.high_watermark,
         fetched.leader_epoch,
     )  # fmt: skip
+
+
+def remember(part: PartitionFetch, start: int, fetched: Fetched) -> None:
+    """What another reader has fetched from `start` on, where that goes on with what is remembered."""
+    trail, of = part.trail, (part.topic_id, part.epoch)
+    if part.trail_of != of or (trail and trail[-1].next_offset != start):
+        trail.clear()
+    part.trail_of = of
+    made = heads_for(part, start, fetched)
+    if made is None:
+        trail.clear()
+        return
+    trail.append(made)
+    while len(trail) > 1 and sum(len(one.heads) for one in trail) > MOST_TRAIL:
+        trail.popleft()
+
+
+def remembered(part: PartitionFetch) -> list[Heads]:
+    """What is remembered from its position on, and forgotten here; none, if that is in the middle of a
+    batch."""
+    position = part.next_offset
+    found = [one for one in part.trail if one.next_offset > position]
+    part.trail.clear()
+    if found and found[0].start_offset < position:
+        first = found[0]
+        rest = [head for head in first.heads if int.from_bytes(head[:8], signed=True) >= position]
+        if not rest or int.from_bytes(rest[0][:8], signed=True) != position:
+            return []
+        found[0] = Heads(
+            part, position, rest, first.seen_at_ms, first.next_offset, first.high_watermark,
+            first.leader_epoch,
+        )  # fmt: skip
+    return found
 
 
 def headed(part: PartitionFetch) -> Fetched:
