@@ -96,6 +96,11 @@ class Line:
         """What is sent now may be taken later."""
         return self._since is not None
 
+    @property
+    def is_full(self) -> bool:
+        """Soon, at least: what is in it should be taken."""
+        return 2 * len(self._rows) >= self._most_rows
+
     def ask(self, epoch: int) -> None:
         """A round begins; the follower's position is of a log whose leader leads in this epoch."""
         if epoch != self.epoch:

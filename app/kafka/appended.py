@@ -9,7 +9,8 @@ Rules
    doubt, lies behind what somebody else wrote, or does not follow on what the follower has, is fetched.
 2. A log that changes what it takes (its own timestamps, its own compression) is always fetched; that is
    looked at every `CHECK_S`. Its own timestamps are known at once: acknowledgements tell them.
-3. Where nothing was appended for `IDLE_S` nothing is asked.
+3. Where nothing was appended for `IDLE_S` nothing is asked. What a follower waits for is asked about in
+   every `MANY`th round only, unless much waits in its line: many batches cost hardly more than a few.
 4. Where the log goes on behind what was told, and nothing of ours is on its way there, it is fetched: others
    write, too.
 """
@@ -39,8 +40,10 @@ from app.kafka.topic_configs import TopicSettings, describe
 log = structlog.get_logger(__name__)
 
 ROUND_S = 0.25
+MANY = 4
+FED_S = 2.0  # rule 2 of `app.kafka.followers`: until the round after the next one
 ASKED_S = 2.0  # so long a round waits for a broker
-IDLE_S = 2.0
+IDLE_S = 4.0
 CHECK_S = 15.0
 KEPT = {"compression.type": "producer", "message.timestamp.type": "CreateTime"}  # rule 2
 AGAIN_S = 5.0  # after it could not be looked at
@@ -91,7 +94,7 @@ class Appended:
         self._written: dict[Written, None] = {}
         self._kept: dict[str, bool | None] = {}  # topic -> whether its log keeps batches; None: not known
         self._checked_s = self._told_s = float("-inf")
-        self.rounds = 0
+        self.rounds = self._turns = 0
         self._running: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -125,23 +128,27 @@ class Appended:
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(ROUND_S)
+            self._turns += 1
             try:
-                await self._round(time.monotonic())
+                await self._round(time.monotonic(), of_all=self._turns % MANY == 0)
             except Exception as error:  # noqa: BLE001 - it is told, and all is fetched
                 self._went_wrong(error, self._written)
 
-    async def _round(self, now_s: float) -> None:
+    async def _round(self, now_s: float, *, of_all: bool = True) -> None:
         asked: dict[int, list[tuple[Written, PartitionFetch]]] = {}
         live: list[tuple[Written, PartitionFetch]] = []
+        topics: set[str] = set()
         for written in self._written:
             part = self._followers.of(*written.at)
             if part is None or written.acknowledged_s < now_s - IDLE_S or not _fits(written, part):
                 written.line.stop()
-            else:
+                continue
+            topics.add(written.at[0])
+            if of_all or not part.waits or written.line.is_full:
                 live.append((written, part))
         if not live:
             return
-        await self._check({written.at[0] for written, _ in live}, now_s)
+        await self._check(topics, now_s)
         self.rounds += None not in self._kept.values()
         for written, part in live:
             node = self._client.known_leader(*written.at)
@@ -214,11 +221,13 @@ class Appended:
                     part.high_watermark, part.seen_at_s = end, time.monotonic()
                 else:  # they have so much at least; more is asked for as ever
                     part.high_watermark = max(part.high_watermark, end)
-                made = Headed(part, headers.of(slice(count)), seen_at_ms, part.high_watermark, line.epoch)
+                made = Headed(
+                    part, headers.of(slice(count)), seen_at_ms, end, part.high_watermark, line.epoch
+                )
                 followers.give(part, made)
         is_coming = bool(written.in_flight()) and time.monotonic() - written.acknowledged_s < IDLE_S / 2
         if line.goes_on_at(part.next_offset) and (log_end <= line.end or is_coming):
-            followers.wait(part)
+            followers.wait(part, FED_S)
         else:
             followers.go(part)
 

@@ -144,22 +144,40 @@ class Fetched:
 
 
 class Headed(Fetched):
-    """Batches that were acknowledged, by their headers only: each is all that it says, and is shown.
+    """Batches by their headers only: each is all that it says, and is shown.
 
-    `seen_at_ms`: when each of them was there.
+    `seen_at_ms`: when each of them was there; negative: nobody knows.
     """
 
     __slots__ = ("headers", "seen_at_ms")
 
     def __init__(
-        self, owner: PartitionFetch, headers: Headers, seen_at_ms: Numbers, high_watermark: int,
-        leader_epoch: int,
+        self, owner: PartitionFetch, headers: Headers, seen_at_ms: Numbers, next_offset: int,
+        high_watermark: int, leader_epoch: int,
     ) -> None:  # fmt: skip
         super().__init__(
-            owner, HEADED_BYTES * len(seen_at_ms), b"", int(headers.next_offset[-1]), [], high_watermark,
+            owner, HEADED_BYTES * len(seen_at_ms), b"", next_offset, [], high_watermark,
             leader_epoch=leader_epoch,
         )  # fmt: skip
         self.headers = headers
+        self.seen_at_ms = seen_at_ms
+
+
+class Heads(Fetched):
+    """Headers of batches that another reader has fetched, which nobody has looked at yet: what a `Headed` is
+    made of, if they tell all. `seen_at_ms`: when they all were there, as in `Headed`."""
+
+    __slots__ = ("heads", "seen_at_ms")
+
+    def __init__(
+        self, owner: PartitionFetch, start_offset: int, heads: list[bytes], seen_at_ms: int,
+        next_offset: int, high_watermark: int, leader_epoch: int,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            owner, HEADED_BYTES * len(heads), b"", next_offset, [], high_watermark, leader_epoch=leader_epoch
+        )
+        self.start_offset = start_offset
+        self.heads = heads
         self.seen_at_ms = seen_at_ms
 
 
@@ -237,4 +255,8 @@ class PartitionFetch:
     counts: Callable[[Headers], int] | None = None
     given: deque[Fetched] = field(default_factory=deque)
     is_given: bool = False  # and so it is `polling`
+    by_heads: bool = False  # headers told it all until now
+    whole_until_s: float = 0.0  # they did not: until then it is given all
     waits: bool = False  # for what it is to be given
+    trail: deque[Heads] = field(default_factory=deque)  # what was fetched ahead of it, of the log `trail_of`
+    trail_of: tuple[str, int] = ("", -1)

@@ -8,10 +8,17 @@ Rules
    leader epoch are the same, and neither is in doubt. What was found out for it by its own fetching stays
    with it: gaps, truncations and topics made anew are told to it as if it fetched.
 2. While it is given something it is not fetched; nor for `FED_S` afterwards, as more is to be expected. Who
-   is given nothing, or misses something, is fetched as ever.
+   is given nothing, or misses something, is fetched as ever. In a backlog it comes up with the other reader,
+   and would pass it: no more than `AHEAD` answers before that one it waits for it, for `NEAR_S` an answer.
+   It is held up so only by who gets on quickly: from who does not it gets further away.
 3. Nobody waits for a follower: what it has no room for it misses.
 4. What hides aborted transactions is taken as it was fetched, from its beginning on, or not at all.
-5. What is taken from its middle on repeats what the follower has. As when a fetch begins in the middle of a
+5. Of what another reader has fetched it is given the headers, as long as they tell all (`Counts`): what comes
+   within `HEADS_S` is looked at together, and no bytes are held for it. Where they do not, it is fetched from
+   there, and given all for `WHOLE_S`.
+6. Of who reads ahead of it the headers of the last answers are remembered (`MOST_TRAIL`): both would go on at
+   the same pace else, and it would never come up.
+7. What is taken from its middle on repeats what the follower has. As when a fetch begins in the middle of a
    batch its reader drops what lies below its own position; so such bytes begin a chunk, and are never within.
 """
 
@@ -22,22 +29,32 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import numpy as np
 import structlog
 
-from app.core.audit.headers import Headers
+from app.clock import now_ms
+from app.core.audit.headers import Headers, headers_of_heads, heads_of
 from app.core.audit.reader import bytes_below
 from app.core.feed import Offer, offered
 from app.kafka.fetched import (
+    HEADED_BYTES,
     PARTITION_BUFFER_BYTES,
     PARTITION_MAX_BYTES,
     ByteBudget,
     Fetched,
+    Headed,
+    Heads,
     PartitionFetch,
 )
 
 log = structlog.get_logger(__name__)
 
 FED_S = 1.0
+HEADS_S = 1.0
+WHOLE_S = 10.0
+NEAR_S, AHEAD = 0.5, 4
+MOST_HEADS = 8_192  # that are looked at together
+MOST_TRAIL = 1_024
 
 Deliver = Callable[[Any], Awaitable[None]]
 Counts = Callable[[Headers], int]  # how many of the first batches their headers tell all of
@@ -92,16 +109,28 @@ class Followers:
                 self.wait(part)
             case Offer.TAKES if fetched is not None and not fetched.damage and self.has_room(part):
                 if part.is_given or not part.polling:  # else its own answer brings it
-                    made = Fetched(
-                        part, len(fetched.data), fetched.data, end, fetched.aborted, fetched.high_watermark,
-                        "", fetched.leader_epoch,
-                    )  # fmt: skip
-                    self.give(part, made)
+                    heads = heads_for(part, start, fetched) if start == part.next_offset else None
+                    self.give(part, heads or whole_for(part, fetched))
                 self.wait(part)
             case Offer.MISSES if end < part.next_offset:  # this one is behind; another one may not be
-                pass
+                if part.next_offset - end <= AHEAD * (end - start):
+                    self.wait(part, NEAR_S)
+            case Offer.MISSES if fetched is not None and self._comes_up(part, start, fetched):
+                self.wait(part, NEAR_S)
             case _:
                 self.go(part)
+
+    def _comes_up(self, part: PartitionFetch, start: int, fetched: Fetched) -> bool:
+        """Whether what it lacks is remembered (rule 6): it is given that, once it is not being fetched."""
+        remember(part, start, fetched)
+        if not part.trail or part.trail[0].start_offset > part.next_offset or not self.has_room(part):
+            return False
+        if part.polling and not part.is_given:
+            return True
+        found = remembered(part)
+        for one in found:
+            self.give(part, one)
+        return bool(found)
 
     def has_room(self, part: PartitionFetch) -> bool:
         """Whether it would be fetched."""
@@ -128,8 +157,13 @@ class Followers:
         try:
             while part.given and not part.removed:
                 if part.lingers_s and part.unreleased_bytes < PARTITION_MAX_BYTES // 2:
-                    await asyncio.sleep(part.lingers_s)  # what comes bit by bit is counted together
+                    # What comes bit by bit is counted together.
+                    is_heads = isinstance(part.given[0], Heads)
+                    await asyncio.sleep(HEADS_S if is_heads else part.lingers_s)
                 made = joined(part)
+                if isinstance(made, Heads):  # rule 5
+                    part.by_heads, part.whole_until_s = False, time.monotonic() + WHOLE_S
+                    break
                 await self._deliver(made)
                 made = None
         except Exception:
@@ -146,9 +180,9 @@ class Followers:
 
     # -- when it is fetched ------------------------------------------------------------------------
 
-    def wait(self, part: PartitionFetch) -> None:
+    def wait(self, part: PartitionFetch, fed_s: float = FED_S) -> None:
         """It is not fetched for a moment (rule 2)."""
-        part.retry_at_s = max(part.retry_at_s, time.monotonic() + FED_S)
+        part.retry_at_s = max(part.retry_at_s, time.monotonic() + fed_s)
         part.waits = True
 
     def go(self, part: PartitionFetch) -> None:
@@ -160,8 +194,108 @@ class Followers:
                 self._wake()
 
 
+def whole_for(part: PartitionFetch, fetched: Fetched) -> Fetched:
+    """What another reader has fetched."""
+    return Fetched(
+        part, len(fetched.data), fetched.data, fetched.next_offset, fetched.aborted, fetched.high_watermark,
+        "", fetched.leader_epoch,
+    )  # fmt: skip
+
+
+def heads_for(part: PartitionFetch, start: int, fetched: Fetched) -> Heads | None:
+    """The headers of what another reader has fetched from `start` on; None: it is to be given all."""
+    if fetched.aborted or fetched.damage or part.counts is None:
+        return None
+    if not part.by_heads and time.monotonic() < part.whole_until_s:
+        return None
+    if bytes_below(memoryview(fetched.data), start):  # it begins in the middle of a batch
+        return None
+    heads = heads_of(fetched.data)
+    if not heads:
+        return None
+    if not part.by_heads:  # looked at once, and then believed of what follows until it proves wrong
+        headers = headers_of_heads(heads)
+        if headers is None or part.counts(headers) < len(heads):
+            part.whole_until_s = time.monotonic() + WHOLE_S
+            return None
+        part.by_heads = True
+    is_at_end = fetched.next_offset >= fetched.high_watermark  # else it is a backlog: see `Tally.add`
+    return Heads(
+        part, start, heads, now_ms() if is_at_end else -1, fetched.next_offset, fetched.high_watermark,
+        fetched.leader_epoch,
+    )  # fmt: skip
+
+
+def remember(part: PartitionFetch, start: int, fetched: Fetched) -> None:
+    """What another reader has fetched from `start` on, where that goes on with what is remembered."""
+    trail, of = part.trail, (part.topic_id, part.epoch)
+    if part.trail_of != of or (trail and trail[-1].next_offset != start):
+        trail.clear()
+    part.trail_of = of
+    made = heads_for(part, start, fetched)
+    if made is None:
+        trail.clear()
+        return
+    trail.append(made)
+    while len(trail) > 1 and sum(len(one.heads) for one in trail) > MOST_TRAIL:
+        trail.popleft()
+
+
+def remembered(part: PartitionFetch) -> list[Heads]:
+    """What is remembered from its position on, and forgotten here; none, if that is in the middle of a
+    batch."""
+    position = part.next_offset
+    found = [one for one in part.trail if one.next_offset > position]
+    part.trail.clear()
+    if found and found[0].start_offset < position:
+        first = found[0]
+        rest = [head for head in first.heads if int.from_bytes(head[:8], signed=True) >= position]
+        if not rest or int.from_bytes(rest[0][:8], signed=True) != position:
+            return []
+        found[0] = Heads(
+            part, position, rest, first.seen_at_ms, first.next_offset, first.high_watermark,
+            first.leader_epoch,
+        )  # fmt: skip
+    return found
+
+
+def headed(part: PartitionFetch) -> Fetched:
+    """Of the first headers that it is given those that tell all. A `Heads`: they do not."""
+    found, given = [part.given.popleft()], part.given
+    size = found[0].nbytes
+    while given and isinstance(given[0], Heads) and size < MOST_HEADS * HEADED_BYTES:
+        size += given[0].nbytes
+        found.append(given.popleft())
+    some = [one for one in found if isinstance(one, Heads)]
+    headers = headers_of_heads([head for one in some for head in one.heads])
+    count = 0 if headers is None or part.counts is None else part.counts(headers)
+    told = []
+    for one in some:
+        count -= len(one.heads)
+        if count < 0:
+            break
+        told.append(one)
+    given.extendleft(reversed(some[len(told) :]))
+    if not told:
+        return given.popleft()
+    assert headers is not None, "they were counted"
+    counts = [len(one.heads) for one in told]
+    seen_at_ms = np.repeat(np.array([one.seen_at_ms for one in told], dtype=np.int64), counts)
+    last = told[-1]
+    made = Headed(
+        part, headers.of(slice(sum(counts))), seen_at_ms, last.next_offset, last.high_watermark,
+        max(one.leader_epoch for one in told),
+    )  # fmt: skip
+    made.start_offset = told[0].start_offset
+    for one in told:
+        one.hand_over()
+    return made
+
+
 def joined(part: PartitionFetch) -> Fetched:
     """The first that it is given, with what goes on behind it where that is little and plain."""
+    if isinstance(part.given[0], Heads):
+        return headed(part)
     found, given = [part.given.popleft()], part.given
     if is_plain(found[0]):
         size = found[0].nbytes

@@ -18,12 +18,15 @@ from structlog.testing import capture_logs
 from app.core.audit import reader as reader_module
 from app.core.audit.count import How
 from app.core.audit.fingerprint import Source
+from app.core.audit.headers import Headers
 from app.core.audit.reader import PartitionReader
 from app.core.audit.reports import Report, Scope
+from app.kafka import followers as followers_module
 from app.kafka.clusters import NO_LEADER, ClusterClient, ClusterSpec
 from app.kafka.decode import records_of
 from app.kafka.fetch import FetchService
-from app.kafka.fetched import ByteBudget, Fetched, FetchTrouble, PartitionFetch
+from app.kafka.fetched import HEADED_BYTES, ByteBudget, Fetched, FetchTrouble, Headed, PartitionFetch
+from app.kafka.followers import Counts
 from tests.core.batches import make_batch
 
 LEADER, FOLLOWER = "leader", "follower"
@@ -32,7 +35,12 @@ SCOPE, SOURCE = Scope("orders", "aggregate", "east", 1_000), Source("cluster", "
 
 def counter(next_offset: int = 0) -> PartitionReader:
     """What an audit counts with, from there on."""
-    return PartitionReader(SCOPE, SOURCE, How(records_of, SOURCE), next_offset)
+    return PartitionReader(SCOPE, SOURCE, How(records_of, SOURCE, disorder_ms=0), next_offset)
+
+
+def every(headers: Headers) -> int:
+    """All of them tell all."""
+    return len(headers.base_offset)
 
 
 class Nowhere(ClusterClient):
@@ -48,7 +56,9 @@ class Nowhere(ClusterClient):
 class Stand:
     """Readers of a log, of which one follows and is counted; nothing is fetched but by hand."""
 
-    def __init__(self, lingers_s: float = 0.0, capacity_bytes: int = 1 << 24) -> None:
+    def __init__(
+        self, lingers_s: float = 0.0, capacity_bytes: int = 1 << 24, counts: Counts = lambda _: 0
+    ) -> None:
         self.got: dict[str, list[Fetched]] = defaultdict(list)
         self.reader = counter()
         self.passed_over = 0
@@ -58,7 +68,7 @@ class Stand:
         self.budget = ByteBudget(capacity_bytes)
         self.service = FetchService(Nowhere(ClusterSpec("none", ("h:1",))), self._deliver, self.budget)
         self.service.add(LEADER, "orders", 0, 0, "id")
-        self.service.add(FOLLOWER, "orders", 0, 0, "id", lingers_s=lingers_s, counts=lambda _: 0)
+        self.service.add(FOLLOWER, "orders", 0, 0, "id", lingers_s=lingers_s, counts=counts)
         self.leader, self.follower = self.part(LEADER), self.part(FOLLOWER)
 
     def another(self, key: str) -> PartitionFetch:
@@ -79,7 +89,12 @@ class Stand:
         self.got[item.key].append(item)
         if item.key == FOLLOWER:
             self.passed_over += item.start_offset > self.reader.next_offset
-            self.reader.fetched(item.data, item.next_offset, at_ms=9, aborted=item.aborted)
+            if isinstance(item, Headed):
+                assert item.start_offset == self.reader.next_offset, "no header is taken twice"
+                seen_at_ms = item.seen_at_ms
+                self.reader.headed(item.headers, item.next_offset, at_ms=9, seen_at_ms=seen_at_ms)
+            else:
+                self.reader.fetched(item.data, item.next_offset, at_ms=9, aborted=item.aborted)
         if not self.holds:
             data = item.data
             item.release()
@@ -232,6 +247,67 @@ async def test_what_another_reader_brings_again_is_counted_once() -> None:
     assert (stand.reader.records, stand.reader.next_offset) == (150, 150)
 
 
+async def test_of_what_headers_tell_no_bytes_are_held() -> None:
+    stand = Stand(counts=every)
+    await stand.answer(stand.leader, batch(0), batch(10))
+    assert stand.follower.unreleased_bytes == 2 * HEADED_BYTES
+    await stand.settle()
+    assert [type(one) for one in stand.got[FOLLOWER]] == [Headed]
+    assert (stand.reader.records, stand.budget.used_bytes) == (20, 0)
+
+
+async def test_where_headers_do_not_do_it_is_fetched_and_given_all_for_a_while() -> None:
+    tell = [2, 1, 1]  # of those that are looked at: the first trusts them, then two are put together
+    stand = Stand(counts=lambda _: tell.pop(0))
+    await stand.answer(stand.leader, batch(0), batch(10))
+    await stand.answer(stand.leader, batch(20))
+    await stand.settle()
+    assert (stand.spans(FOLLOWER), stand.follower.next_offset, stand.waits) == ([], 0, False)
+    await stand.answer(stand.follower, batch(0), batch(10), batch(20))
+    await stand.answer(stand.leader, batch(30))
+    await stand.settle()
+    assert [type(one) for one in stand.got[FOLLOWER]] == [Fetched, Fetched]
+    assert (stand.reader.records, stand.reader.next_offset) == (40, 40)
+
+
+async def test_it_comes_up_by_the_headers_of_what_was_fetched_ahead_of_it() -> None:
+    stand = Stand(counts=every)
+    stand.leader.next_offset = 20
+    await stand.answer(stand.leader, batch(20), batch(30))
+    assert not stand.waits, "nobody has what is before it"
+    stand.follower.polling = True
+    await stand.answer(stand.follower, batch(0), batch(10), batch(20))
+    await stand.answer(stand.leader, batch(40))
+    assert (stand.spans(FOLLOWER), stand.waits) == ([(0, 30)], True), "it is being fetched still"
+    stand.follower.polling = False
+    await stand.answer(stand.leader, batch(50))
+    await stand.settle()
+    assert stand.spans(FOLLOWER) == [(0, 30), (30, 60)]
+    assert (stand.reader.records, stand.reader.next_offset) == (60, 60)
+
+
+@pytest.mark.parametrize("change", [{"topic_id": "other"}, {"epoch": 5}])
+async def test_what_was_fetched_of_another_log_is_forgotten(change: dict[str, Any]) -> None:
+    stand = Stand(counts=every)
+    stand.leader.next_offset = 20
+    await stand.answer(stand.leader, batch(20), batch(30))
+    for part in (stand.leader, stand.follower):
+        for name, value in change.items():
+            setattr(part, name, value)
+    stand.follower.next_offset = 30
+    await stand.answer(stand.leader, batch(40))
+    await stand.settle()
+    assert stand.spans(FOLLOWER) == []
+
+
+@pytest.mark.parametrize(("ahead", "waits"), [(30, True), (100, True), (101, False)])
+async def test_it_waits_for_who_is_close_behind_it(ahead: int, waits: bool) -> None:
+    stand = Stand()
+    stand.follower.next_offset = ahead
+    await stand.answer(stand.leader, batch(0), batch(10))
+    assert stand.waits is waits
+
+
 class Whole:
     """A log of batches, as a broker answers from it."""
 
@@ -255,12 +331,20 @@ def told(reader: PartitionReader) -> list[Report]:
 @given(seed=st.integers(0, 1 << 32))
 @settings(max_examples=100, deadline=None)
 def test_whoever_brings_it_everything_is_counted_once(seed: int) -> None:
-    with patch.object(reader_module, "PART_OFFSETS", 64), capture_logs():
+    short = patch.multiple(followers_module, HEADS_S=0.001, WHOLE_S=0.002, MOST_TRAIL=8, MOST_HEADS=6)
+    with patch.object(reader_module, "PART_OFFSETS", 64), short, capture_logs():
         asyncio.run(_story(random.Random(seed)))
 
 
 async def _story(chance: random.Random) -> None:
     stand, log = Stand(chance.choice([0.0, 0.001])), Whole(chance)
+    share = chance.choice([0.0, 0.9, 1.0])  # how often headers do
+
+    def tell(headers: Headers) -> int:
+        told = stand.reader.told_by(headers)
+        return told if chance.random() < share else chance.randrange(told + 1)
+
+    stand.follower.counts = tell if share else lambda _: 0
     leaders = [stand.leader, stand.another("second"), stand.another("third")][: chance.randrange(1, 4)]
     follower, asked_at, start = stand.follower, -1, chance.choice([0, 0, 7, 64, 70])  # maybe within a batch
     follower.next_offset, stand.reader = start, counter(start)

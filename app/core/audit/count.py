@@ -260,7 +260,8 @@ def told_by_headers(headers: Headers, start_offset: int, how: How, width_ms: int
 
 
 def count_headers(tally: Tally, headers: Headers, how: How, seen_at_ms: Numbers | None) -> None:
-    """Counts batches of which the headers tell all (`told_by_headers`), each seen at its time."""
+    """Counts batches of which the headers tell all (`told_by_headers`), each seen at its time; negative: at
+    an unknown one."""
     _count_headers(tally, headers, _firsts(headers), how.source, seen_at_ms)
 
 
@@ -319,8 +320,12 @@ def _count_headers(
             sums.offsets_of.add(source.cluster_id)
             sums.sourced += count
         if seen_at_ms is not None:
+            some_lasts, spans = lasts[rows], lasts[rows] - firsts[rows]
             seen = seen_at_ms if isinstance(seen_at_ms, int) else seen_at_ms[rows]
-            _add_latencies(sums.latencies, seen - lasts[rows], lasts[rows] - firsts[rows], counts)
+            if not isinstance(seen, int) and not (known := seen >= 0).all():
+                seen, some_lasts, spans, counts = seen[known], some_lasts[known], spans[known], counts[known]
+            if some_lasts.size:
+                _add_latencies(sums.latencies, seen - some_lasts, spans, counts)
         elif tally.times is not None:
             tally.times.append(Times(start, lasts[rows], lasts[rows] - firsts[rows], counts))
 

@@ -98,26 +98,43 @@ def headers_of(data: bytes | memoryview) -> Headers | None:
         at = starts.pop()
     if len(data) - at > _MAGIC_AT and data[at + _MAGIC_AT] < MAGIC:
         return None  # messages of the old formats may be shorter than a header
-    return _columns(memoryview(data), np.array(starts, dtype=np.int64))
+    heads = b"".join([data[start : start + HEADER_BYTES] for start in starts])
+    return _columns(memoryview(data), np.array(starts, dtype=np.int64), heads)
 
 
-def headers_of_heads(heads: Sequence[bytes], base_offsets: Sequence[int], cleared: int) -> Headers | None:
+def heads_of(data: bytes) -> list[bytes] | None:
+    """The headers of whole batches, `HEADER_BYTES` each, cheaply. None: not all are of format 2."""
+    heads: list[bytes] = []
+    append, at, size = heads.append, 0, len(data)
+    while at < size:
+        head = data[at : at + HEADER_BYTES]
+        if len(head) < HEADER_BYTES or head[_MAGIC_AT] != MAGIC:
+            return None
+        (length,) = _length_at(head, _LENGTH_AT)
+        if length < MIN_LENGTH:
+            return None
+        append(head)
+        at += LOG_OVERHEAD_BYTES + length
+    return heads if at == size else None
+
+
+def headers_of_heads(
+    heads: Sequence[bytes], base_offsets: Sequence[int] | None = None, cleared: int = 0
+) -> Headers | None:
     """Of batches of which only the headers (`HEADER_BYTES` each) are known: as they are in a log where they
-    have these base offsets, and lack the `cleared` attributes. None as in `headers_of`."""
-    found = _columns(memoryview(b"".join(heads)), np.arange(len(heads), dtype=np.int64) * HEADER_BYTES)
-    if found is None:
-        return None
+    have these base offsets (None: those that they say), and lack the `cleared` attributes. None as in
+    `headers_of`."""
+    data = b"".join(heads)
+    found = _columns(memoryview(data), np.arange(len(heads), dtype=np.int64) * HEADER_BYTES, data)
+    if found is None or base_offsets is None:
+        return found
     base_offset = np.array(base_offsets, dtype=np.int64)
     return found._replace(base_offset=base_offset, attributes=found.attributes & ~cleared)
 
 
-def _columns(data: memoryview, starts: Numbers) -> Headers | None:
-    if starts.size:
-        windows = np.lib.stride_tricks.sliding_window_view(np.frombuffer(data, dtype=np.uint8), HEADER_BYTES)
-        table = np.ascontiguousarray(windows[starts]).view(LAYOUT)[:, 0]
-        if (table["magic"] != MAGIC).any() or (table["last_offset_delta"] < 0).any():
-            return None
-    else:
-        table = np.empty(0, dtype=LAYOUT)
+def _columns(data: memoryview, starts: Numbers, heads: bytes) -> Headers | None:
+    table = np.frombuffer(heads, dtype=LAYOUT)
+    if (table["magic"] != MAGIC).any() or (table["last_offset_delta"] < 0).any():
+        return None
     columns = (table[name].astype(np.int64) for name in Headers._fields[2:])
     return Headers(data, starts, *columns)

@@ -7,8 +7,8 @@ import asyncio
 import itertools
 import sys
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from app.yard.java import Java
 from tests.bench import mirror_maker
 from tests.bench.copying.latency import latency_ms
 from tests.bench.copying.topic import PARTITIONS, Shape, drop
-from tests.bench.copying.watch import Figures, watch
+from tests.bench.copying.watch import Figures, begins, watch
 
 SOURCE, COPIES = "east-regional", "east-aggregate"
 
@@ -36,6 +36,16 @@ class Sides:
     def ours(self, shape: Shape) -> Figures:
         """A route copies the filled topic."""
         return self._watched(self._ours(shape.topic), shape)
+
+    def ours_beside(
+        self, shape: Shape, head: float, begun: Callable[[], AbstractContextManager[Any]]
+    ) -> Figures:
+        """The same, with something else that goes on from when it has `begun`; measured from the share `head`
+        of the topic on."""
+        with self._ours(shape.topic) as (process, copy):
+            asyncio.run(begins(self._bootstraps[1], copy, PARTITIONS, process))
+            with begun():
+                return asyncio.run(watch(self._bootstraps[1], copy, PARTITIONS, shape.count, process, head))
 
     def peer(self, shape: Shape) -> Figures:
         """MirrorMaker 2 copies it."""

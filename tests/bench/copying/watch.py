@@ -33,8 +33,10 @@ class Figures:
     memory_mb: float
 
 
-async def watch(bootstrap: str, topic: str, partitions: int, count: int, process: Process) -> Figures:
-    """Looks on until all `count` records are in the copy.
+async def watch(
+    bootstrap: str, topic: str, partitions: int, count: int, process: Process, head: float = HEAD
+) -> Figures:
+    """Looks on until all `count` records are in the copy; measures from the share `head` of them on.
 
     Raises:
         StageError: it ended, it stood still for STALL_S, or there is more in the copy than in the source.
@@ -59,7 +61,7 @@ async def watch(bootstrap: str, topic: str, partitions: int, count: int, process
                 most_bytes = max(most_bytes, memory_bytes(tree))
             elif now_s - moved_s > STALL_S:
                 raise StageError(f"{topic} stands at {copied} of {count} records:\n{process.tail()}")
-            if copied >= count * (TAIL if marks else HEAD) and len(marks) < 2:
+            if copied >= count * (TAIL if marks else head) and len(marks) < 2:
                 marks.append((now_s, copied, cpu_s(tree)))
     finally:
         await client.stop()
@@ -71,6 +73,22 @@ async def watch(bootstrap: str, topic: str, partitions: int, count: int, process
         (cpu_after - cpu_before) / (last - first) * 1_000_000,
         most_bytes / MB,
     )
+
+
+async def begins(bootstrap: str, topic: str, partitions: int, process: Process) -> None:
+    """Waits until something is in the copy. Raises StageError when nothing comes."""
+    client = ClusterClient(ClusterSpec("copies", (bootstrap,)))
+    await client.start()
+    try:
+        await there(client, topic, partitions, process)
+        deadline_s = time.monotonic() + STALL_S
+        at = [(topic, partition) for partition in range(partitions)]
+        while not any((await client.offsets(at, LATEST)).values()):
+            if time.monotonic() > deadline_s or not process.running:
+                raise StageError(f"nothing comes into {topic}:\n{process.tail()}")
+            await asyncio.sleep(POLL_S)
+    finally:
+        await client.stop()
 
 
 async def there(client: ClusterClient, topic: str, partitions: int, process: Process) -> None:
