@@ -160,7 +160,8 @@ async def copy_again(runtime: Runtime, answer: Answer, tell: Tell) -> dict[str, 
                         last = await _append(producer, into, batches_of(rows, codec, most_bytes))
                         copied += len(rows)
                     tell({"step": "copying", "looked_at": copied + there, "of": of})
-            await _shown(cluster.client, into, last)
+            if last >= 0:
+                await _shown(cluster.client, into, last)
         except ProducerFenced as error:
             raise NotLeading(
                 f"another one copies into {into} now; {copied} of {of} records were copied before: "
