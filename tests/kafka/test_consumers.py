@@ -21,8 +21,10 @@ async def test_whoever_stops_a_consumer_whose_broker_has_died_is_not_cancelled(
         await create(client, topic_name)
     consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, retry_backoff_ms=600_000)
     await consumer.start()
-    consumer.assign([TopicPartition(topic_name, 0)])
-    assert await consumer.getmany(timeout_ms=100) == {}
+    consumer.assign([at := TopicPartition(topic_name, 0)])
+    await consumer.position(at)
+    while not consumer._fetcher._pending_tasks:  # until it asks for records
+        assert await consumer.getmany(timeout_ms=50) == {}
     caplog.set_level(logging.ERROR)
     await asyncio.to_thread(killable_yard.kill, "east-regional")
     async with asyncio.timeout(60):
