@@ -1,5 +1,5 @@
 """Archives of topics (`spark.archive`) as a reader of records sees them: what they have of a topic, and its
-records. Reads in threads; needs pyarrow, and no Spark.
+records. Reads in threads; needs pyarrow on the worker that is asked, and no Spark.
 """
 
 from __future__ import annotations
@@ -92,6 +92,8 @@ def _opened(folder: str, cluster_id: str, topic: str, topic_id: str) -> TopicArc
             found = source.coverage(topic, topic_id)
         except NotArchived:
             found = []
+        if found:
+            reader.check_arrow()  # now, and not in the middle of an answer
     except ArchiveUnreadable:
         raise
     except (SparkJobError, KeyError, ValueError, OSError) as error:

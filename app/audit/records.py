@@ -28,6 +28,7 @@ from app.core.audit.spans import NO_SPAN
 from app.core.ranges import Range, Ranges, outside
 from app.core.record import Record
 from app.kafka.clusters import EARLIEST, LATEST, READ_COMMITTED, ClusterClient, ClusterUnreachable
+from app.kafka.consumers import stop_consumer
 
 CHUNK_RECORDS = 500
 FETCH_BYTES = 1024 * 1024
@@ -239,7 +240,7 @@ class RangeReader:
                 if found:
                     yield found
         finally:
-            await consumer.stop()
+            await stop_consumer(consumer)
 
     async def _some(self, consumer: AIOKafkaConsumer, left: dict[TopicPartition, Part]) -> list[Found]:
         """Reads on; what is at its end is taken out of `left`."""

@@ -31,6 +31,7 @@ PlanOf = Callable[[str, str], AuditPlan | None]  # of a cluster's topic
 OddityOf = Callable[[Scope], str]  # what a client counts otherwise than planned (`app.audit.planned`)
 Unseen = Callable[[AuditPlan], list[str]]  # regional clusters that a plan does not count
 RANKS = (0.5, 0.95, 0.99)
+APART = "{} of them have times that would have made more windows than are kept"
 IN_ORDER = [Phase.OPEN, Phase.PROVISIONAL, Phase.CLOSED]
 
 
@@ -133,7 +134,10 @@ def window_rows(
     for key, records in sorted(groups.items(), key=lambda item: (-item[0].start_ms, item[0])):
         tiers = shards.get(key[:3], [])
         mark_ms = watermark(tiers, now_ms, bounds_of(key.cluster, key.topic).silence_ms)
-        rows.append({**_window_row(key, records, tiers, mark_ms), "remark": oddity_of(key.scope)})
+        apart = sum(record.apart.count for record in records)
+        remarks = [APART.format(apart) if apart else "", oddity_of(key.scope)]
+        row = _window_row(key, records, tiers, mark_ms)
+        rows.append({**row, "remark": "; ".join(filter(None, remarks))})
     return rows
 
 
@@ -142,7 +146,7 @@ def _window_row(
 ) -> dict[str, Any]:
     totals = late = NO_TOTALS
     for record in records:
-        totals, late = totals.plus(record.totals), late.plus(record.late)
+        totals, late = totals.plus(record.totals).plus(record.apart), late.plus(record.late)
     both = totals.plus(late)
     is_timed = key.start_ms != UNTIMED
     p50, p95, p99 = (None if rank < 0 else rank for rank in both.percentiles_ms(*RANKS))

@@ -23,6 +23,7 @@ from app.dlq.memory import choose
 from app.dlq.query import Query
 from app.dlq.rules import Choice
 from app.kafka.clusters import EARLIEST, LATEST
+from app.kafka.consumers import stop_consumer
 
 MAX_SHOWN_BYTES = 4096
 MAX_SHOWN_HEADERS = 50
@@ -123,7 +124,7 @@ async def _read(
                 )
                 at = batch[-1].offset + 1
     finally:
-        await consumer.stop()
+        await stop_consumer(consumer)
     return found
 
 

@@ -381,6 +381,7 @@ def overview(
             "lag_messages": _sum(w["lag_messages"] for w in awake) if awake else 0,
             "in_flight": sum(w["in_flight"] for w in listed),
             "dead_lettered": sum(w["dead_lettered"] for w in listed),
+            "alerts_firing": sum(one.state == "firing" for one in state.alert_states.states.values()),
         },
         "incidents": [incident(i) for i in reversed(list(incidents)[-20:])],
     }

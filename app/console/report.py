@@ -18,6 +18,7 @@ from app.console.describe import described
 from app.console.offsets import told_apart
 from app.core.global_report import PARTS, folded
 from app.kafka.clusters import LATEST, ClusterClient, ClusterUnreachable
+from app.kafka.consumers import stop_consumer
 from app.topics import ControlTopics
 
 if TYPE_CHECKING:
@@ -97,5 +98,5 @@ async def _values(client: ClusterClient, topic: str, end: int) -> dict[bytes, by
                         409, "Too large", f"{topic} has more than {MOST_BYTES} bytes: a report is shorter"
                     )
     finally:
-        await consumer.stop()
+        await stop_consumer(consumer)
     return found

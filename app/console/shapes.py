@@ -182,7 +182,7 @@ Route = TypedDict(
 
 
 class Totals(TypedDict):
-    """Of the region; `lag_messages` is of workloads."""
+    """Of the region; `lag_messages` is of workloads, `alerts_firing` of what the audit finds."""
 
     workloads: int
     routes: int
@@ -190,6 +190,7 @@ class Totals(TypedDict):
     lag_messages: int | None
     in_flight: int
     dead_lettered: int
+    alerts_firing: int
 
 
 class Overview(TypedDict):

@@ -55,7 +55,15 @@ NOT_FOLDED = (
     "an error of Switchyard's own: its worker's log says where; what the event tells may be counted all the "
     "same, as the tables are read anew"
 )
-REFUSED = {Verdict.OVERLAPS: CHANGED, Verdict.TOO_MANY: CHANGED, Verdict.FULL: TOO_MANY}
+REFUSED = {
+    Verdict.OVERLAPS: CHANGED,
+    Verdict.TOO_MANY: CHANGED,
+    Verdict.FULL: TOO_MANY,
+    Verdict.APART: TOO_MANY,
+}
+
+NO_ROOM = {Verdict.FULL, Verdict.APART}  # said of one of their windows
+BESIDE = "records of such times are counted with those without a time, and not compared"
 
 BoundsOf = Callable[[str, str], Bounds]  # of a cluster's topic
 OddityOf = Callable[[Scope], str]  # in what a client's scope is not as it was planned; "": it is
@@ -189,8 +197,10 @@ class AuditBooks(Service):
         subject = f"{event.cluster}/{event.topic}"
         for window, verdict in written.verdicts:
             if verdict in REFUSED:
-                key = window if verdict is not Verdict.FULL else window.scope
+                key = window.scope if verdict in NO_ROOM else window
                 what = f"a report of the window of {window.start_ms} was refused: {verdict.value}"
+                if verdict is Verdict.APART:
+                    what = f"tier {event.tier} has no room for windows as that of {window.start_ms}: {BESIDE}"
                 self._tell_once(key, verdict.value, "audit-report-refused", subject, what, REFUSED[verdict])
         for tier in written.tiers:
             if len(collector.tiers[tier].sources) >= MOST_SOURCES:

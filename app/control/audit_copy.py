@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 MAX_BYTES, KAFKA_MAX_BYTES = "max.message.bytes", 1_048_588
 NEAR = 2_000  # offsets: what lies so close is read at once
 PATIENCE_S = 60.0  # until what others have open in the partition has ended
+SHOWN_S = 10.0  # until what was copied is shown to those who read
 LOOK_S = 0.2
 AT_ONCE, AT_ONCE_BYTES = 1_000, 4 << 20  # of a transaction: records at most, and of how many bytes about
 
@@ -140,6 +141,7 @@ async def copy_again(runtime: Runtime, answer: Answer, tell: Tell) -> dict[str, 
         most_bytes = await _max_bytes(cluster.client, into.topic)
         try:
             async with _turn(into), _alone(cluster.client, into, most_bytes) as producer:
+                last = -1
                 known = await _there(
                     _part(answer, into), [one for at in places for one in asked[at].values()]
                 )
@@ -155,9 +157,11 @@ async def copy_again(runtime: Runtime, answer: Answer, tell: Tell) -> dict[str, 
                                 f"this worker does not lead the region any more; {copied} of {of} records "
                                 "were copied: ask the leader again"
                             )
-                        await _append(producer, into, batches_of(rows, codec, most_bytes))
+                        last = await _append(producer, into, batches_of(rows, codec, most_bytes))
                         copied += len(rows)
                     tell({"step": "copying", "looked_at": copied + there, "of": of})
+            if last >= 0:
+                await _shown(cluster.client, into, last)
         except ProducerFenced as error:
             raise NotLeading(
                 f"another one copies into {into} now; {copied} of {of} records were copied before: "
@@ -251,11 +255,22 @@ async def _settled_end(client: ClusterClient, place: Partition) -> int:
     )
 
 
-async def _append(producer: AIOKafkaProducer, place: Partition, batches: list[BatchBuilder]) -> None:
-    """All of them, or none."""
+async def _append(producer: AIOKafkaProducer, place: Partition, batches: list[BatchBuilder]) -> int:
+    """All of them, or none; where the last batch begins in the log."""
     async with one_transaction(producer):
         sent = [await producer.send_batch(batch, place.topic, partition=place.partition) for batch in batches]
-        await asyncio.gather(*sent)
+        return max(one.offset for one in await asyncio.gather(*sent))
+
+
+async def _shown(client: ClusterClient, place: Partition, offset: int) -> None:
+    """Waits until who reads what is committed gets what was copied there: brokers say that a transaction is
+    committed before its partitions know, and who asks then what is missing would be told the same again.
+    Others' transactions may hide it for longer; that is theirs to end."""
+    at, deadline_s = (place.topic, place.partition), time.monotonic() + SHOWN_S
+    while time.monotonic() < deadline_s:
+        if (await client.offsets([at], LATEST, READ_COMMITTED)).get(at, -1) > offset:
+            return
+        await asyncio.sleep(LOOK_S)
 
 
 async def _max_bytes(client: Any, topic: str) -> int:

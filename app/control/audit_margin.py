@@ -13,6 +13,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from app.clock import now_ms
 from app.control.tail import STOP_S, bounded
+from app.kafka.consumers import stop_consumer
 
 MARGIN_MS = 60_000  # what was sent to a changelog so long ago has arrived
 MARGIN_EVENTS = 1_000  # and these at least: the topic is idle, or a clock is wrong
@@ -42,7 +43,7 @@ class Margin:
             end = min(offset, (await consumer.end_offsets([at]))[at])
             await self._read(consumer, at, max(start, first), end, found)
         finally:
-            await bounded(consumer.stop(), STOP_S, "reader of the audit topic")
+            await bounded(stop_consumer(consumer), STOP_S, "reader of the audit topic")
         return found
 
     async def _read(

@@ -25,6 +25,7 @@ from app.clock import now_ms
 from app.control.failover_told import Plan, PlannedPartition, PlannedWorkload, all_checks, blocked
 from app.core.roles import ACTIVE_PASSIVE
 from app.kafka.clusters import ClusterUnreachable
+from app.kafka.consumers import stop_consumer
 from app.kafka.groups import delete_group
 
 if TYPE_CHECKING:
@@ -196,7 +197,7 @@ async def _first_records(
                 left.discard(partition)
     finally:
         async with asyncio.timeout(STOP_S):
-            await consumer.stop()
+            await stop_consumer(consumer)
     return found
 
 

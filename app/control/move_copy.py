@@ -16,6 +16,7 @@ from app.dlq.letter import Letter
 from app.dlq.read import reading
 from app.dlq.rules import Span
 from app.kafka.clusters import LATEST, READ_COMMITTED, READ_UNCOMMITTED, ClusterClient, ClusterUnreachable
+from app.kafka.consumers import stop_consumer
 
 At = tuple[str, int]  # topic, partition
 
@@ -132,7 +133,7 @@ async def _running(consumer: AIOKafkaConsumer) -> AsyncIterator[None]:
         yield
     finally:
         with contextlib.suppress(KafkaError):
-            await consumer.stop()
+            await stop_consumer(consumer)
 
 
 async def copy_topic(

@@ -16,6 +16,8 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 from mode import Service
 
+from app.kafka.consumers import stop_consumer
+
 log = structlog.get_logger(__name__)
 
 POLL_MS = 500
@@ -89,7 +91,7 @@ class TopicTail(Service):
                 async with self._progress:
                     self._progress.notify_all()
         finally:
-            await bounded(consumer.stop(), STOP_S, f"reader of {self.topic}")
+            await bounded(stop_consumer(consumer), STOP_S, f"reader of {self.topic}")
 
     def read_again(self) -> None:
         """From `on_records`: what there is is handed on anew, from the start (`from_start`)."""

@@ -24,6 +24,7 @@ from app.control.membership import Members
 from app.control.tail import RETRY_S, STOP_S, bounded
 from app.core.tracker_fold import TrackerFold, followers
 from app.kafka.commit import OffsetCommitter
+from app.kafka.consumers import stop_consumer
 from app.kafka.patience import start_patiently
 from app.topics import ControlTopics
 
@@ -119,7 +120,7 @@ class TrackerFollower(Service):
                     await self._fold(at.partition, records)
                 await self.sleep(GATHER_S)
         finally:
-            await bounded(consumer.stop(), STOP_S, "reader of the tracker topic")
+            await bounded(stop_consumer(consumer), STOP_S, "reader of the tracker topic")
 
     def _at(self, partition: int) -> TopicPartition:
         return TopicPartition(self._topics.trackers.name, partition)
@@ -178,7 +179,7 @@ class TrackerFollower(Service):
                     self._restore(fold, record)
                 await asyncio.sleep(0)  # a long changelog holds up nothing else
         finally:
-            await bounded(consumer.stop(), STOP_S, "reader of the tracker table's changelog")
+            await bounded(stop_consumer(consumer), STOP_S, "reader of the tracker table's changelog")
         return fold
 
     def _restore(self, fold: TrackerFold, record: Any) -> None:

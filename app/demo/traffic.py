@@ -11,6 +11,7 @@ import orjson
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from app.kafka.clusters import ClusterClient, ClusterSpec
+from app.kafka.consumers import stop_consumer
 from app.kafka.topics import TopicSpec, ensure_topics
 
 POISON_EVERY, RETRYABLE_EVERY, SLOW_EVERY = 100, 50, 400  # 1 %, 2 %, 0.25 %
@@ -100,4 +101,4 @@ async def read_all(bootstrap: str, topic: str) -> list[Any]:
             left = {p for p in left if await consumer.position(p) < ends[p]}
         return records
     finally:
-        await consumer.stop()
+        await stop_consumer(consumer)

@@ -12,6 +12,7 @@ from aiokafka.errors import OffsetOutOfRangeError
 from app.dlq.letter import Letter, read_letter
 from app.dlq.rules import Span
 from app.kafka.clusters import EARLIEST, LATEST, READ_COMMITTED, ClusterClient, ClusterUnreachable
+from app.kafka.consumers import stop_consumer
 
 CHUNK_LETTERS = 500
 FETCH_BYTES = 1024 * 1024  # a response; a letter that is larger comes alone
@@ -107,7 +108,7 @@ async def reading(client: ClusterClient, topic: str) -> AsyncIterator[QueueReade
     try:
         yield QueueReader(consumer, client, topic)
     finally:
-        await consumer.stop()
+        await stop_consumer(consumer)
 
 
 async def read_one(client: ClusterClient, topic: str, partition: int, offset: int) -> Letter | None:

@@ -114,7 +114,7 @@ class FetchService(Service):
         self.remove(key)
         part = PartitionFetch(self, key, topic, partition, next_offset, topic_id, leaves_bytes, lingers_s)
         part.epoch, part.last_epoch = self.client.leader_epoch(topic, partition), last_epoch
-        part.unsure = last_epoch >= 0
+        part.unsure = max(last_epoch, part.epoch) >= 0
         self._partitions[key] = part
         self.followers.add(part, counts)
         self._wake.set()
@@ -260,7 +260,7 @@ class FetchService(Service):
             for topic, answers in response.topics:
                 for partition, *answer in answers:
                     asked = by_name.pop((topic, partition), None)
-                    if asked is None or asked.removed:
+                    if asked is None or asked.removed or asked.unsure:  # since it was asked another leads
                         continue
                     try:
                         await self._answered(asked, answer)
@@ -272,16 +272,16 @@ class FetchService(Service):
 
     async def _compare(self, node: int, parts: list[PartitionFetch]) -> None:
         """Whether the log of the leader is the one that was read: rule 8."""
-        asked = {(part.topic, part.partition): (part.epoch, part.last_epoch) for part in parts}
+        asked = {(part.topic, part.partition): (part.epoch, part.compared_epoch) for part in parts}
         ends = await epoch_ends(self.client, node, asked)
         for part in parts:
             end = ends.get((part.topic, part.partition))
             if end is not None and end.code:
                 await self._refused(part, end.code)
-            elif end is not None and end.parts_at(part.next_offset):
+            elif end is not None and part.last_epoch >= 0 and end.parts_at(part.next_offset):
                 await self._look_at_the_log(part, 0, end)
             else:  # it is; or nobody can tell
-                part.unsure = False
+                part.found_in(end)
 
     async def _refused(self, part: PartitionFetch, code: int) -> None:
         told = self.client.leader_epoch(part.topic, part.partition)
@@ -347,8 +347,7 @@ class FetchService(Service):
         part.failures, part.told = 0, ""
 
     async def _look_at_the_log(self, part: PartitionFetch, code: int, common: EpochEnd | None = None) -> None:
-        """The position is not in the log, or its topic is doubted, or the log another: on from where it is to
-        go on, if so."""
+        """The position is not in the log, or that, or its topic, may be another: on where it goes on."""
         try:
             gap, topic_id, last_epoch = await find_gap(self.client, part, common)
         except (LookupError, KafkaError, OSError, TimeoutError) as error:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from aiokafka.errors import for_code
 
 from app.kafka.clusters import NOT_AUTHORISED, UNKNOWN_TOPIC
-from app.kafka.epochs import AHEAD, FENCED
+from app.kafka.epochs import AHEAD, FENCED, EpochEnd
 
 if TYPE_CHECKING:
     from app.core.audit.headers import Headers, Numbers
@@ -260,3 +260,15 @@ class PartitionFetch:
     waits: bool = False  # for what it is to be given
     trail: deque[Heads] = field(default_factory=deque)  # what was fetched ahead of it, of the log `trail_of`
     trail_of: tuple[str, int] = ("", -1)
+
+    @property
+    def compared_epoch(self) -> int:
+        """Where this epoch ends in the leader's log says whether that is the one that was read."""
+        return self.last_epoch if self.last_epoch >= 0 else self.epoch
+
+    def found_in(self, end: EpochEnd | None) -> None:
+        """The leader's log is the one that was read, as far as anybody can tell. If it is not known in which
+        epoch that was, it is one up to the leader's own: the next leader's log is compared by that."""
+        self.unsure = False
+        if end is not None and self.last_epoch < 0 and end.end_offset >= self.next_offset:
+            self.last_epoch = end.epoch

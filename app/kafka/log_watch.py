@@ -78,7 +78,7 @@ def take_epoch(part: PartitionFetch, epoch: int) -> None:
     """The partition's leader was said to lead in this epoch."""
     if epoch > part.epoch:
         part.epoch = epoch
-        part.unsure = part.unsure or 0 <= part.last_epoch < epoch
+        part.unsure = part.unsure or part.last_epoch < epoch
 
 
 async def find_gap(

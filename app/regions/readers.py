@@ -19,6 +19,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 
 from app.kafka.clusters import ClusterSpec
+from app.kafka.consumers import stop_consumer
 
 log = structlog.get_logger(__name__)
 
@@ -101,6 +102,6 @@ class Readers:
 async def _stop(consumer: AIOKafkaConsumer) -> None:
     try:
         async with asyncio.timeout(STOP_S):
-            await consumer.stop()
+            await stop_consumer(consumer)
     except (TimeoutError, KafkaError, OSError) as error:
         log.warning("a reader of a region's table did not stop in time", error=repr(error))

@@ -29,6 +29,7 @@ from spark.errors import BadOption, NotArchived, NotFit
 LAST_OFFSET = LAST_MS = 2**63 - 1
 MAX_RECORDS = 1_000_000  # of one query, unless it says otherwise
 BATCH_ROWS = 8_192
+ARROW = ("pyarrow", "pyarrow.compute", "pyarrow.parquet")
 
 COLUMNS = ("partition", "offset", "timestamp_ms", "timestamp_type", "key", "value", "headers")
 
@@ -234,7 +235,7 @@ class Reader:
 
     def _rows(self, file: File, query: Query, columns: Sequence[str]) -> Iterator[Any]:
         """Rows of the file that were asked for; columns that it lacks are null."""
-        pa, pc, parquet = (_arrow(name) for name in ("pyarrow", "pyarrow.compute", "pyarrow.parquet"))
+        pa, pc, parquet = (_arrow(name) for name in ARROW)
         schema = record_schema(pa)
         wanted = pa.schema([schema.field(name) for name in columns])
         chosen = ("partition", "offset", "timestamp_ms")
@@ -273,6 +274,12 @@ def record_schema(pa: Any) -> Any:
             ("reason", pa.string()),
         ]
     )
+
+
+def check_arrow() -> None:
+    """Raises NotFit: what reads an archive's files is not installed; it says what to install."""
+    for name in ARROW:
+        _arrow(name)
 
 
 def _arrow(name: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,18 @@ async def test_anothers_archive_is_told_once(root: Path) -> None:
     with pytest.raises(ArchiveUnreadable) as caught:
         await open_archive(str(root), "another", "orders", "id-1")
     assert str(caught.value) == f"archive {root} is of cluster cluster, not of another: name its own"
+
+
+async def test_what_to_install_is_said_before_the_first_record(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)  # as where it is not installed
+    with pytest.raises(ArchiveUnreadable) as caught:
+        await open_archive(str(root), "cluster", "orders", "id-1")
+    assert str(caught.value) == (
+        f"archive {root}: archives are Parquet files, which pyarrow reads: pip install 'switchyard[parquet]'"
+    )
+    assert (await open_archive(str(root), "cluster", "others", "id-2")).spans == {}, "nothing is to be read"
 
 
 async def test_a_file_that_is_gone_is_told(root: Path) -> None:

@@ -146,3 +146,23 @@ def test_a_test_of_the_channels_is_sent_by_a_button(console: Console, browse: An
         f"webhook {place}: took it\nslack env:SWITCHYARD_ALERT_SLACK: environment variable "
         "SWITCHYARD_ALERT_SLACK is not set here; set it on every worker",
     ]
+
+
+@pytest.mark.parametrize(("dark", "width"), [(False, 1280), (True, 380)])
+def test_the_first_page_says_how_many_fire_and_leads_to_them(
+    alerts: Console, browse: Any, tmp_path: Path, dark: bool, width: int
+) -> None:
+    page = browse("/", dark=dark, width=width)
+    line = page.locator(".verdict.bad li", has_text="alerts fire")
+    line.wait_for(timeout=ENOUGH_MS)
+    assert line.inner_text() == "3 alerts fire: what the audit finds needs somebody"
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.screenshot(path=tmp_path / "overview.png", full_page=True)
+    line.get_by_role("link").click()
+    page.locator("h1", has_text="Alerts").wait_for(timeout=ENOUGH_MS)
+
+
+def test_the_first_page_says_nothing_of_alerts_where_none_fires(console: Console, browse: Any) -> None:
+    page = browse("/")
+    page.locator(".verdict").wait_for(timeout=ENOUGH_MS)
+    assert "alert" not in page.inner_text("main").lower()

@@ -46,7 +46,7 @@ class Log:
         self.looked: list[list[tuple[Partition, int]]] = []
 
     def stands_in(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        for name in ("_alone", "_there", "_records", "_append"):
+        for name in ("_alone", "_there", "_records", "_append", "_shown"):
             monkeypatch.setattr(audit_copy, name, getattr(self, name))
         monkeypatch.setattr(audit_copy, "_part", lambda _, place: place)
         monkeypatch.setattr(audit_copy, "AT_ONCE", 1)
@@ -68,10 +68,14 @@ class Log:
         for offset in left:
             yield [SimpleNamespace(offset=offset, timestamp=1, key=None, value=b"v", headers=())], 0
 
-    async def _append(self, producer: Any, place: Partition, batches: Any) -> None:
+    async def _append(self, producer: Any, place: Partition, batches: Any) -> int:
         if len(self.appended) >= self.ends_after:
             raise ProducerFenced
         self.appended.append(place)
+        return len(self.appended)
+
+    async def _shown(self, client: Any, place: Partition, offset: int) -> None:
+        assert offset == len(self.appended), "the last one"
 
     async def copy(self, answer: Answer) -> dict[str, int]:
         async def get(_: str) -> Any:

@@ -45,8 +45,8 @@ class Stand:
         self.leads: Callable[[], bool] = lambda: True
 
     async def end(self, place: Partition) -> int:
-        at = place.topic, place.partition
-        return (await self.client.offsets([at], LATEST, READ_COMMITTED))[at]
+        """Once those who commit, or abort, are told so by the partition's leader, too."""
+        return await audit_copy._settled_end(self.client, place)
 
     async def records(self, place: Partition) -> list[Record]:
         found: list[Record] = []
@@ -125,6 +125,8 @@ async def stand(bootstrap: str, topic_name: str) -> AsyncIterator[Stand]:
 async def test_who_asks_again_with_an_answer_of_before_copies_nothing(stand: Stand) -> None:
     answer = await stand.answer()
     assert await stand.copy(answer) == {"copied": MANY, "there": 0, "left": 0}
+    at = stand.away.topic, stand.away.partition
+    assert (await stand.client.offsets([at], LATEST, READ_COMMITTED))[at] > MANY, "all can be read now"
     assert await stand.is_whole()
     assert await stand.copy(answer) == {"copied": 0, "there": MANY, "left": 0}
     assert await stand.is_whole()
@@ -187,12 +189,12 @@ def _after_the_other(append: Any, other: list[Any]) -> Any:
     """Of whoever began first: what it appends next, it appends once the other one has finished."""
     overtaken: list[Any] = []
 
-    async def appended(producer: Any, *rest: Any) -> None:
+    async def appended(producer: Any, *rest: Any) -> Any:
         if other and not overtaken:
             overtaken.append(producer)
         if overtaken and producer is overtaken[0]:
             await asyncio.wait(other)
-        await append(producer, *rest)
+        return await append(producer, *rest)
 
     return appended
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -62,6 +63,51 @@ async def test_where_an_epoch_ends_is_told_by_the_leader_and_a_position_behind_i
     pump.service.add("k", topic_name, 0, 4, last_epoch=0)
     await pump.until(lambda: pump.offsets("k") == list(range(4, 10)))
     assert not pump.told
+
+
+async def test_who_waits_at_a_logs_end_knows_its_epoch_before_the_first_record_comes(
+    client: ClusterClient, start: Start, bootstrap: str, topic_name: str
+) -> None:
+    await create(client, topic_name)
+    await write(bootstrap, topic_name, [b"v"] * 10)
+    await client.topic_ids([topic_name])
+    epoch = client.leader_epoch(topic_name, 0)
+    pump = await start()
+    pump.service.add("k", topic_name, 0, 10)
+    part = pump.service._partitions["k"]
+    assert (part.unsure, part.last_epoch) == (True, NOT_KNOWN)
+    await pump.until(lambda: part.high_watermark == 10)
+    assert (part.unsure, part.last_epoch, pump.offsets("k"), pump.told) == (False, epoch, [], [])
+
+
+async def test_what_was_asked_of_a_former_leader_is_not_taken_before_the_logs_are_compared(
+    client: ClusterClient, start: Start, bootstrap: str, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one has cut the log off below the position."""
+    await create(client, topic_name)
+    await write(bootstrap, topic_name, [b"v"] * 10)
+    await client.topic_ids([topic_name])
+    epoch = client.leader_epoch(topic_name, 0)
+    asked: list[tuple[int, int]] = []
+
+    async def ends(_: ClusterClient, __: int, wanted: Any) -> dict[tuple[str, int], EpochEnd]:
+        (asked_for,) = wanted.values()
+        asked.append(asked_for)
+        return {(topic_name, 0): EpochEnd(0, epoch, 10 if len(asked) == 1 else 7)}
+
+    monkeypatch.setattr("app.kafka.fetch.epoch_ends", ends)
+    pump = await start()
+    pump.service.add("k", topic_name, 0, 10)
+    part = pump.service._partitions["k"]
+    await pump.until(lambda: part.high_watermark == 10 and part.polling)
+    part.unsure = True  # as the watch does, which hears of another leader while this one is asked
+    await write(bootstrap, topic_name, [b"other"])
+    await pump.until(lambda: bool(pump.told))
+    (gap,) = pump.told
+    assert isinstance(gap, Gap)
+    assert (gap.start, gap.end, gap.is_truncation) == (10, 7, True)
+    await pump.until(lambda: pump.offsets("k") == [7, 8, 9, 10])
+    assert asked == [(epoch, epoch)] * 2
 
 
 def test_who_goes_on_in_a_log_that_was_cut_off_passes_over_nothing_that_is_not_finished() -> None:

@@ -88,6 +88,8 @@ function verdict(o) {
     words.push(...r.troubles.filter((trouble) => !r.waiting || !trouble.includes("worker")));
     if (words.length) wrong.push([link(routePath(r.name), r.name), words.join("; ")]);
   }
+  const firing = o.totals.alerts_firing;
+  if (firing) wrong.push([link("/alerts", firing === 1 ? "1 alert fires" : `${number(firing)} alerts fire`), "what the audit finds needs somebody"]);
   if (!wrong.length) return el("p", { class: "verdict good" }, o.workloads.length ? "All workloads flow." : o.routes.length ? "All routes flow." : "Nothing runs yet.");
   return el("div", { class: "verdict bad" }, el("b", {}, wrong.length === 1 ? "One thing needs attention" : `${wrong.length} things need attention`),
     el("ul", {}, wrong.map(([who, what]) => el("li", {}, who, `: ${what}`))));

@@ -5,28 +5,33 @@ neighbours. Replaying the topic from an offset that all of them have reached bri
 state, byte by byte, whatever was written twice or lost in between.
 
 Bounds, so that no client fills the memory: a partition has `MOST_TIERS` shards of tiers and `MOST_WINDOWS`
-windows, a tier `MOST_OF_TIER` of them; what is beyond is refused (`Verdict.FULL`). Of a tier that has come
-near that, the oldest closed windows are dropped before their time. What would make a value larger than the
-changelog takes is refused, too (`MOST_VALUE_BYTES`). The bounds are of all records, which are
-of different ages in a replay: a report that was refused for them may then count.
+windows, a tier `MOST_OF_TIER` of them, and `MOST_AHEAD` that begin ahead of the clock: nothing closes those
+before their time, and what is of now must have room beside them. Of a tier that has come near its bound, the
+oldest closed windows are dropped before their time. What finds no room for a window of its own is counted
+once its part has ended, beside the records without a time (`WindowRecord.apart`, `Verdict.APART`); until then
+it is refused (`Verdict.FULL`), as is a tier too many, and what would make a value larger than the changelog
+takes (`MOST_VALUE_BYTES`). The bounds are of all records, which are of different ages in a replay: a report
+that was refused for them may then count.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import msgspec
 
 from app.core.audit import tiers, windows
-from app.core.audit.count import UNTIMED
+from app.core.audit.count import SKEW_MS, UNTIMED
 from app.core.audit.reports import Report, Scope, Verdict, bounded, checked
 from app.core.audit.tiers import Bounds, Close, Forget, TierKey, TierRecord
+from app.core.audit.totals import NO_TOTALS
 from app.core.audit.windows import WindowKey, WindowRecord
 
 MOST_TIERS = 20_000
 MOST_WINDOWS = 500_000
 MOST_OF_TIER = 100_000
+MOST_AHEAD = 2_000  # of a tier: two weeks of ten minutes each
 KEPT_OF_TIER = 80_000  # more are dropped before their time, down to nine tenths of it
 # Of a table's value, which the changelog takes up to 2 MB of: closings and who was silent come on top.
 MOST_VALUE_BYTES = 1_200_000
@@ -107,7 +112,9 @@ class Collector:
             recorded_ms = UNKNOWN_MS
         match event:
             case Report():
-                return self._report(bounded(checked(event), recorded_ms), position)
+                report = bounded(checked(event), recorded_ms)
+                now_ms = report.at_ms if recorded_ms == UNKNOWN_MS else recorded_ms
+                return self._report(report, position, now_ms)
             case Close():
                 tiers.check(event)
                 close = tiers.bounded(event, recorded_ms)
@@ -150,18 +157,23 @@ class Collector:
         """A tier's windows."""
         return sorted(self._of_tier.get(name, ()))
 
-    def _report(self, report: Report, position: int) -> Written:
+    def _report(self, report: Report, position: int, now_ms: int) -> Written:
         name = (report.topic, report.tier, report.cluster)
         verdicts: list[tuple[WindowKey, Verdict]] = []
         changed: list[WindowKey] = []
+        apart, beside = NO_TOTALS, WindowKey(*report.scope, UNTIMED, report.shard)
+        beside_is_new = beside not in self.windows or self.windows[beside].position < position
+        has_room = self._room(name, now_ms)
         for increment in report.windows:
             key = WindowKey(*report.scope, increment.start_ms, report.shard)
-            if self._is_full(key):
-                verdicts.append((key, Verdict.FULL))
-                continue
             before = self._window(key, position)
             if before is None:
                 verdicts.append((key, Verdict.FORGOTTEN))
+                continue
+            if key not in self.windows and not has_room(key):
+                is_counted = report.final and not self._is_one_too_many(TierKey(*name, report.shard))
+                apart = apart.plus(increment.totals) if is_counted else apart
+                verdicts.append((key, Verdict.APART if is_counted else Verdict.FULL))
                 continue
             after, _, verdict = windows.on_report(before, report, increment.totals, position, increment.span)
             if after is not before and _is_too_large(after):
@@ -170,23 +182,46 @@ class Collector:
             if after is not before:
                 self.restore_window(key, after)
                 changed.append(key)
+        if apart.count and beside_is_new:
+            record = windows.on_apart(self.windows.get(beside, WindowRecord()), apart, position)
+            if not _is_too_large(record):
+                self.restore_window(beside, record)
+                changed += [beside] if beside not in changed else []
         tier = TierKey(*name, report.shard)
         if self._is_one_too_many(tier):
             return Written((), (), (), tuple(verdicts))
         known = self.tiers.get(tier, TierRecord())
-        record = tiers.on_report(known, report, position)
-        if report.source not in known.sources and _is_too_large(record):
-            record = known  # it is not waited for; those that are known go on
-        if record is not known:
-            self.restore_tier(tier, record)
-        return Written(tuple(changed), (tier,) if record is not known else (), (), tuple(verdicts))
+        told = tiers.on_report(known, report, position)
+        if report.source not in known.sources and _is_too_large(told):
+            told = known  # it is not waited for; those that are known go on
+        if told is not known:
+            self.restore_tier(tier, told)
+        return Written(tuple(changed), (tier,) if told is not known else (), (), tuple(verdicts))
 
-    def _is_full(self, key: WindowKey) -> bool:
-        if key in self.windows:
-            return False
-        if len(self.windows) >= MOST_WINDOWS or len(self._of_tier.get(key[:3], ())) >= MOST_OF_TIER:
-            return True
-        return self._is_one_too_many(TierKey(*key[:3], key.shard))
+    def _room(self, name: TierName, now_ms: int) -> Callable[[WindowKey], bool]:
+        """Says of a new window of the tier whether there is room for it. Of windows that begin ahead of the
+        clock, records of a wrong time make as many as they like."""
+        last_ms = now_ms + SKEW_MS
+        ahead = -1  # looked at once it is asked for
+
+        def has_room(key: WindowKey) -> bool:
+            nonlocal ahead
+            if self._is_one_too_many(TierKey(*key[:3], key.shard)):
+                return False
+            if key.start_ms == UNTIMED:
+                return True  # one of a shard
+            held = self._of_tier.get(name, set())
+            most = MOST_WINDOWS
+            if key.start_ms > last_ms:
+                if ahead < 0 and len(held) >= MOST_AHEAD:
+                    ahead = sum(one.start_ms > last_ms for one in held)
+                if ahead >= MOST_AHEAD:
+                    return False
+                ahead += ahead >= 0
+                most //= 2
+            return len(self.windows) < most and len(held) < MOST_OF_TIER
+
+        return has_room
 
     def _is_one_too_many(self, tier: TierKey) -> bool:
         return tier not in self.tiers and len(self.tiers) >= MOST_TIERS

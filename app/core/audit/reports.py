@@ -294,6 +294,7 @@ class Verdict(enum.Enum):
     OVERLAPS = "overlaps"  # refused: see the module
     TOO_MANY = "too-many"  # refused: reports without a sequence number
     FULL = "full"  # refused: there are as many tiers, windows or sources as are kept
+    APART = "apart"  # counted, but in no window of its own: there are as many as are kept
     FORGOTTEN = "forgotten"  # refused: the window is older than what is kept
 
 

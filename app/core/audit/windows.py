@@ -72,6 +72,8 @@ class WindowRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         closed_ms: when it was closed, `OPEN_MS`: it is not.
         without: sources that were silent when it was closed, and had not come past its end.
         counted: source -> what of it is counted, in time or late.
+        apart: in the window of records without a timestamp, those for whose windows there was no room
+            (`collect`), of parts that had ended. What is reported twice may be in it twice.
         position: of the last event that has changed it.
     """
 
@@ -82,6 +84,7 @@ class WindowRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     without: tuple[str, ...] = ()
     counted: dict[str, Counted] = {}
     position: int = -1
+    apart: Totals = NO_TOTALS
 
     @property
     def is_closed(self) -> bool:
@@ -110,6 +113,11 @@ def on_report(
     late, late_ms = record.late.plus(added), max(record.late_ms, report.at_ms)
     record = msgspec.structs.replace(record, late=late, late_ms=late_ms, counted=counted, position=position)
     return record, added, Verdict.LATE
+
+
+def on_apart(record: WindowRecord, totals: Totals, position: int) -> WindowRecord:
+    """The record with what found no room for a window of its own."""
+    return msgspec.structs.replace(record, apart=record.apart.plus(totals), position=position)
 
 
 def on_close(record: WindowRecord, at_ms: int, without: tuple[str, ...], position: int) -> WindowRecord:

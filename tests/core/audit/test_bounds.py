@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from app.audit.view import Known, window_rows
 from app.core.audit import collect, tiers, windows
 from app.core.audit.collect import Collector
-from app.core.audit.reports import Report, Scope, Verdict, client_report
+from app.core.audit.count import SKEW_MS, UNTIMED
+from app.core.audit.reports import Increment, Report, Scope, Verdict, client_report, report_id
 from app.core.audit.tiers import Bounds, Close, Forget, TierKey
 from app.core.audit.totals import Totals
 from app.core.audit.windows import WindowKey
@@ -18,7 +24,7 @@ TIER = TierKey(*SCOPE[:3])
 BOUNDS = Bounds(
     lateness_ms=500, most_lateness_ms=10_000, silence_ms=2_000, give_up_ms=20_000, keep_ms=100_000
 )
-FAR_MS = 1 << 45
+FAR_MS = 1_000 << 35
 
 
 def report(
@@ -77,7 +83,7 @@ def test_times_that_were_believed_before_close_nothing_ahead_of_time() -> None:
     assert (close.before_ms, close.given_up) == (4_000, ("wrong",))
 
 
-def test_beyond_so_many_tiers_and_windows_reports_are_refused_and_known_ones_go_on(
+def test_beyond_so_many_tiers_reports_are_refused_and_beyond_so_many_windows_counted_apart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(collect, "MOST_TIERS", 2)
@@ -91,12 +97,58 @@ def test_beyond_so_many_tiers_and_windows_reports_are_refused_and_known_ones_go_
         one = report("a", 1_000, start_ms, scope=SCOPE._replace(topic=topic), sequence=position)
         return collector.apply(one, position).verdicts[0][1]
 
-    assert [verdict("one", start * WIDTH) for start in range(4)] == [Verdict.COUNTED] * 3 + [Verdict.FULL]
-    assert [verdict("two", start * WIDTH) for start in range(3)] == [Verdict.COUNTED] * 2 + [Verdict.FULL]
+    assert [verdict("one", start * WIDTH) for start in range(4)] == [Verdict.COUNTED] * 3 + [Verdict.APART]
+    assert [verdict("two", start * WIDTH) for start in range(3)] == [Verdict.COUNTED, *[Verdict.APART] * 2]
     monkeypatch.setattr(collect, "MOST_WINDOWS", 100)
     assert verdict("three", 0) is Verdict.FULL
     assert verdict("one", 0) is Verdict.COUNTED
-    assert (len(collector.windows), len(collector.tiers)) == (5, 2)
+    assert (len(collector.windows), len(collector.tiers)) == (6, 2)
+    beside = WindowKey(*SCOPE._replace(topic="two"), UNTIMED)
+    assert (collector.windows[beside].apart.count, collector.windows[beside].totals.count) == (2, 0)
+
+
+NOW_MS = 50_000
+times_ms = st.integers(0, NOW_MS) | st.integers(NOW_MS, 1 << 47)
+
+
+@given(st.lists(st.tuples(times_ms, st.sampled_from(["a@1", "b@1"])), max_size=40))
+def test_whatever_times_records_have_each_is_counted_once_and_those_of_now_in_their_windows(
+    written: list[tuple[int, str]],
+) -> None:
+    collector = Collector()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(collect, "MOST_AHEAD", 5)
+        for position, (time_ms, source) in enumerate(written):
+            start_ms = time_ms - time_ms % WIDTH
+            one = report(source, FAR_MS, start_ms, sequence=position)
+            for again in range(2):
+                collector.apply(one, position, recorded_ms=NOW_MS + again)
+    ahead = {key for key in collector.windows if key.start_ms > NOW_MS + SKEW_MS + 1}
+    assert len(ahead) <= 5
+    counted = {key.start_ms: record.totals.count for key, record in collector.windows.items()}
+    apart = sum(record.apart.count for record in collector.windows.values())
+    assert sum(counted.values()) + apart == len(written)
+    near = Counter(time_ms - time_ms % WIDTH for time_ms, _ in written if time_ms <= NOW_MS + SKEW_MS)
+    assert all(counted[start_ms] == count for start_ms, count in near.items())
+
+
+def test_a_part_that_goes_on_is_counted_apart_once_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collect, "MOST_AHEAD", 1)
+    collector = Collector()
+    for upto in range(1, 4):
+        made = Report(
+            report_id(SCOPE, "t/0", 0, 0, upto, final=upto == 3), *SCOPE, "t/0", NOW_MS,
+            (Increment(NOW_MS, Totals(upto)), *(Increment(FAR_MS * n, Totals(upto)) for n in (1, 2))),
+            part=0, since=0, upto=upto, final=upto == 3,
+        )  # fmt: skip
+        verdicts = [found for _, found in collector.apply(made, upto, recorded_ms=NOW_MS).verdicts]
+        assert verdicts == [
+            Verdict.COUNTED, Verdict.COUNTED, Verdict.APART if upto == 3 else Verdict.FULL
+        ]  # fmt: skip
+    assert collector.windows[WindowKey(*SCOPE, UNTIMED)].apart.count == 3
+    known = Known(collector.windows, collector.tiers)
+    (row,) = [row for row in window_rows(known, NOW_MS, lambda *_: BOUNDS) if row["start_ms"] is None]
+    assert (row["count"], row["remark"][:12]) == (3, "3 of them ha")
 
 
 def test_of_a_tier_with_too_many_windows_the_oldest_closed_ones_go(monkeypatch: pytest.MonkeyPatch) -> None:
