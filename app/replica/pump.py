@@ -189,10 +189,12 @@ class ReplicaPump:
                 )  # fmt: skip
                 if error.end >= fetched.next_offset:
                     return
+                self.ledger.pass_over(Sent(error.end))
                 fetched.start_offset = error.end  # `copies` goes on there
 
     async def _send(self, copy: Copy) -> None:
         way = self.way
+        self.ledger.take(copy)
         rest = way.rest([copy], copy)
         while rest and not way.is_ready:
             floor = await way.open(lambda: self.snapshot_version)
