@@ -57,6 +57,7 @@ class Ledger:
         in_flight, delivered: records. appended: batches. sent_to: of the source's offsets below.
         taken_to: what is taken next begins there.
         lost, lost_ms: offsets below the base that the source had lost, also to former owners; when the last.
+        uncompared, begun_anew: as in the note.
         read_epoch: no record of the source that came was written in a later leader epoch; -1: not known.
         epochs: all that records were read in, also by former owners (`app.core.leader_epochs`).
         progress_s: when something came last, or began to be waited for; monotonic.
@@ -76,6 +77,7 @@ class Ledger:
         self.epochs: Epochs = ()
         self.in_flight = self.delivered = self.appended = 0
         self.lost = self.lost_ms = 0
+        self.uncompared = self.begun_anew = 0
         self.progress_s = time.monotonic()
         self._acknowledged = acknowledged
         self._failed = failed
@@ -177,6 +179,11 @@ class Ledger:
         if now != self.note:
             self.note, self._accounted = now, 0
             self.version += 1
+
+    def owes(self, uncompared: int) -> None:
+        """So many are not compared, which the note is to say."""
+        self.version += uncompared != self.uncompared
+        self.uncompared = uncompared
 
     def under(self, epoch: int) -> int:
         """What follows goes under this epoch of the producer: the version that says so."""
