@@ -46,6 +46,9 @@ class Copying(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         lost, lost_ms: offsets that were gone from the source before they were copied, since copying began, by
             whomever; some may have had no record. When the last were found missing, 0: none were.
         compared, differing: read back, and as they were sent or not (`app.replica.verify`).
+        uncompared: of a route that compares all, those that could not be, since copying began, by whomever.
+        begun_anew: how often the source was truncated, or made anew, since copying began. destination_losses:
+            how often the destination was, and had lost what it had acknowledged.
         limited: the route's own limits hold it back now, or routes of a higher priority do.
         rate: records a second, below 0 while unknown.
         barrier: the newest of the offset map: next offsets of source and copy, and when.
@@ -62,6 +65,9 @@ class Copying(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     limited: bool = False
     rate: float = -1
     barrier: tuple[int, int, int] | None = None
+    uncompared: int = 0
+    begun_anew: int = 0
+    destination_losses: int = 0
 
 
 class JobStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

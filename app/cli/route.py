@@ -26,8 +26,8 @@ COLUMNS = ["name", "from", "to", "lag_messages", "lag_s", "rate", "copied", "ver
 TOPICS = ["topic", "partitions", "copy", "copy_partitions", "state", "why"]
 RESET_COLUMNS = ["topic", "partition", "from", "to", "skipped", "again", "note"]
 PARTITIONS = ["topic", "partition", "state", "lag_messages", "lag_s", "rate", "committed", "high_watermark",
-              "copied", "verbatim", "compared", "differing", "left_out", "lost", "barrier", "worker", "epoch",
-              "trouble"]  # fmt: skip
+              "copied", "verbatim", "compared", "differing", "uncompared", "left_out", "lost", "barrier",
+              "worker", "epoch", "trouble"]  # fmt: skip
 MAX_HALTED = 10  # partitions, above the tables
 MAX_TOPICS = 500  # in a description; GET /routes/NAME/topics has all
 NAME = click.argument("name", metavar="ROUTE")
@@ -121,8 +121,14 @@ def _tell(body: dict[str, Any], topics: dict[str, Any]) -> None:
         f"{status['left_out']} left out by provenance",
         f"lost in gaps of the source since copying began: {status['lost']} offsets"
         + (f", the last found missing {_time(status['lost_ms'])}" if status["lost_ms"] else ""),
-        f"read back: {status['compared']} records as they were sent, {status['differing']} that differ",
+        f"read back: {status['compared']} records as they were sent, {status['differing']} that differ"
+        + f"; {status['uncompared']} could not be" * bool(status["uncompared"]),
     ]
+    if status["begun_anew"] or status["destination_losses"]:
+        lines.append(
+            f"truncated or made anew since copying began: {status['begun_anew']} times a partition of the "
+            f"source, {status['destination_losses']} times one of the destination; the incidents say which"
+        )
     if spec.get("start") == "latest":
         begins = body["begins_ms"]
         lines.append(

@@ -72,6 +72,9 @@ _ROUTE_COUNTERS = {
     "lost_records": "Offsets that were gone from the source before they were copied, since copying began",
     "compared": "Copies that were read back, and are as they were sent",
     "differing": "Copies that were read back, and are not",
+    "uncompared": "Copies that could not be read back, of a route that compares all, since copying began",
+    "logs_begun_anew": "How often the source was truncated, or deleted and made anew, since copying began",
+    "destination_losses": "How often the destination had lost acknowledged records, or was made anew",
 }
 _TARGET_GAUGES = {
     "limit_messages": "Messages that may be in flight",
@@ -235,7 +238,8 @@ def _of_routes(jobs: Sequence[JobStatus]) -> Iterator[Metric]:
         gauges.add(labels, values)
         counts = (
             status.delivered, copying.encoded, copying.left_out, copying.lost,
-            copying.compared, copying.differing,
+            copying.compared, copying.differing, copying.uncompared, copying.begun_anew,
+            copying.destination_losses,
         )  # fmt: skip
         for counter, count in zip(counters.values(), counts, strict=True):
             counter.add_metric(labels, count)

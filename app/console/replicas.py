@@ -8,7 +8,8 @@ from typing import Any
 from app.wire import Copying, JobStatus
 
 NOTHING = Copying()  # of a partition that nobody says anything of
-COUNTS = ("encoded", "left_out", "lost", "compared", "differing")
+COUNTS = ("encoded", "left_out", "lost", "compared", "differing", "uncompared", "begun_anew",
+          "destination_losses")  # fmt: skip
 
 
 def copying_told(status: JobStatus) -> dict[str, Any]:

@@ -145,9 +145,11 @@ class Workload(TypedDict):
 # the jobs' owners began: `verbatim` ones in batches as they were, `encoded` ones in others. `left_out` have
 # been where the route leads; `lost` offsets were gone from the source before they were copied, since copying
 # began, the last of them found missing at `lost_ms`; `compared` were read back as they were sent, `differing`
-# were not. `halted`, `stuck` and `limited` count partitions: that stopped at a gap, that have a batch that
-# cannot be copied, and that wait for the route's own limits, or for routes of a higher priority. `rate` is in
-# records a second.
+# were not; of a route that compares all, `uncompared` ones could not be read back. `begun_anew` times the
+# source, and `destination_losses` times the destination, was truncated or made anew, of each partition; these
+# three since copying began. `halted`, `stuck` and `limited` count partitions: that stopped at a gap, that
+# have a batch that cannot be copied, and that wait for the route's own limits, or for routes of a higher
+# priority. `rate` is in records a second.
 Route = TypedDict(
     "Route",
     {
@@ -171,6 +173,9 @@ Route = TypedDict(
         "lost_ms": int | None,
         "compared": int,
         "differing": int,
+        "uncompared": int,
+        "begun_anew": int,
+        "destination_losses": int,
         "halted": int,
         "stuck": int,
         "limited": int,

@@ -21,7 +21,9 @@ class RoutePartition(Partition):
     """One partition that a route copies. `halted` says why it goes on no more (at a gap), `stuck` which
     offsets [from, before) cannot be copied and wait for somebody. Counts are of records, since its owner
     began; but `lost` offsets were gone from the source before they were copied since copying began here, the
-    last of them found missing at `lost_ms`."""
+    last of them found missing at `lost_ms`. Since then, too: `uncompared` copies of a route that compares all
+    could not be, `begun_anew` times the source was truncated or made anew, `destination_losses` times the
+    destination was."""
 
     halted: str
     stuck: Annotated[list[int], Meta(min_length=2, max_length=2)] | None
@@ -33,6 +35,9 @@ class RoutePartition(Partition):
     lost_ms: int | None
     compared: int
     differing: int
+    uncompared: int
+    begun_anew: int
+    destination_losses: int
     limited: bool
     barrier: NewestBarrier | None
 

@@ -50,7 +50,8 @@ class Anew:
 @dataclass(frozen=True, slots=True)
 class Beginning:
     """`snapshot` says what is finished; `known`: the table holds exactly this already; `is_first`: nothing of
-    this log was ever copied; `gap`: a route stops here, before anything else is fetched."""
+    this log was ever copied; `gap`: a route stops here, before anything else is fetched; `begun_anew`: the
+    log of a replica was deleted and made anew."""
 
     snapshot: Snapshot
     lineage: int
@@ -58,6 +59,7 @@ class Beginning:
     known: bool
     is_first: bool = False
     gap: Gap | None = None
+    begun_anew: bool = False
 
 
 async def find_beginning(

@@ -72,7 +72,9 @@ async def find_replica_beginning(
             f"{why}; copying begins at {start}",
             "what the old one had is copied as far as the route had come; see whether records are missing",
         )
-        return Beginning(Snapshot(start), answer.lineage + 1, present, known=False, is_first=True)
+        return Beginning(
+            Snapshot(start), answer.lineage + 1, present, known=False, is_first=True, begun_anew=True
+        )
     now = answer.log.filled_in(present)
     if snapshot is not None:
         # Without a note nothing was appended yet, whoever began.

@@ -148,6 +148,8 @@ class Replicas(Service):
                 await runtime.close()
             raise
         self.routes[identity.name] = runtime
+        # Not where an operator wants it so.
+        pump.ledger.begun_anew += beginning.begun_anew or bool(anew is not None and anew.reason)
         if beginning.gap is not None:
             self.skip(pump, beginning.gap)
         return Started(pump, beginning, source, self._leaves(runtime), pump.ledger.read_epoch)

@@ -43,6 +43,13 @@ Bytes = bytes | bytearray | memoryview
 Row = tuple[int, bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...]]
 
 
+class RecordsMissed(RuntimeError):
+    """Records between what was fetched and what is to be appended are not accounted for: an error in here.
+
+    Always with the source's offsets; who finds it appends nothing behind them, and begins again.
+    """
+
+
 class Copy(NamedTuple):
     """A batch to append: `data` holds `record_count` records, and stands for the source's offsets
     [source_start, source_end). Between them may lie offsets that nobody sees: markers, aborted

@@ -7,6 +7,9 @@ Appending costs by the batch (a request has one for each partition), decoding an
 much for one batch as for 200 records. So small batches that follow each other travel as one; not those that
 are compressed, as nobody knows how much comes out of them.
 
+Every record of a response has a copy or was left out on purpose (aborted, below the position, edited away):
+batch headers say how many there were, and what comes out is counted against that.
+
 Re-encoding keeps every record's timestamp (-1: none), key, value and headers (null is not empty; headers may
 repeat, and keep their order) and, unless another is wanted, the batch's compression; a batch that compression
 does not make smaller becomes an uncompressed one.
@@ -16,14 +19,14 @@ from __future__ import annotations
 
 import contextlib
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
 from app.core.record import Record
 from app.core.record_batch import CHECKED_FROM, MAGIC, Batch, Committed, iter_batches
-from app.core.verbatim import Copy, Row, why_not
+from app.core.verbatim import Copy, RecordsMissed, Row, why_not
 from app.kafka.checksum import crc32c
 from app.kafka.decode import UndecodableBatch, records_of
 from app.kafka.fetched import Fetched
@@ -57,6 +60,7 @@ def copies(fetched: Fetched, max_batch_bytes: int, edit: Edit | None = None) -> 
     Raises:
         UndecodableBatch: the batch can neither go as it is nor be encoded anew. What is behind it: call again
             with a `Fetched` that begins there, or skip it.
+        RecordsMissed: not all that came is in what was given, or was left out on purpose.
     """
     position = fetched.start_offset
     if fetched.damage:
@@ -66,6 +70,7 @@ def copies(fetched: Fetched, max_batch_bytes: int, edit: Edit | None = None) -> 
     shown = Committed(fetched.aborted)
     run: list[Batch] = []  # from `position` to `end`, to travel as one
     end, left_bytes = position, 0
+    owed = 0  # records of the batches that go as they are, or joined, less those that were given
     for batch in iter_batches(fetched.data):
         header = batch.header
         if not shown.shows(batch) or header.next_offset <= end or not header.record_count:
@@ -73,9 +78,10 @@ def copies(fetched: Fetched, max_batch_bytes: int, edit: Edit | None = None) -> 
         fits = edit is None and not why_not(header, end, max_batch_bytes)
         joins = fits and _is_small(batch)
         if run and not (joins and len(batch.data) <= left_bytes):
-            yield from _joined(run, position, max_batch_bytes)
+            owed -= yield from _joined(run, position, max_batch_bytes)
             run, position = [], end
         if fits:
+            owed += header.record_count
             if not run:
                 left_bytes = min(JOINED_BYTES, max_batch_bytes) if joins else 0
             run.append(batch)
@@ -85,30 +91,50 @@ def copies(fetched: Fetched, max_batch_bytes: int, edit: Edit | None = None) -> 
         for copy in reencoded(batch, position, max_batch_bytes, edit):
             yield copy
             position = end = copy.source_end
-    yield from _joined(run, position, max_batch_bytes)
+    owed -= yield from _joined(run, position, max_batch_bytes)
+    if owed:
+        raise RecordsMissed(
+            f"[{fetched.start_offset}, {fetched.next_offset}) was not copied as a whole: {owed} records "
+            "of it were not handed on"
+        )
 
 
 def _is_small(batch: Batch) -> bool:
     return not batch.header.compression and len(batch.data) < SMALL_BYTES
 
 
-def _joined(batches: list[Batch], start: int, max_batch_bytes: int) -> Iterator[Copy]:
-    """All their records in one batch; a single one as it is, and all of them when that cannot be made."""
+def _joined(batches: list[Batch], start: int, max_batch_bytes: int) -> Generator[Copy, None, int]:
+    """All their records in one batch; a single one as it is, and all of them when that cannot be made.
+    Returns how many records were given."""
     joined: list[Copy] = []
     if len(batches) > 1:
         # Whatever decoder and encoder raise: readers are to see what was written.
         with contextlib.suppress(Exception):
-            records = [(record, record.headers) for batch in batches for record in records_of(batch)]
+            records = [(record, record.headers) for batch in batches for record in _all_of(batch)]
             header, again = batches[-1].header, partial(_read_again, batches, None)
             joined = _copies_of(
                 records, start, header.next_offset, header.compression, max_batch_bytes, again
             )
     if joined:
         yield from joined
-        return
+        return sum(copy.record_count for copy in joined)
+    given = 0
     for batch in batches:
-        yield Copy(batch.data, batch.header.record_count, start, batch.header.next_offset)
-        start = batch.header.next_offset
+        count = batch.header.record_count
+        yield Copy(batch.data, count, start, batch.header.next_offset)
+        start, given = batch.header.next_offset, given + count
+    return given
+
+
+def _all_of(batch: Batch) -> list[Record]:
+    """All records of it, as many as its header says; where it is a wrapper of older messages, nobody does.
+
+    Raises: whatever the decoder does; ValueError: there are more or fewer.
+    """
+    records, header = list(records_of(batch)), batch.header
+    if header.magic == MAGIC and len(records) != header.record_count:
+        raise ValueError(f"{len(records)} records were read where the header says {header.record_count}")
+    return records
 
 
 def reencoded(
@@ -128,7 +154,7 @@ def reencoded(
     try:
         records: Records = [
             (record, headers)
-            for record in records_of(batch)
+            for record in _all_of(batch)
             if record.offset >= position
             and (headers := edit(record.offset, record.headers) if edit else record.headers) is not None
         ]

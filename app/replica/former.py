@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from app.core.record_batch import HEADER_BYTES, Batch, iter_batches
 from app.core.sequences import Stamp, Tail
-from app.core.verbatim import LOG_APPEND_TIME, Copy, Row
+from app.core.verbatim import LOG_APPEND_TIME, Copy, RecordsMissed, Row
 from app.kafka.append_encode import reencoded
 from app.kafka.append_seek import walk
 from app.kafka.clusters import ClusterClient
@@ -137,6 +137,10 @@ def _standing_for(copy: Copy, count: int, pieces: list[Copy]) -> list[Copy]:
         again = partial(_slice, copy, count, upto)
         found.append(Copy(data, piece.record_count, start, until, again))
         start, count = until if base_offset >= 0 else start, upto
+    if count != copy.record_count:
+        raise RecordsMissed(
+            f"[{copy.source_start}, {end}) holds {copy.record_count} records, its pieces stand for {count}"
+        )
     return found
 
 

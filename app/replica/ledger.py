@@ -3,7 +3,8 @@
     Sent, Sent, Sent, ...      in the source's order; each is acknowledged, or shows no record
     base, note                 as far as all of them are
 
-Invariants: `base` never passes what is not acknowledged; the note is always of this base.
+Invariants: `base` never passes what is not acknowledged; the note is always of this base. What is taken
+begins where what was taken before it ended: no offset is passed over unseen.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import msgspec
 from app.clock import now_ms
 from app.core.leader_epochs import Epochs, read_in
 from app.core.sequences import Stamp
-from app.core.verbatim import Copy
+from app.core.verbatim import Copy, RecordsMissed
 from app.kafka.append_pending import stamp_of
 from app.kafka.fetched import Fetched
 from app.replica.note import Note
@@ -54,7 +55,9 @@ class Ledger:
         base: all of the source below it is finished. version: grows with it, and with the note.
         note: for the successor; None until there is something of our own.
         in_flight, delivered: records. appended: batches. sent_to: of the source's offsets below.
+        taken_to: what is taken next begins there.
         lost, lost_ms: offsets below the base that the source had lost, also to former owners; when the last.
+        uncompared, begun_anew: as in the note.
         read_epoch: no record of the source that came was written in a later leader epoch; -1: not known.
         epochs: all that records were read in, also by former owners (`app.core.leader_epochs`).
         progress_s: when something came last, or began to be waited for; monotonic.
@@ -67,13 +70,14 @@ class Ledger:
         failed: Callable[[Sent, BaseException], None],
         release: Callable[[Fetched], None],
     ) -> None:
-        self.base = self.sent_to = base
+        self.base = self.sent_to = self.taken_to = base
         self.note: Note | None = None
         self.version = 0
         self.read_epoch = -1
         self.epochs: Epochs = ()
         self.in_flight = self.delivered = self.appended = 0
         self.lost = self.lost_ms = 0
+        self.uncompared = self.begun_anew = 0
         self.progress_s = time.monotonic()
         self._acknowledged = acknowledged
         self._failed = failed
@@ -88,6 +92,15 @@ class Ledger:
         self.read_epoch = max(self.read_epoch, fetched.leader_epoch)
         self.epochs = read_in(self.epochs, fetched.leader_epoch, fetched.start_offset)
 
+    def take(self, copy: Copy) -> None:
+        """It is next to be appended, as far as it has no copy. Raises RecordsMissed: another was."""
+        if copy.source_start != self.taken_to:
+            raise RecordsMissed(
+                f"[{copy.source_start}, {copy.source_end}) came to be copied, where what came before it "
+                f"ended at {self.taken_to}: an internal error, by which records would be missed or come twice"
+            )
+        self.taken_to = copy.source_end
+
     def append(self, copy: Copy, future: asyncio.Future[int]) -> None:
         """It was handed to the lane."""
         if not self.in_flight:
@@ -100,6 +113,7 @@ class Ledger:
 
     def pass_over(self, sent: Sent) -> None:
         """Nothing of it is to be appended; what is before it may still be under way."""
+        self.taken_to = max(self.taken_to, sent.source_end)
         self._pending.append(sent)
         self._settle()
 
@@ -165,6 +179,11 @@ class Ledger:
         if now != self.note:
             self.note, self._accounted = now, 0
             self.version += 1
+
+    def owes(self, uncompared: int) -> None:
+        """So many are not compared, which the note is to say."""
+        self.version += uncompared != self.uncompared
+        self.uncompared = uncompared
 
     def under(self, epoch: int) -> int:
         """What follows goes under this epoch of the producer: the version that says so."""

@@ -36,7 +36,7 @@ class Note(msgspec.Struct, frozen=True, array_like=True):
         lineage: of the source's offsets (`app.core.fencing`); -1: written before it was noted.
         source_epoch: the leader epoch in which the source was last found truncated; 0: it never was.
         read_epoch: no record below `base` was written in a later leader epoch; -1: not known.
-        losses: how often the destination was found to have lost acknowledged records.
+        losses: how often the destination was found to have lost acknowledged records, or made anew.
         source, target: what is copied, and where to, as the route calls them: "cluster", "cluster/topic"; "":
             written before they were noted.
         lost, lost_ms: offsets below `base` that the source had lost before they were copied; when the last
@@ -45,6 +45,8 @@ class Note(msgspec.Struct, frozen=True, array_like=True):
             (`app.replica.marks`); -1: none may.
         epochs: of the source's leaders, that were read in (`app.core.leader_epochs`); (): not known.
         stamp: behind what the producer wrote below `floor`; None: it is not known, or of another lineage.
+        uncompared: of a route that compares all, copies of records below `base` that were not (yet).
+        begun_anew: how often the source was found truncated, or deleted and made anew.
     """
 
     log: LogId
@@ -64,6 +66,8 @@ class Note(msgspec.Struct, frozen=True, array_like=True):
     quiet_below: int = -1
     epochs: Epochs = ()
     stamp: Stamp | None = None
+    uncompared: int = 0
+    begun_anew: int = 0
 
     def to_bytes(self) -> bytes:
         """For the tracker table."""

@@ -106,6 +106,7 @@ class ReplicaPump:
             source_epoch=source_epoch, is_first=is_first, begin=self._tasks.begin, tell=self.tell,
             unsure=self._unsure, lost=self._marks.lost, closes=self._marks.closed,
         )  # fmt: skip
+        runtime.verifier.uncompared[job] = self.ledger.uncompared  # also by former owners
         self.obstacle = Obstacle(self.tell, self.where)  # after the way, whose end it names
         self.clearance = Clearance(job, runtime, self.intake, self.way, self.unsaved)
         self.pause = self.clearance.pause  # what was fetched waits
@@ -189,10 +190,12 @@ class ReplicaPump:
                 )  # fmt: skip
                 if error.end >= fetched.next_offset:
                     return
+                self.ledger.pass_over(Sent(error.end))
                 fetched.start_offset = error.end  # `copies` goes on there
 
     async def _send(self, copy: Copy) -> None:
         way = self.way
+        self.ledger.take(copy)
         rest = way.rest([copy], copy)
         while rest and not way.is_ready:
             floor = await way.open(lambda: self.snapshot_version)
@@ -220,6 +223,7 @@ class ReplicaPump:
         if self._written is not None:
             self._written.acknowledged(base_offset, copy)
         if base_offset < 0:
+            self.runtime.verifier.pass_by(self.job, copy.record_count)
             return
         self.way.acknowledged(base_offset, base_offset + copy.record_count)
         if not self._checked:
@@ -279,6 +283,7 @@ class ReplicaPump:
 
     def snapshot(self) -> Snapshot:
         """What is finished; to be saved."""
+        self.ledger.uncompared = self.runtime.verifier.owes(self.job)
         self.unsaved.taken(self.version, self.ledger.delivered)
         return Snapshot(self.base)
 
@@ -365,8 +370,9 @@ class ReplicaPump:
 
     @property
     def is_busy(self) -> bool:
-        """Something of it is on its way."""
-        return self.in_flight > 0 and not self.lost
+        """Something of it is on its way, or is to be compared and can be."""
+        is_comparing = self.runtime.verifier.is_comparing(self.job, self.target)
+        return is_comparing or (self.in_flight > 0 and not self.lost)
 
     async def drain(self, grace_s: float) -> bool:
         """Waits for what is under way, at most `grace_s`. Returns whether all of it was acknowledged."""

@@ -44,6 +44,7 @@ def copying(pump: ReplicaPump) -> Copying:
         halted=pump.halted or "", stuck=stuck[0] if stuck else None, encoded=pump.encoded,
         left_out=0 if pump.edit is None else pump.edit.rounds, lost=ledger.lost, lost_ms=ledger.lost_ms,
         compared=verifier.compared[job], differing=verifier.differing[job],
+        uncompared=verifier.uncompared[job], begun_anew=ledger.begun_anew, destination_losses=pump.way.losses,
         limited=pump.limited, barrier=pump.barrier,
     )  # fmt: skip
 

@@ -14,6 +14,10 @@ can be compared.
 
 Where copies could not be read back for `UNREAD_S` that is told, and what waits is given up: from then on one
 copy at a time is tried.
+
+A position does not wait for its copies to be compared. So of a route that compares all, what could not be is
+counted as `uncompared`: what was acknowledged without an offset, could not be read back, was gone by then, or
+still waited when its worker ended. That goes on with the position, in the note (`app.replica.note`).
 """
 
 from __future__ import annotations
@@ -22,9 +26,8 @@ import asyncio
 import contextlib
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import structlog
 from aiokafka.errors import KafkaError
@@ -32,14 +35,14 @@ from aiokafka.protocol.fetch import FetchRequest
 
 from app.core.job import JobId
 from app.core.rate import TokenBucket
-from app.core.record_batch import HEADER_BYTES, Batch, iter_batches
-from app.core.verbatim import LOG_APPEND_TIME, Copy
+from app.core.record_batch import HEADER_BYTES, iter_batches
+from app.core.verbatim import Copy
 from app.kafka.append_seek import OFFSET_OUT_OF_RANGE
 from app.kafka.checksum import crc32c
 from app.kafka.clusters import EARLIEST, READ_UNCOMMITTED, ClusterClient, ClusterUnreachable
-from app.kafka.decode import records_of
 from app.kafka.fetched import name_of, remedy_of
 from app.kafka.topic_configs import TopicSettings, describe
+from app.replica.compare import Copied, codec_at, compare, compare_records, print_of
 from app.replica.former import rows_of
 
 log = structlog.get_logger(__name__)
@@ -57,34 +60,6 @@ CLEANUP_POLICY, COMPACT = "cleanup.policy", "compact"
 _CODEC = 0x07
 
 Tell = Callable[[str, str, str, str], None]  # kind, subject, message, remedy
-
-
-class Print(NamedTuple):
-    """A record: what it holds, and its time."""
-
-    content: int
-    timestamp: int
-
-
-class Copied(NamedTuple):
-    """What is said to be in the destination at `base_offset`. `crc` is of the bytes of its records; `prints`
-    are of the source's records, None where the bytes are theirs."""
-
-    job: JobId
-    base_offset: int
-    record_count: int
-    size_bytes: int
-    crc: int
-    codec: int
-    source_start: int
-    source_end: int
-    prints: Sequence[Print] | None
-    topic_id: str  # of the destination; "": not known
-
-    @property
-    def weight(self) -> int:
-        """In `MAX_WAITING`."""
-        return 1 + len(self.prints or ())
 
 
 Target = tuple[str, int]  # topic, partition
@@ -121,11 +96,13 @@ class Verifier:
 
     Attributes:
         compared, differing: records, by job.
+        uncompared: records, by job, which were to be compared, as all were, and could not be; by whomever.
         everything: none is left out.
     """
 
     def __init__(self, target: ClusterClient, tell: Tell, budget: Budget) -> None:
         self.compared, self.differing = Counter[JobId](), Counter[JobId]()
+        self.uncompared, self._owed = Counter[JobId](), Counter[JobId]()  # the latter wait
         self.everything = False
         self._target = target
         self._tell = tell
@@ -140,6 +117,7 @@ class Verifier:
         """It was acknowledged, by the destination of this id. Left out when there is too much to compare."""
         left_bytes, trouble = self._left_bytes.get(target, 0), self._troubles.get(target)
         if trouble is not None and trouble.is_given_up and target in self._waiting:
+            self.pass_by(job, copy.record_count)
             return
         if left_bytes <= 0 and not self.everything:
             now_s = time.monotonic()
@@ -151,7 +129,7 @@ class Verifier:
         prints = None
         if copy.read_again is not None or target in self._by_records:
             try:
-                prints = [_print(*row) for row in rows_of(copy)]
+                prints = [print_of(*row) for row in rows_of(copy)]
             except Exception as error:  # noqa: BLE001 - whatever the decoder raises: the bytes went as they were
                 log.debug("a batch is compared by its bytes", target=target, error=repr(error))
         self._left_bytes[target] = left_bytes - size_bytes * (RECORDS_COST if prints else 1)
@@ -163,7 +141,21 @@ class Verifier:
         )  # fmt: skip
         self._waiting.setdefault(target, deque()).append(copied)
         self._count += 1
+        self._owed[job] += copied.record_count
         self._budget.waiting += copied.weight
+
+    def pass_by(self, job: JobId, record_count: int) -> None:
+        """So many copies of the job are not compared, and will not be."""
+        if self.everything:
+            self.uncompared[job] += record_count
+
+    def owes(self, job: JobId) -> int:
+        """Of all that was acknowledged so many copies would stay uncompared if this ended now."""
+        return self.uncompared[job] + (self._owed[job] if self.everything else 0)
+
+    def is_comparing(self, job: JobId, target: Target) -> bool:
+        """Nothing may be left out, and what waits will soon be compared."""
+        return self.everything and self._owed[job] > 0 and target not in self._troubles
 
     @property
     def waiting(self) -> int:
@@ -193,7 +185,7 @@ class Verifier:
                     await self._failed(target, error)
                 except Exception:
                     log.exception("a copy could not be compared and is left out", target=target)
-                    self._take(target)
+                    self._leave_out(target)
                     self._troubles.pop(target, None)  # it was read
 
     async def _failed(self, target: Target, error: Exception) -> None:
@@ -223,18 +215,26 @@ class Verifier:
 
     def close(self) -> None:
         """Nothing is compared any more."""
+        if self.everything and self._count:
+            log.warning("copies were not compared before their worker let go", records=self._owed.total())
         for target in list(self._waiting):
             self._drop(target)
 
     def _drop(self, target: Target) -> None:
         while target in self._waiting:
-            self._take(target)
+            self._leave_out(target)
+
+    def _leave_out(self, target: Target) -> None:
+        """The first that waits cannot be compared."""
+        copied = self._take(target)
+        self.pass_by(copied.job, copied.record_count)
 
     def _take(self, target: Target) -> Copied:
         """The first that waits, which waits no longer."""
         waiting = self._waiting[target]
         copied = waiting.popleft()
         self._count -= 1
+        self._owed[copied.job] -= copied.record_count
         self._budget.waiting -= copied.weight
         if not waiting:
             del self._waiting[target]
@@ -269,9 +269,11 @@ class Verifier:
             is_cut = first.base_offset >= log_start
             if is_cut and await self._is_gone(target):
                 return
-            self._take(target)
             if is_cut:
+                self._take(target)
                 self._differs(target, first, "the copy's log ends before it")
+            else:
+                self._leave_out(target)
             return
         if code:
             self._target.client.force_metadata_update()
@@ -283,18 +285,20 @@ class Verifier:
         while count and self._waiting[target][0].base_offset < end:
             count -= 1
             copied = self._waiting[target][0]
-            how = _compare(copied, batches)
+            how = compare(copied, batches)
             by_records = bool(how) and await self._may_be_compacted(topic)
             if how and await self._is_gone(target):
                 return
             if by_records and copied.prints is not None:
-                how = _compare_records(copied.prints, copied, batches)
+                how = compare_records(copied.prints, copied, batches)
             if not how and copied.prints is None:
-                by_records = _codec_at(copied.base_offset, batches) != copied.codec
-            self._take(target)
+                by_records = codec_at(copied.base_offset, batches) != copied.codec
             if by_records and copied.prints is None:
                 self._by_records.add(target)  # from now on; this one cannot be compared
-            elif how:
+                self._leave_out(target)
+                continue
+            self._take(target)
+            if how:
                 self._differs(target, copied, how)
             else:
                 self.compared[copied.job] += copied.record_count
@@ -310,7 +314,7 @@ class Verifier:
         if present is not None and not (present and former and present != former):
             return False
         while target in self._waiting and self._waiting[target][0].topic_id == former:
-            self._take(target)
+            self._leave_out(target)
         return True
 
     async def _may_be_compacted(self, topic: str) -> bool:
@@ -329,53 +333,3 @@ class Verifier:
             f"{copied.job.topic}-{copied.job.partition}: {how}",
             "see whether the topic was made anew or truncated, or its brokers' disks; copy the range again",
         )
-
-
-def _print(
-    timestamp: int, key: bytes | None, value: bytes | None, headers: Iterable[tuple[str, bytes | None]]
-) -> Print:
-    return Print(hash((key, value, tuple(headers))), timestamp)
-
-
-def _codec_at(base_offset: int, batches: Iterable[Batch]) -> int:
-    found = (one.header.compression for one in batches if one.header.base_offset == base_offset)
-    return next(found, -1)
-
-
-def _compare(copied: Copied, batches: Sequence[Batch]) -> str:
-    """How the copy differs from what was sent, "" when it does not, in a log that keeps every record."""
-    batch = next((one for one in batches if one.header.base_offset == copied.base_offset), None)
-    if batch is None:
-        return "no batch begins there"
-    if batch.header.record_count != copied.record_count:
-        return f"{batch.header.record_count} records are there instead of {copied.record_count}"
-    if copied.prints is not None:
-        return _compare_records(copied.prints, copied, [batch])
-    if batch.header.compression != copied.codec:
-        return ""  # compared by records from now on
-    with batch.data[HEADER_BYTES:] as records:
-        return "" if crc32c(records) == copied.crc else "its records are others"
-
-
-def _compare_records(prints: Sequence[Print], copied: Copied, batches: Iterable[Batch]) -> str:
-    """The same, of those records that are still there."""
-    start, end = copied.base_offset, copied.base_offset + copied.record_count
-    for batch in batches:
-        header = batch.header
-        if header.next_offset <= start or header.base_offset >= end or header.is_control:
-            continue
-        timed = not header.attributes & LOG_APPEND_TIME
-        try:
-            records = [one for one in records_of(batch) if start <= one.offset < end]
-        except Exception as error:  # noqa: BLE001 - whatever the decoder raises
-            return f"it cannot be decoded: {type(error).__name__}: {error}"
-        for record in records:
-            found = _print(record.timestamp, record.key, record.value, record.headers)
-            wanted = prints[record.offset - start] if record.offset - start < len(prints) else None
-            if wanted is None or found.content != wanted.content:
-                return f"the record at {record.offset} is another"
-            if timed and found.timestamp != wanted.timestamp:
-                return (
-                    f"the record at {record.offset} has timestamp {found.timestamp}, not {wanted.timestamp}"
-                )
-    return ""

@@ -66,7 +66,7 @@ class Way:
         max_batch_bytes: of the destination.
         why: what is in the way, "" while nothing is.
         is_saving: nothing goes on before what is finished is saved.
-        losses: how often the destination has lost what it had acknowledged.
+        losses: how often the destination has lost what it had acknowledged, or was made anew.
         quiet_below: as in the note.
     """
 
@@ -116,6 +116,7 @@ class Way:
         self.losses = 0 if former is None else former.losses
         if former is not None:
             ledger.lost, ledger.lost_ms = former.lost, former.lost_ms
+            ledger.uncompared, ledger.begun_anew = former.uncompared, former.begun_anew
         self.source_epoch = source_epoch or 0
         self.quiet_below = -1
         if former is not None and is_same_log:
@@ -139,6 +140,7 @@ class Way:
             note, source_epoch=self.source_epoch, read_epoch=self._ledger.read_epoch, losses=self.losses,
             source=self._runtime.source.name, target=self.name, lost=self._ledger.lost,
             lost_ms=self._ledger.lost_ms, quiet_below=self.quiet_below, epochs=self._ledger.epochs,
+            uncompared=self._ledger.uncompared, begun_anew=self._ledger.begun_anew,
         ).to_bytes()  # fmt: skip
 
     def _succeed(self, note: Note | None) -> Succession:
@@ -161,6 +163,7 @@ class Way:
                 "reset the route's topic to copy it from its start",
             )
             note, self.quiet_below = None, -1
+            self.losses += 1  # saved with what is copied next
         self._succession = self._succeed(note)
         self._ledger.inherit(note)
         await self._trying(self._succession.look_up)

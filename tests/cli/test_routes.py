@@ -123,6 +123,9 @@ def test_what_cannot_be_copied_is_shown_and_skipped_by_command(shell: Shell) -> 
         lost=5,
         lost_ms=7_000,
         compared=4,
+        uncompared=6,
+        begun_anew=2,
+        destination_losses=7,
         barrier=(10, 11, 1),
     )
     fed.hear(beat(flowing(copying(0), delivered=4, copying=told), flowing(copying(1)), url=fed.url))
@@ -130,7 +133,8 @@ def test_what_cannot_be_copied_is_shown_and_skipped_by_command(shell: Shell) -> 
     for part in ("halted: orders-0: a gap", "stuck: route skip mirror orders 0 10 12", "10 -> 11", "75%",
                  "4 records, 1 of them in batches encoded anew; 3 left out",
                  "since copying began: 5 offsets, the last found missing 1970-01-01 00:00:07 UTC",
-                 "4 records as they were sent"):  # fmt: skip
+                 "4 records as they were sent, 0 that differ; 6 could not be",
+                 "2 times a partition of the source, 7 times one of the destination"):  # fmt: skip
         assert part in shown, shown
     skip = ("route", "skip", "mirror", "orders", "0", "10", "12")
     dry = shell(*skip)

@@ -134,6 +134,9 @@ def told_copying(**more: Any) -> JobStatus:
         lost_ms=7_000,
         compared=4,
         differing=1,
+        uncompared=6,
+        begun_anew=2,
+        destination_losses=7,
         limited=True,
         rate=12.5,
         barrier=(10, 11, 1_000),
@@ -149,6 +152,7 @@ def test_what_became_of_the_copies_is_told_by_partition_and_summed(console: Cons
     fed.hear(beat(told_copying(halted="a gap", stuck=(10, 12)), quiet, url=fed.url))
     body = console.ask("GET", PATH).json
     sums = {"verbatim": 8, "encoded": 2, "left_out": 3, "lost": 5, "compared": 4, "differing": 1,
+            "uncompared": 6, "begun_anew": 2, "destination_losses": 7,
             "limited": 1, "rate": 15.0, "halted": 1, "stuck": 1, "lost_ms": 7_000}  # fmt: skip
     assert {name: body["status"][name] for name in sums} == sums
     first, second = body["partitions"]
@@ -169,7 +173,8 @@ def test_metrics_tell_what_became_of_the_copies(console: Console) -> None:
     found = {line.partition("{")[0]: line.rpartition(" ")[2] for line in lines if 'route="mirror"' in line}
     wanted = {"halted": "1.0", "stuck_messages": "2.0", "limited": "1.0", "encoded_messages_total": "2.0",
               "left_out_total": "3.0", "lost_records_total": "5.0", "compared_total": "4.0",
-              "differing_total": "1.0"}  # fmt: skip
+              "differing_total": "1.0", "uncompared_total": "6.0", "logs_begun_anew_total": "2.0",
+              "destination_losses_total": "7.0"}  # fmt: skip
     assert {name: found[f"switchyard_route_{name}"] for name in wanted} == wanted
     assert float(found["switchyard_route_barrier_seconds"]) > 1e6
 

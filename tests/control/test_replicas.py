@@ -165,8 +165,9 @@ async def test_a_source_topic_that_is_made_anew_is_copied_from_its_start_or_wait
     else:
         await hand.reset(manager.job, EARLIEST, "ann")
     await manager.until(lambda: manager.pump is not None and manager.pump.lineage == 1)
-    await manager.copied(2)
+    pump = await manager.copied(2)
     assert await _copy(yard, topic) == [b"a", b"b", b"c", b"d", b"e"]
+    assert pump.copying().begun_anew == (how == "continue"), "else an operator knew"
 
 
 async def test_a_route_that_halts_at_a_gap_goes_on_behind_it_once_an_operator_skips_it(
@@ -227,6 +228,7 @@ async def test_a_replica_that_begins_anew_copies_again_and_its_barriers_are_of_a
     manager.assign()
     pump = await manager.copied(4)
     assert (pump.lineage, pump.way.source_epoch) == (1, 7), "the next owner knows"
+    assert pump.copying().begun_anew == 1
     assert await _copy(yard, topic) == [b"a", b"b", b"c", b"b", b"c", b"d"]
 
 

@@ -11,7 +11,9 @@ from aiokafka.record.util import calc_crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.core.verbatim import LOG_APPEND_TIME, TRANSACTIONAL, Copy
+from app.core.record_batch import Batch
+from app.core.verbatim import LOG_APPEND_TIME, TRANSACTIONAL, Copy, RecordsMissed
+from app.kafka import append_encode
 from app.kafka.append_encode import SMALL_BYTES, copies
 from app.kafka.decode import UndecodableBatch
 from tests.core.batches import CODECS, make_marker
@@ -254,3 +256,33 @@ def test_what_cannot_be_encoded_anew_goes_as_it_is_or_is_named() -> None:
     with pytest.raises(UndecodableBatch, match="OverflowError") as caught:
         list(copies(fetched(b"".join(batches), 0, 4), NO_LIMIT, lambda _, headers: headers))
     assert (caught.value.start, caught.value.end) == (0, 2)
+
+
+def three_small() -> bytes:
+    """Batches of two records each, small enough to travel as one."""
+    return b"".join(as_logged(at, rows_of([(1, b"k", b"%d" % n, []) for n in range(2)])) for at in (0, 2, 4))
+
+
+def test_a_batch_that_is_not_handed_on_is_found_with_its_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
+    joined = append_encode._joined
+    monkeypatch.setattr(append_encode, "_joined", lambda run, *more: joined(run[:-1], *more))
+    with pytest.raises(RecordsMissed, match=r"\[0, 6\) was not copied as a whole: 2 records"):
+        list(copies(fetched(three_small(), 0, 6), NO_LIMIT))
+
+
+def test_batches_of_which_fewer_records_are_read_than_there_are_are_not_encoded_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data = three_small()
+    records_of = append_encode.records_of
+
+    def all_but_one(batch: Batch) -> list[Any]:
+        return list(records_of(batch))[:-1]
+
+    monkeypatch.setattr(append_encode, "records_of", all_but_one)
+    found = list(copies(fetched(data, 0, 6), NO_LIMIT))
+    assert [(copy.record_count, copy.source_start, copy.source_end) for copy in found] == [
+        (2, 0, 2), (2, 2, 4), (2, 4, 6)
+    ], "they go as they are"  # fmt: skip
+    with pytest.raises(UndecodableBatch, match="1 records were read where the header says 2"):
+        list(copies(fetched(data, 0, 6), NO_LIMIT, lambda _, headers: headers))

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaProducer
 
-from app.core.verbatim import Copy
+from app.core.record_batch import HEADER_BYTES
+from app.core.verbatim import Bytes, Copy
+from app.kafka.append_lane import Lane
+from app.replica import pump as pump_module
 from tests.kafka.conftest import create, producing
 from tests.kafka.test_append import batch_of
 from tests.replica.source import both, copying, same, write
@@ -178,3 +183,67 @@ async def test_what_a_compacted_destination_does_not_keep_is_no_difference_what_
     await stand.until(lambda: stand.told)
     assert stand.kinds() == ["copy-differs"]
     assert "the record at 0 is another" in stand.told[0][1]
+
+
+@pytest.mark.usefixtures("unjoined")
+@pytest.mark.parametrize("provenance", [False, True], ids=["as it was", "encoded anew"])
+async def test_a_byte_that_changes_on_the_way_to_the_destination_is_told_with_topic_partition_and_offsets(
+    stand: Stand, topic_name: str, monkeypatch: pytest.MonkeyPatch, provenance: bool
+) -> None:
+    """The copy in the destination's log is sound by its checksum, and is another."""
+    append, altered = Lane.append, list[int]()
+
+    async def append_altered(lane: Lane, data: Bytes, record_count: int) -> asyncio.Future[int]:
+        at = bytes(data).find(b"the one")
+        if at > HEADER_BYTES and not altered:
+            data = bytes(data[:at]) + b"T" + bytes(data[at + 1 :])
+            altered.append(record_count)
+        return await append(lane, data, record_count)
+
+    monkeypatch.setattr(Lane, "append", append_altered)
+    await both(stand, topic_name)
+    async with producing(stand.target.spec.bootstrap[0]) as other:
+        await other.send_and_wait(topic_name, b"another's", partition=0)
+    for name in ("before", "the one", "behind"):
+        async with producing(stand.source.spec.bootstrap[0]) as producer:
+            await asyncio.gather(
+                *[await producer.send(topic_name, f"{name} {n}".encode(), partition=0) for n in range(3)]
+            )
+    pump = await stand.begin(topic_name, headers={"provenance": provenance}, verify="all")
+    verifier = pump.runtime.verifier
+    await stand.copied([pump])
+    await stand.until(lambda: not verifier.waiting)
+    (count,) = altered
+    assert verifier.differing[pump.job] == count
+    assert verifier.compared[pump.job] == 9 - count
+    ((kind, message),) = stand.told
+    assert kind == "copy-differs"
+    assert f"{topic_name}-0 in east-aggregate is not what was sent to it: offsets [4, {4 + count})" in message
+    assert f"copied from [3, {3 + count}) of {topic_name}-0" in message
+
+
+@pytest.mark.usefixtures("unjoined")
+async def test_a_record_that_goes_missing_before_it_is_a_copy_is_no_copy_left_out(
+    stand: Stand, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing behind it is appended, and the job begins again, from before it."""
+    copies, missed = pump_module.copies, list[Copy]()
+
+    def all_but_one(*fetched: Any) -> Iterator[Copy]:
+        for copy in copies(*fetched):
+            if copy.source_start > 20 and not missed:
+                missed.append(copy)
+            else:
+                yield copy
+
+    monkeypatch.setattr(pump_module, "copies", all_but_one)
+    await both(stand, topic_name)
+    await write(stand, topic_name, 100, max_batch_size=300)
+    pump = await stand.begin(topic_name)
+    await stand.until(lambda: pump.lost and pump.base == missed[0].source_start)
+    ((kind, message),) = stand.told
+    assert kind == "replica-begins-again"
+    assert f"ended at {missed[0].source_start}: an internal error" in message
+    stand.kill(pump)
+    await stand.copied([await stand.begin(topic_name)])
+    assert await same(stand, topic_name) == 100

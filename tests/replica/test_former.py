@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.core.verbatim import Copy
+from app.core.verbatim import Copy, RecordsMissed
 from app.kafka.decode import records_of
 from app.replica.former import begins_at, prints_of, without
 from tests.core.batches import make_batch
@@ -42,3 +42,9 @@ def test_where_what_is_left_of_a_copy_begins_is_known_where_its_records_follow_o
     (rest,) = without(apart, 3, 1 << 20)
     assert begins_at(rest, apart) < 0
     assert rest.record_count == 1
+
+
+def test_pieces_that_do_not_stand_for_all_of_a_copy_are_refused() -> None:
+    copy = Copy(make_batch(50, [(b"k", b"%d" % n) for n in range(4)]), 5, 50, 55)
+    with pytest.raises(RecordsMissed, match=r"\[50, 55\) holds 5 records, its pieces stand for 4"):
+        without(copy, 1, 1 << 20)

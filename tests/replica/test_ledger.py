@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from app.core.fencing import LogId
 from app.core.sequences import Stamp
-from app.core.verbatim import Copy
+from app.core.verbatim import Copy, RecordsMissed
 from app.kafka.append_pending import Appended
 from app.replica.ledger import Ledger, Sent
 from app.replica.note import Note
@@ -72,3 +74,13 @@ def test_a_note_that_was_written_before_there_were_stamps_can_be_read() -> None:
     assert Note.from_bytes(known) == note
     before = known[: known.rindex(b",[7,0,90]")] + b"]"
     assert Note.from_bytes(before).stamp is None
+
+
+@pytest.mark.parametrize("start", [105, 115])
+def test_a_copy_that_does_not_begin_where_the_last_one_ended_is_refused(start: int) -> None:
+    ledger = a_ledger()
+    ledger.take(Copy(b"", 3, 100, 103))
+    ledger.pass_over(Sent(110))
+    with pytest.raises(RecordsMissed, match=rf"\[{start}, 118\) came .* ended at 110"):
+        ledger.take(Copy(b"", 3, start, 118))
+    ledger.take(Copy(b"", 3, 110, 118))

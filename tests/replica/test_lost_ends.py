@@ -111,3 +111,4 @@ async def test_source_and_destination_that_lost_their_ends_are_told_and_copying_
         assert [epoch > former_epoch for epoch, _ in note.epochs] == [False, True]
         assert note.epochs[-1].start_offset == parts_at
         assert stand.kinds() == ["destination-truncated"]
+        assert pump.copying().destination_losses == 1

@@ -15,7 +15,10 @@ from app.kafka.append_encode import copies
 from app.kafka.append_lane import LANE_BYTES
 from app.kafka.clusters import NOT_AUTHORISED, ClusterClient
 from app.replica import verify
-from app.replica.verify import Budget, Copied, Verifier, _compare, _compare_records
+from app.replica.compare import Copied, compare, compare_records
+from app.replica.ledger import Sent
+from app.replica.note import Note
+from app.replica.verify import Budget, Verifier
 from tests.core.test_verbatim import NO_LIMIT, as_logged, rows_of, the_batch
 from tests.kafka.conftest import create
 from tests.kafka.conftest import write as write_to
@@ -44,9 +47,9 @@ def joined() -> Copy:
 
 def test_what_was_encoded_anew_and_went_as_it_was_is_the_same() -> None:
     copied = sent(joined())
-    assert _compare(copied, [the_batch(as_logged(40, rows_of(ROWS)))]) == ""
+    assert compare(copied, [the_batch(as_logged(40, rows_of(ROWS)))]) == ""
     stamped = the_batch(as_logged(40, rows_of(ROWS), flags=LOG_APPEND_TIME, max_timestamp_ms=5))
-    assert _compare(copied, [stamped]) == "", "the destination's own timestamps"
+    assert compare(copied, [stamped]) == "", "the destination's own timestamps"
 
 
 @pytest.mark.parametrize(
@@ -62,18 +65,18 @@ def test_a_fault_in_encoding_anew_is_found(changed: Any, said: str) -> None:
     """It was not: the bytes that were made were compared with themselves."""
     wrong = as_logged(40, rows_of([*ROWS[:3], changed, *ROWS[4:]]))
     copy = joined()._replace(data=as_logged(0, rows_of([*ROWS[:3], changed, *ROWS[4:]])))
-    assert said in _compare(sent(copy), [the_batch(wrong)])
+    assert said in compare(sent(copy), [the_batch(wrong)])
 
 
 def test_of_a_compacted_destination_only_what_is_still_there_is_compared() -> None:
     copied = sent(joined())
     assert copied.prints is not None
     left = the_batch(as_logged(40, rows_of([ROWS[1], ROWS[4]], [1, 2]), taken_behind=1))
-    assert "2 records are there instead of 6" in _compare(copied, [left])
-    assert _compare_records(copied.prints, copied, [left]) == ""
-    assert _compare_records(copied.prints, copied, []) == "", "all of it has gone"
+    assert "2 records are there instead of 6" in compare(copied, [left])
+    assert compare_records(copied.prints, copied, [left]) == ""
+    assert compare_records(copied.prints, copied, []) == "", "all of it has gone"
     moved = the_batch(as_logged(40, rows_of([ROWS[1], ROWS[4]], [0, 3])))
-    assert "record at 40 is another" in _compare_records(copied.prints, copied, [moved])
+    assert "record at 40 is another" in compare_records(copied.prints, copied, [moved])
 
 
 def with_prints(count: int) -> Copy:
@@ -125,8 +128,9 @@ async def test_copies_in_a_topic_that_is_made_anew_or_gone_are_not_compared_with
     topic_id = (await stand.target.topic_ids([topic_name]))[topic_name]
     compared = Compared(stand, topic_name)
     (copy,) = copies(fetched(as_logged(0, rows_of(ROWS)), 0, 6), NO_LIMIT)
+    compared.verifier.everything = True
     assert await compared.compare(copy, "AAAAAAAAAAAAAAAAAAAAAA") == (0, 0)
-    assert compared.told == []
+    assert (compared.verifier.uncompared[JOB], compared.told) == (6, [])
     assert await compared.compare(copy, topic_id) == (0, 6)
     assert compared.told == ["copy-differs"]
     compared.verifier.add(JOB, (f"{topic_name}-gone", 0), 0, copy, topic_id)
@@ -203,6 +207,73 @@ async def test_copies_that_may_not_be_read_back_are_given_up_and_told_once_with_
     await stand.until(lambda: verifier.compared.total() > 0 and not verifier.waiting)
     assert not verifier._troubles
     assert verifier.differing.total() == 0
+
+
+async def test_what_of_a_route_that_compares_all_could_not_be_compared_is_counted_whoever_copied_it(
+    stand: Stand, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was dropped untold when its worker ended, and when it could not be read back."""
+
+    def noted() -> int:
+        return Note.from_bytes(stand.saved[0][1]).uncompared
+
+    for name, seconds in (("LOOK_S", 0.01), ("RETRY_S", 0.01)):
+        monkeypatch.setattr(verify, name, seconds)
+    refusing = Refusing(stand.target, verify.CONNECTION)
+    monkeypatch.setattr(stand.target, "send", refusing.send)
+    await both(stand, topic_name)
+    await write(stand, topic_name, 100)
+    killed = await stand.begin(topic_name, verify="all")
+    await stand.copied([killed])
+    await stand.until(lambda: noted() == 100 and killed.runtime.verifier._troubles)
+    assert not killed.is_busy, "nobody waits for what cannot be read"
+    assert killed.copying().uncompared == 0, "it may still be"
+    stand.kill(killed)
+
+    refusing.refuses = False
+    pump = await stand.begin(topic_name, verify="all")
+    verifier = pump.runtime.verifier
+    await write(stand, topic_name, 50)
+    await stand.copied([pump])
+    await stand.until(lambda: verifier.compared[pump.job] == 50)
+    await stand.until(lambda: noted() == 100)
+    assert pump.copying().uncompared == 100
+
+    refusing.refuses = True
+    monkeypatch.setattr(verify, "UNREAD_S", 0.1)
+    await write(stand, topic_name, 50)
+    await stand.until(lambda: pump.copying().uncompared == 150)
+    (copy,) = copies(fetched(as_logged(0, rows_of(ROWS)), 0, 6), NO_LIMIT)
+    pump._acknowledged(Sent(6, copy), -1, False)
+    assert pump.copying().uncompared == 156, "nobody knows where it lies"
+    await stand.until(lambda: noted() == 156)
+    assert verifier.differing.total() == 0
+
+
+async def test_a_replica_that_compares_all_ends_once_all_is_compared(
+    stand: Stand, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verify, "LOOK_S", 0.01)
+    may, send = asyncio.Event(), stand.target.send
+
+    async def held(node: int, request: Any, group: Any = 0) -> Any:
+        if group == verify.CONNECTION:
+            await may.wait()
+        return await send(node, request, group)
+
+    monkeypatch.setattr(stand.target, "send", held)
+    await both(stand, topic_name)
+    await write(stand, topic_name, 100)
+    pump = await stand.begin(topic_name, verify="all")
+    await stand.copied([pump])
+    assert pump.is_busy
+    draining = asyncio.create_task(pump.drain(600))
+    await stand.until(lambda: Note.from_bytes(stand.saved[0][1]).uncompared == 100)
+    assert not draining.done()
+    may.set()
+    assert await draining
+    assert pump.runtime.verifier.compared[pump.job] == 100
+    await stand.until(lambda: Note.from_bytes(stand.saved[0][1]).uncompared == 0)
 
 
 async def test_a_successor_that_may_not_read_what_was_copied_says_what_is_missing_until_it_may(

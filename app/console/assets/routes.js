@@ -99,15 +99,15 @@ export const routeAct = (api, data) => (data.act === "reset" ? reset(api, data.o
 
 export function routePage(r, topics, speed, { lagTime, pauses, tiles, where }) {
   const s = r.status;
-  const columns = [["Topic"], ["Partition", "n"], ["State"], ["Lag", "n"], ["Lag in time", "n"], ["Committed", "n"], ["High watermark", "n"], ["Copied", "n"], ["Verbatim", "n"], ["Read back", "n"], ["Differ", "n"], ["Left out", "n"], ["Lost", "n"], ["Barrier"], ["Epoch", "n"], ["Trouble", "wrap"], ["Worker"], ["Since"], ["Why there", "cut"]];
+  const columns = [["Topic"], ["Partition", "n"], ["State"], ["Lag", "n"], ["Lag in time", "n"], ["Committed", "n"], ["High watermark", "n"], ["Copied", "n"], ["Verbatim", "n"], ["Read back", "n"], ["Differ", "n"], ["Not read back", "n"], ["Left out", "n"], ["Lost", "n"], ["Barrier"], ["Epoch", "n"], ["Trouble", "wrap"], ["Worker"], ["Since"], ["Why there", "cut"]];
   const barrier = ({ barrier: b }) => (b ? el("span", { title: `source and copy, at ${clock(b.at_ms)}` }, `${number(b.source_end)} → ${number(b.target_end)}`) : "none yet");
   const rows = r.partitions.map((p) => [
-    p.topic, String(p.partition), state(p.state), number(p.lag_messages), lagTime(p), number(p.committed), number(p.high_watermark), number(p.delivered), asTheyWere(p, p.delivered), number(p.compared), number(p.differing), number(p.left_out), p.lost ? lost(p) : "0", barrier(p), number(p.epoch), p.trouble,
+    p.topic, String(p.partition), state(p.state), number(p.lag_messages), lagTime(p), number(p.committed), number(p.high_watermark), number(p.delivered), asTheyWere(p, p.delivered), number(p.compared), number(p.differing), number(p.uncompared), number(p.left_out), p.lost ? lost(p) : "0", barrier(p), number(p.epoch), p.trouble,
     p.worker ? [link(workerPath(p.worker), p.worker), p.wish ? [" ", pill(`wanted on ${p.wish}`, "warn")] : ""] : "nobody", p.since_ms ? clock(p.since_ms) : "", p.reason,
   ]);
   return [
     where(link("/routes", "Routes")), el("h1", {}, s.name), el("p", {}, `${s.from} → ${s.to}`), pauses(s.name, !s.paused, s.paused, "route pause|resume|reset", el("button", { type: "button", "data-act": "reset", "data-of": s.name }, "Reset…")),
-    tiles([["lag, messages", number(s.lag_messages)], ["lag in time", lagTime(s)], ["copied", number(s.copied)], ["rate", speed || "–"], ["copied verbatim", asTheyWere(s, s.copied)], ["read back, as sent", number(s.compared)], ["read back, differ", number(s.differing)], ["left out", number(s.left_out)], ["lost at the source", number(s.lost)], ["topics", number(s.topics)], ["partitions", number(s.partitions)]]),
+    tiles([["lag, messages", number(s.lag_messages)], ["lag in time", lagTime(s)], ["copied", number(s.copied)], ["rate", speed || "–"], ["copied verbatim", asTheyWere(s, s.copied)], ["read back, as sent", number(s.compared)], ["read back, differ", number(s.differing)], ["not read back, of all", number(s.uncompared)], ["sources begun anew", number(s.begun_anew)], ["destinations lost", number(s.destination_losses)], ["left out", number(s.left_out)], ["lost at the source", number(s.lost)], ["topics", number(s.topics)], ["partitions", number(s.partitions)]]),
     s.paused ? el("div", { class: "note" }, "Paused: nothing is copied until it is resumed. Positions stay.") : "",
     s.lost ? el("p", {}, lost(s), " Its source had dropped these offsets before they were copied: lengthen the topic's retention.") : "",
     s.limited ? el("div", { class: "note" }, "Its limits hold it back: spec.limits, its own, or routes of a higher priority on the same worker.") : "",
