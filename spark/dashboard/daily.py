@@ -22,14 +22,13 @@ from app.wire import control_event
 from spark.archive.layout import Change, Partition, Reach
 from spark.archive.log import Archive, State
 from spark.dashboard import decode, frames, people
-from spark.dashboard.decode import PLANS, TIERS, UNDATED, WINDOWS, WORKLOADS, date_of
+from spark.dashboard.decode import DAY_MS, PLANS, TIERS, UNDATED, WINDOWS, WORKLOADS, date_of
 from spark.dashboard.plans import Compared, Plans, compared
 from spark.dashboard.store import STATE, TRAFFICS, VERDICTS, files_of, stored, write
 from spark.errors import NotFit
 
 GLOBAL = "global"
 TURN = Partition(GLOBAL, "", 0)
-DAY_MS = 86_400_000
 RECENT_DAYS = 2
 MADE = "2"  # another one when what is made of the same files is another
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from spark.dashboard.timeline import AUDIT, INCIDENT, KINDS
 from spark.dashboard.times import iso
 
 STYLE = """
@@ -34,6 +35,8 @@ th { color: var(--soft); font-weight: 600; } td.n, th.n { text-align: right;
 figure { margin: 1rem 0; } svg { width: 100%; height: auto; display: block; }
 .grid { display: grid; grid-template-columns: repeat(auto-fill, minmax(20rem, 1fr)); gap: 1rem; }
 svg text { fill: var(--soft); font: 11px system-ui, sans-serif; }
+td.wrap { white-space: normal; min-width: 16rem; overflow-wrap: anywhere; }
+.kinds label { margin-right: 1rem; white-space: nowrap; }
 """
 WIDTH, HEIGHT, LEFT, BOTTOM = 420.0, 150.0, 52.0, 22.0
 COLORS = 5
@@ -61,7 +64,7 @@ def page(told: Mapping[str, Any]) -> str:
             "good" if ready == len(told["readiness"]) else "warn",
         ),
     ]
-    bad = sum(row["count"] for row in told["quarantine"])
+    bad = sum(row["count"] for row in told["quarantine"]) + told["cut"].get("quarantine", 0)
     parts = [
         "<h1>Switchyard, all regions</h1>",
         f'<p class="soft">{text(regions)}. Windows from {text(told["from"])} to {text(told["to"])}; '
@@ -78,12 +81,18 @@ def page(told: Mapping[str, Any]) -> str:
         section("Records without a time, of all times", table(told["untimed"], UNTIMED)),
         section("Latency percentiles by cluster and group", bars(told["tiers"])),
         section("What arrived at the next tier", table(told["pairs"], PAIRS)),
-        section("Windows that are not as they should be", table(told["windows"], WINDOWS)),
+        section(
+            "Windows that are not as they should be",
+            table(told["windows"], WINDOWS) + left_out(told, "windows", "less bad"),
+        ),
         section("Failover readiness", table(told["readiness"], READINESS)),
         section("Workloads and routes", table(told["workloads"], WORKLOADS)),
         section("Owners", table(told["owners"], OWNERS)),
-        section("What happened", table(told["incidents"], INCIDENTS)),
-        section(f"Quarantine: {number(bad)} records", table(told["quarantine"], QUARANTINE)),
+        section("What happened", timeline(told["timeline"]) + left_out(told, "timeline", "older")),
+        section(
+            f"Quarantine: {number(bad)} records",
+            table(told["quarantine"], QUARANTINE) + left_out(told, "quarantine", "rarer"),
+        ),
     ]
     body = "\n".join(parts)
     return (
@@ -133,8 +142,8 @@ def span(value_ms: float | None) -> str:
     return f"{value_ms:.3g} ms"
 
 
-def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> str:
-    """Rows as an HTML table; "" of none."""
+def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], of: str = "") -> str:
+    """Rows as an HTML table; "" of none. `of`: the field, of few known words, that is a row's class."""
     if not rows:
         return ""
     cells = [[made(row) for _, made in columns] for row in rows]
@@ -143,8 +152,10 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> str:
         for (name, _), (_, kind) in zip(columns, cells[0], strict=True)
     )
     lines = (
-        "<tr>" + "".join(f'<td class="{kind}">{content}</td>' for content, kind in row) + "</tr>"
-        for row in cells
+        (f'<tr class="{row[of]}">' if of else "<tr>")
+        + "".join(f'<td class="{kind}">{content}</td>' for content, kind in its)
+        + "</tr>"
+        for row, its in zip(rows, cells, strict=True)
     )
     body = f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody>"
     return f'<div class="scroll"><table>{body}</table></div>'
@@ -225,6 +236,32 @@ def bars(tiers: Sequence[Mapping[str, Any]]) -> str:
     return f'<figure><svg viewBox="0 0 720 {height:.0f}" role="img">{content}</svg></figure>'
 
 
+def timeline(rows: Sequence[Mapping[str, Any]]) -> str:
+    """What happened, with a box for each kind, which hides its rows: by style alone."""
+    there = [kind for kind in KINDS if any(row["kind"] == kind for row in rows)]
+    if not there:
+        return ""
+    rules = "".join(
+        f".k-{kind}:has(#k-{kind}:not(:checked)) tr.{kind} {{ display: none; }}" for kind in there
+    )
+    counts = {kind: sum(row["kind"] == kind for row in rows) for kind in there}
+    boxes = "".join(
+        f'<label><input type="checkbox" id="k-{kind}" checked> {kind} {number(counts[kind])}</label>'
+        for kind in there
+    )
+    classes = " ".join(f"k-{kind}" for kind in there)
+    return (
+        f'<style>{rules}</style><div class="{classes}"><p class="kinds">{boxes}</p>'
+        f"{table(rows, TIMELINE, of='kind')}</div>"
+    )
+
+
+def left_out(told: Mapping[str, Any], part: str, which: str) -> str:
+    """That a part has more rows than are told, if it has."""
+    more = told["cut"].get(part)
+    return f'<p class="soft">{number(more)} {which} ones are not shown.</p>' if more else ""
+
+
 def _states(row: Mapping[str, Any]) -> Cell:
     told = (
         f'<span class="{STATES.get(state, "")}">{number(count)} {text(state)}</span>'
@@ -251,13 +288,10 @@ def _span(name: str) -> Column:
     return title, lambda row: (span(row[name]), "n")
 
 
-def _happened(row: Mapping[str, Any]) -> Cell:
-    said = (f"{name}={value}" for name, value in row.items() if name not in ("at_ms", "region", "event"))
-    return text(", ".join(said)), ""
-
-
-def _at(row: Mapping[str, Any]) -> Cell:
-    return iso(row["at_ms"]), ""
+def _until(row: Mapping[str, Any]) -> Cell:
+    if row["until_ms"] is None:
+        return "not over", "warn"
+    return ("" if row["until_ms"] == row["from_ms"] else text(row["until"])), ""
 
 
 TOPICS = [
@@ -300,5 +334,9 @@ OWNERS = [
     _word("owner"), _count("workloads"), _count("topics"), _count("records"), _count("missing", "bad"),
     _count("extra", "warn"), _count("lag_messages"), _count("core_hours"), _bytes("network_bytes"),
 ]  # fmt: skip
-INCIDENTS = [("At", _at), _word("region"), _word("event"), ("What", _happened)]
+TIMELINE = [
+    _word("from"), ("Until", _until), _word("region"),
+    ("Kind", lambda row: (text(row["kind"]), "warn" if row["kind"] in (AUDIT, INCIDENT) else "")),
+    ("What", lambda row: (text(row["what"]), "wrap")), _word("who"),
+]  # fmt: skip
 QUARANTINE = [_word("region"), _word("table"), _word("reason"), _count("count")]

@@ -1,5 +1,4 @@
-"""Workloads, their owners, whether they could be failed over, and what happened: of the small tables of all
-regions. Pure.
+"""Workloads, their owners, and whether they could be failed over: of the small tables of all regions. Pure.
 
 A workload is ready for another region when, by that region's own tables, it is deployed there, all that it
 reads is copied there by lines that are kept up, and no window of the topic is lossy. What it reads is copied
@@ -13,8 +12,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-import msgspec
-
 from app.core.control_events import Assignment, RoutePut, WorkloadPut
 from app.core.fencing import TrackerRecord
 from app.core.offset_map import Line
@@ -24,19 +21,6 @@ from spark.dashboard import decode
 
 NOBODY = "(none)"  # who owns what names no owner
 STALE_MS = 15 * 60_000  # a line whose newest barrier is older, while its topic has traffic, is not kept up
-MOST_INCIDENTS = 500
-TOLD = {  # events of the control log that a timeline tells, and which of their fields
-    "failover-run": ("id", "to", "state", "actor", "reason", "result"),
-    "role-put": ("key", "region", "state", "previous", "reason"),
-    "alert-state": ("rule", "topic", "from_tier", "to_tier", "state"),
-    "claim": ("worker", "term"),
-    "drain": ("worker", "draining", "actor"),
-    "moving": ("key", "to", "actor"),
-    "operator-act": ("subject", "action", "detail", "actor"),
-    "paused": ("key", "partition", "paused", "actor"),
-}
-
-_activity = msgspec.json.Decoder(dict[str, Any])
 
 
 class Tables:
@@ -49,15 +33,12 @@ class Tables:
         self.assignments: dict[tuple[str, str], Assignment] = {}
         self.trackers: dict[tuple[str, str], TrackerRecord] = {}
         self.lines: dict[tuple[str, str], Line] = {}
-        self.activity: list[tuple[str, dict[str, Any]]] = []
         for region, table, key, value in rows:
             at = (region, key)
             if table == decode.TRACKERS:
                 self.trackers[at] = tracker_record(value)
             elif table == decode.CHECKPOINTS:
                 self.lines[at] = checkpoint_line(value)
-            elif table == decode.ACTIVITY:
-                self.activity.append((region, _activity.decode(value)))
             elif table in (decode.WORKLOADS, decode.ROUTES, decode.ASSIGNMENTS):
                 event = control_event(value)
                 if isinstance(event, WorkloadPut):
@@ -277,15 +258,3 @@ def _copies(tables: Tables, lines: _Lines, region: str, key: str, other: str, ne
 
 def _barrier_ms(line: Line) -> int:
     return line.barriers[-1].at_ms if line.barriers else -1
-
-
-def incidents(tables: Tables, from_ms: int) -> list[dict[str, Any]]:
-    """What happened since, the newest first: failovers, roles, alerts, leaders, what operators did."""
-    found = []
-    for region, told in tables.activity:
-        fields, at_ms = TOLD.get(str(told.get("event"))), told.get("at_ms")
-        if fields and isinstance(at_ms, int) and at_ms >= from_ms:
-            said = {name: told[name] for name in fields if told.get(name) not in (None, "")}
-            found.append({"at_ms": at_ms, "region": region, "event": told["event"], **said})
-    found.sort(key=lambda one: (-one["at_ms"], one["region"]))
-    return found[:MOST_INCIDENTS]

@@ -1,6 +1,7 @@
 """What the report says, as one JSON document: `summarize` names its parts.
 
-Times are ISO 8601, UTC, or say `_ms`.
+Times are ISO 8601, UTC, or say `_ms`. `cut` says of parts of which only the newest, the worst or the most
+frequent rows are told how many more there are.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ from pyspark.sql.types import BinaryType, LongType, StringType, StructField, Str
 from app.core.audit.pairing import ORDER
 from app.core.audit.tiers import group_of
 from spark.archive.log import Archive
-from spark.dashboard import daily, decode, people
-from spark.dashboard.frames import HOUR_MS, merged, percentiles_ms
+from spark.dashboard import daily, decode, people, timeline
+from spark.dashboard.frames import HOUR_MS, audit_runs, happened, merged, percentiles_ms
 from spark.dashboard.store import LOADS, QUARANTINE, TRAFFICS, VERDICTS, files_of, stored
 from spark.dashboard.times import iso
 
-FORMAT = 1
+FORMAT = 2  # 2: `timeline` instead of `incidents`
 MOST_WINDOWS, MOST_SERIES = 100, 24
+MOST_EVENTS = 200  # the newest of each source: incidents, the control log, the audit
+MOST_REASONS = 200  # of a quarantine
 SUMS = ("windows", "open_windows", "records", "nbytes", "duplicates", "late")
 SMALL = (decode.WORKLOADS, decode.ROUTES, decode.ASSIGNMENTS, decode.TRACKERS, decode.CHECKPOINTS)
 NOT_OK = ("lossy", "duplicated", "corrupted", "late", "absent-audit")
@@ -47,7 +50,7 @@ def summarize(spark: SparkSession, root: Path, from_ms: int, to_ms: int, now_ms:
     verdicts = verdicts.where(f.col("start_ms").between(from_ms, to_ms - 1))
     tables = people.Tables(
         (row["region"], row["table"], row["key"], bytes(row["value"]))
-        for row in daily.entries(spark, stores, [*SMALL, decode.ACTIVITY]).toLocalIterator()
+        for row in daily.entries(spark, stores, SMALL).toLocalIterator()
     )
     by_place = traffic_rows(traffic, ["topic", "tier", "cluster"])
     pairs = pair_rows(verdicts)
@@ -59,6 +62,11 @@ def summarize(spark: SparkSession, root: Path, from_ms: int, to_ms: int, now_ms:
     newest = {row["topic"]: row["newest"] for row in _newest(traffic)}
     workloads = people.workload_rows(tables, uses(spark, stores, from_ms, to_ms), now_ms)
     totals = {name: sum(row[name] for row in topics) for name in ("records", "missing", "extra")}
+    told, untold = timeline_rows(spark, stores, verdicts, owners, from_ms, to_ms)
+    worst = worst_windows(verdicts)
+    bad, unnamed = quarantine_rows(spark, stores)
+    amiss = sum(row["states"].get(state, 0) for row in pairs for state in NOT_OK)
+    cut = {"timeline": untold, "windows": amiss - len(worst), "quarantine": unnamed}
     return {
         "format": FORMAT,
         "generated": iso(now_ms),
@@ -74,12 +82,13 @@ def summarize(spark: SparkSession, root: Path, from_ms: int, to_ms: int, now_ms:
         "traffic": by_place,
         "untimed": traffic_rows(hourly.where(f.col("hour_ms") < 0), ["topic", "tier", "cluster"]),
         "pairs": pairs,
-        "windows": worst_windows(verdicts),
+        "windows": worst,
         "workloads": workloads,
         "owners": people.owner_rows(workloads, topics, owners),
         "readiness": people.readiness_rows(tables, stores, lossy, newest, now_ms),
-        "incidents": people.incidents(tables, from_ms),
-        "quarantine": quarantine_rows(spark, stores),
+        "timeline": told,
+        "quarantine": bad,
+        "cut": {part: more for part, more in cut.items() if more},
         "series": series(traffic, [row["topic"] for row in topics[:MOST_SERIES]]),
     }
 
@@ -183,6 +192,35 @@ def worst_windows(verdicts: DataFrame) -> list[dict[str, Any]]:
     return [{**row.asDict(), "start": iso(row["start_ms"]), "group": row["group"] or None} for row in rows]
 
 
+def timeline_rows(
+    spark: SparkSession,
+    stores: daily.Stores,
+    verdicts: DataFrame,
+    owners: Mapping[str, Sequence[str]],
+    from_ms: int,
+    to_ms: int,
+) -> tuple[list[dict[str, Any]], int]:
+    """What was so in [from_ms, to_ms), the newest first, and how much more there was."""
+    is_within = (f.col("from_ms") < to_ms) & f.coalesce(f.col("until_ms") >= from_ms, f.lit(True))
+    dates = decode.dates(from_ms, to_ms)
+    activity = happened(daily.entries(spark, stores, [decode.ACTIVITY])).where(is_within)
+    incidents = happened(daily.entries(spark, stores, [decode.INCIDENTS], dates)).where(is_within)
+    runs = audit_runs(verdicts)
+    rows, more = [], 0
+    for frame in (activity, incidents, runs):
+        newest = frame.orderBy(f.desc("from_ms"), "region", *frame.columns).limit(MOST_EVENTS).collect()
+        for row in newest:
+            found = row.asDict()
+            is_event = "kind" in found
+            rows.append(
+                timeline.event_row(found)
+                if is_event
+                else timeline.audit_row(found, owners.get(found["topic"], []))
+            )
+        more += frame.count() - len(newest) if len(newest) == MOST_EVENTS else 0
+    return timeline.in_order(rows), more
+
+
 def series(traffic: DataFrame, topics: Sequence[str]) -> dict[str, dict[str, list[list[int]]]]:
     """By topic and place (`place_name`): hour (ms) and records. Copies of the same records, and what several
     groups have finished, are not added up."""
@@ -239,14 +277,17 @@ def uses(
     return found
 
 
-def quarantine_rows(spark: SparkSession, stores: daily.Stores) -> list[dict[str, Any]]:
-    """By region, table and reason how many records could not be used."""
-    rows = []
+def quarantine_rows(spark: SparkSession, stores: daily.Stores) -> tuple[list[dict[str, Any]], int]:
+    """By region, table and reason how many records could not be used, of a region the most frequent ones; and
+    how many more records there are of other reasons."""
+    rows, more = [], 0
     for region, (archive, state) in stores.items():
-        bad = stored(spark, archive, files_of(state, QUARANTINE), QUARANTINE)
-        counted = bad.groupBy("table", "reason").count().orderBy("table", "reason").collect()
+        files = files_of(state, QUARANTINE)
+        bad = stored(spark, archive, files, QUARANTINE).groupBy("table", "reason").count()
+        counted = bad.orderBy(f.desc("count"), "table", "reason").limit(MOST_REASONS).collect()
         rows += [{"region": region, **row.asDict()} for row in counted]
-    return rows
+        more += sum(file.rows for file in files) - sum(row["count"] for row in counted)
+    return rows, more
 
 
 def _newest(traffic: DataFrame) -> list[Any]:
