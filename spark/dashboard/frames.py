@@ -31,7 +31,6 @@ from spark.dashboard.plans import Compared, Comparer
 from spark.rows import mapped
 
 HOUR_MS = 3_600_000
-RANKS = (0.5, 0.95, 0.99)
 AMISS = ("lossy", "duplicated", "corrupted", "absent-audit")  # states that the timeline tells
 
 
@@ -70,10 +69,11 @@ WINDOW = _schema(
 EVENT = _schema(
     kind=str, episode=str, region=str, at_ms=int, position=int, from_ms=int, until_ms=int, what=str, who=str
 )
-# By hour of event time; `hour_ms` -1: of records without a time. `latencies` merge further.
+# By hour of event time; `hour_ms` -1: of records without a time. `latencies` merge further. `region`: of what
+# groups have finished and clients have counted, whose count it is; "" of clusters, which count once.
 TRAFFIC = _schema(
-    date=str, topic=str, tier=str, cluster=str, hour_ms=int, windows=int, open_windows=int, records=int,
-    nbytes=int, duplicates=int, late=int, latencies=bytes,
+    date=str, region=str, topic=str, tier=str, cluster=str, hour_ms=int, windows=int, open_windows=int,
+    records=int, nbytes=int, duplicates=int, late=int, latencies=bytes,
 )  # fmt: skip
 VERDICT = _schema(
     date=str, region=str, topic=str, start_ms=int, width_ms=int, from_tier=str, to_tier=str, group=str,
@@ -158,10 +158,9 @@ def windows(entries: DataFrame) -> DataFrame:
     """`WINDOW` of the entries of windows of all regions (`ENTRY` with `region`), each cluster's once (rule 5
     of the package)."""
     found = mapped(entries.where(f.col("table") == decode.WINDOWS), _windows, WINDOW)
-    whose = f.when(f.col("tier").isin(*OF_CLUSTERS), "").otherwise(f.col("region"))
     best = f.max_by(f.struct(*WINDOW.names), f.struct(f.col("count"), "closed", "region"))
     keys = ("topic", "tier", "cluster", "width_ms", "start_ms", "shard")
-    return found.groupBy(*keys, whose.alias("whose")).agg(best.alias("one")).select("one.*").to(WINDOW)
+    return found.groupBy(*keys, _whose().alias("whose")).agg(best.alias("one")).select("one.*").to(WINDOW)
 
 
 def _windows(rows: Iterable[Row]) -> Iterator[tuple[Any, ...]]:
@@ -178,7 +177,9 @@ def traffic(found: DataFrame) -> DataFrame:
     hour = f.when(f.col("start_ms") < 0, -1).otherwise(f.col("start_ms") - f.col("start_ms") % HOUR_MS)
     counted = found.withColumn("hour_ms", hour).withColumn("date", _date("start_ms"))
     return merged(
-        counted.groupBy("date", "topic", "tier", "cluster", "hour_ms").agg(
+        counted.withColumn("region", _whose())
+        .groupBy("date", "region", "topic", "tier", "cluster", "hour_ms")
+        .agg(
             f.count("*").alias("windows"),
             f.sum((~f.col("closed")).cast("long")).alias("open_windows"),
             f.sum("count").alias("records"),
@@ -200,12 +201,6 @@ def _merged(rows: Iterable[Row]) -> Iterator[tuple[Any, ...]]:
         for one in row[-1]:
             both.merge(Latencies.from_bytes(bytes(one)))
         yield (*row[:-1], both.to_bytes())
-
-
-def percentiles_ms(latencies: bytes | None) -> list[float | None]:
-    """At `RANKS`; None where nothing was measured."""
-    found = Latencies.from_bytes(bytes(latencies or b"")).quantiles_ms(RANKS)
-    return [None if one < 0 else one for one in found]
 
 
 def tiers_of(entries: Sequence[Row]) -> dict[str, dict[Place, list[TierRecord]]]:
@@ -325,6 +320,10 @@ def regions_of(entries: Sequence[Row]) -> dict[tuple[str, Place], set[str]]:
         topic, tier, cluster, _shard = row["key"].split("/")
         found[topic, (tier, cluster)].add(row["region"])
     return dict(found)
+
+
+def _whose() -> Any:
+    return f.when(f.col("tier").isin(*OF_CLUSTERS), "").otherwise(f.col("region"))
 
 
 def _date(column: str) -> Any:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from spark.dashboard.people import NOT
 from spark.dashboard.timeline import AUDIT, INCIDENT, KINDS
 from spark.dashboard.times import iso
 
@@ -86,6 +87,7 @@ def page(told: Mapping[str, Any]) -> str:
             table(told["windows"], WINDOWS) + left_out(told, "windows", "less bad"),
         ),
         section("Failover readiness", table(told["readiness"], READINESS)),
+        section("What workloads have finished", table(_workloads(told), DELIVERIES)),
         section("Workloads and routes", table(told["workloads"], WORKLOADS)),
         section("Owners", table(told["owners"], OWNERS)),
         section("What happened", timeline(told["timeline"]) + left_out(told, "timeline", "older")),
@@ -102,6 +104,10 @@ def page(told: Mapping[str, Any]) -> str:
         "style-src 'unsafe-inline'\">"
         f"<title>Switchyard, all regions</title><style>{STYLE}</style></head><body>\n{body}\n</body></html>\n"
     )
+
+
+def _workloads(told: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [row for row in told["workloads"] if row["kind"] == "workload"]
 
 
 def section(title: str, content: str) -> str:
@@ -288,6 +294,11 @@ def _span(name: str) -> Column:
     return title, lambda row: (span(row[name]), "n")
 
 
+def _audited(name: str, bad: str = "") -> Column:
+    title, made = _count(name, bad)
+    return title, lambda row: (NOT, "n soft") if row[name] is None and row["workloads"] else made(row)
+
+
 def _until(row: Mapping[str, Any]) -> Cell:
     if row["until_ms"] is None:
         return "not over", "warn"
@@ -325,14 +336,23 @@ READINESS = [
     ("Why not", lambda row: (text("; ".join(row["why"])), "")),
     _count("partitions"), _count("partitions_copied"), _span("barrier_age_ms"),
 ]  # fmt: skip
+DELIVERIES = [
+    _word("region"), _word("key"), _word("owner"),
+    ("Audited", lambda row: (text(row["audited"]), "warn" if row["audited"] == NOT else "")),
+    _count("delivered"), _count("missing", "bad"), _count("extra", "warn"), _count("duplicates", "warn"),
+    _span("p50_ms"), _span("p95_ms"), _span("p99_ms"), _count("lag_messages"),
+]  # fmt: skip
 WORKLOADS = [
     _word("region"), _word("kind"), _word("key"), _word("owner"), _count("jobs"), _count("workers"),
     _count("lag_messages"), _count("arriving"), _count("core_hours"), _bytes("network_bytes"),
     _bytes("memory_bytes"), _span("position_age_ms"),
 ]  # fmt: skip
 OWNERS = [
-    _word("owner"), _count("workloads"), _count("topics"), _count("records"), _count("missing", "bad"),
-    _count("extra", "warn"), _count("lag_messages"), _count("core_hours"), _bytes("network_bytes"),
+    _word("owner"), _count("workloads"), _count("not_audited", "warn"), _count("topics"), _audited("records"),
+    _audited("missing", "bad"), _audited("extra", "warn"), _audited("delivered"),
+    _audited("duplicates", "warn"), _span("p50_ms"), _span("p95_ms"), _span("p99_ms"),
+    _count("ready"), _count("not_ready", "warn"),
+    _count("lag_messages"), _count("core_hours"), _bytes("network_bytes"),
 ]  # fmt: skip
 TIMELINE = [
     _word("from"), ("Until", _until), _word("region"),

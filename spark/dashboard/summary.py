@@ -16,10 +16,10 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
 from app.core.audit.pairing import ORDER
-from app.core.audit.tiers import group_of
+from app.core.audit.tiers import CONSUMER, group_of
 from spark.archive.log import Archive
 from spark.dashboard import daily, decode, people, timeline
-from spark.dashboard.frames import HOUR_MS, audit_runs, happened, merged, percentiles_ms
+from spark.dashboard.frames import HOUR_MS, audit_runs, happened, merged
 from spark.dashboard.store import LOADS, QUARANTINE, TRAFFICS, VERDICTS, files_of, stored
 from spark.dashboard.times import iso
 
@@ -28,7 +28,9 @@ MOST_WINDOWS, MOST_SERIES = 100, 24
 MOST_EVENTS = 200  # the newest of each source: incidents, the control log, the audit
 MOST_REASONS = 200  # of a quarantine
 SUMS = ("windows", "open_windows", "records", "nbytes", "duplicates", "late")
-SMALL = (decode.WORKLOADS, decode.ROUTES, decode.ASSIGNMENTS, decode.TRACKERS, decode.CHECKPOINTS)
+SMALL = (
+    decode.WORKLOADS, decode.ROUTES, decode.ASSIGNMENTS, decode.TRACKERS, decode.CHECKPOINTS, decode.PLANS,
+)  # fmt: skip
 NOT_OK = ("lossy", "duplicated", "corrupted", "late", "absent-audit")
 BUCKET_S = decode.BUCKET_MS / 1000
 
@@ -60,7 +62,9 @@ def summarize(spark: SparkSession, root: Path, from_ms: int, to_ms: int, now_ms:
         row["owners"] = owners.get(row["topic"], [people.NOBODY])
     lossy = {row["topic"]: row["states"].get("lossy", 0) for row in topics}
     newest = {row["topic"]: row["newest"] for row in _newest(traffic)}
-    workloads = people.workload_rows(tables, uses(spark, stores, from_ms, to_ms), now_ms)
+    finished = deliveries(traffic, pairs)
+    workloads = people.workload_rows(tables, uses(spark, stores, from_ms, to_ms), finished, now_ms)
+    readiness = people.readiness_rows(tables, stores, lossy, newest, now_ms)
     totals = {name: sum(row[name] for row in topics) for name in ("records", "missing", "extra")}
     told, untold = timeline_rows(spark, stores, verdicts, owners, from_ms, to_ms)
     worst = worst_windows(verdicts)
@@ -84,8 +88,8 @@ def summarize(spark: SparkSession, root: Path, from_ms: int, to_ms: int, now_ms:
         "pairs": pairs,
         "windows": worst,
         "workloads": workloads,
-        "owners": people.owner_rows(workloads, topics, owners),
-        "readiness": people.readiness_rows(tables, stores, lossy, newest, now_ms),
+        "owners": people.owner_rows(workloads, topics, owners, finished, readiness),
+        "readiness": readiness,
         "timeline": told,
         "quarantine": bad,
         "cut": {part: more for part, more in cut.items() if more},
@@ -95,18 +99,38 @@ def summarize(spark: SparkSession, root: Path, from_ms: int, to_ms: int, now_ms:
 
 def traffic_rows(traffic: DataFrame, by: Sequence[str]) -> list[dict[str, Any]]:
     """Sums of `TRAFFIC` with merged percentiles, by these columns."""
+    rows = []
+    for found in _summed(traffic, by):
+        latencies, found["bytes"] = found.pop("latencies"), found.pop("nbytes")
+        rows.append({**found, **people.percentiles_ms(latencies)})
+    return sorted(rows, key=lambda row: tuple(row[name] for name in by))
+
+
+def _summed(traffic: DataFrame, by: Sequence[str]) -> list[dict[str, Any]]:
+    """`SUMS` and `latencies`, one histogram, by these columns."""
     fields = [StructField(name, StringType()) for name in by] + [StructField(one, LongType()) for one in SUMS]
     schema = StructType([*fields, StructField("latencies", BinaryType())])
     grouped = traffic.groupBy(*by).agg(
         *(f.sum(name).alias(name) for name in SUMS), f.collect_list("latencies").alias("latencies")
     )
-    rows = []
-    for row in merged(grouped, schema).collect():
-        found = row.asDict()
-        ranks = percentiles_ms(found.pop("latencies"))
-        found["bytes"] = found.pop("nbytes")
-        rows.append({**found, **dict(zip(("p50_ms", "p95_ms", "p99_ms"), ranks, strict=True))})
-    return sorted(rows, key=lambda row: tuple(row[name] for name in by))
+    return [row.asDict() for row in merged(grouped, schema).collect()]
+
+
+def deliveries(
+    traffic: DataFrame, pairs: Sequence[Mapping[str, Any]]
+) -> dict[tuple[str, str, str], people.Delivered]:
+    """By region, group and topic: what the group has finished, on all clusters that it read, and what of it
+    is lost or too much by the verdicts of `pair_rows`."""
+    found: defaultdict[tuple[str, str, str], people.Delivered] = defaultdict(people.Delivered)
+    for row in _summed(traffic.where(f.col("tier") == CONSUMER), ["region", "topic", "cluster"]):
+        at = (row["region"], group_of(row["cluster"])[1], row["topic"])
+        counts = (row["records"], row["duplicates"], row["late"])
+        found[at] = found[at].plus(people.Delivered(*counts, latencies=bytes(row["latencies"] or b"")))
+    for pair in pairs:
+        if pair["group"]:
+            at = (pair["region"], pair["group"], pair["topic"])
+            found[at] = found[at].plus(people.Delivered(missing=pair["missing"], extra=pair["extra"]))
+    return dict(found)
 
 
 def pair_rows(verdicts: DataFrame) -> list[dict[str, Any]]:

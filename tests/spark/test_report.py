@@ -15,7 +15,7 @@ from spark.dashboard.summary import summarize
 from spark.dashboard.times import iso
 from spark.jobs.report import rows
 from tests.spark.conftest import HOUR_MS, NOON_MS
-from tests.spark.regions import WIDTH_MS, latencies, window
+from tests.spark.regions import WIDTH_MS, latencies, window, workload
 from tests.spark.test_dashboard import NOW_MS, take, told, two_regions
 
 pytestmark = pytest.mark.beside  # Spark without brokers: long, and in no haste
@@ -54,9 +54,32 @@ def test_groups_and_copies_are_lines_of_their_own(session: SparkSession, tmp_pat
         "consumer billing of east-regional": 7, "consumer mail of east-regional": 9,
     }  # fmt: skip
     assert {row["name"]: row["records"] for row in found["tiers"]}["consumer mail of east-regional"] == 9
+    assert {row["key"]: row["delivered"] for row in found["workloads"]} == {"billing/orders": 7}
     html = page(found)
     assert "consumer mail of east-regional</span>" in html
     assert "consumer mail of east-regional p50</text>" in html
+
+
+def test_what_a_group_has_finished_counts_for_the_workload_of_the_region_that_counted_it(
+    session: SparkSession, tmp_path: Path
+) -> None:
+    regions = two_regions()
+    place = place_of("east-regional", "billing")
+    for region, count, took_ms in zip(regions, (7, 5), (5, 90), strict=True):
+        region.put("workloads", "billing/orders", workload("billing", "orders"))
+        counted = window(count, position=5, duplicates=1, measured=latencies(*[took_ms] * count))
+        region.window("orders", "consumer", place, NOON_MS, counted)
+        take(session, tmp_path, region)
+    found = told(session, tmp_path)
+    assert [(row["region"], row["delivered"], row["duplicates"], round(row["p50_ms"])) for row in
+            found["workloads"]] == [("east", 7, 1, 5), ("west", 5, 1, 90)]  # fmt: skip
+    (owner,) = found["owners"]
+    assert (owner["delivered"], owner["duplicates"], round(owner["p50_ms"]), owner["not_ready"]) == (
+        12, 2, 5, 2,
+    )  # fmt: skip
+    (row,) = [row for row in found["traffic"] if row["tier"] == "consumer"]
+    assert row["records"] == 12
+    assert "What workloads have finished" in page(found)
 
 
 def test_traffic_and_verdicts_are_of_the_same_hours_and_what_has_no_time_is_told(
