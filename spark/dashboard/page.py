@@ -76,11 +76,17 @@ def page(told: Mapping[str, Any]) -> str:
             for name, value, kind in cards
         ),
         "</div>",
-        section("Traffic by topic", charts(told["series"])),
+        section("Traffic by topic", charts(told["series"]) + left_out(told, "series", "smaller")),
         section("Topics", table(told["topics"], TOPICS)),
         section("Tiers: counts and latencies", table(told["traffic"], TRAFFIC)),
-        section("Records without a time, of all times", table(told["untimed"], UNTIMED)),
-        section("Latency percentiles by cluster and group", bars(told["tiers"])),
+        section(
+            "Records without a time, of all times",
+            table(told["untimed"], UNTIMED) + left_out(told, "untimed", "smaller"),
+        ),
+        section(
+            "Latency percentiles by cluster and group",
+            bars(told["tiers"]) + left_out(told, "tiers", "smaller"),
+        ),
         section("What arrived at the next tier", table(told["pairs"], PAIRS)),
         section(
             "Windows that are not as they should be",
@@ -167,32 +173,36 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], of: str 
     return f'<div class="scroll"><table>{body}</table></div>'
 
 
-def charts(series: Mapping[str, Mapping[str, Sequence[Sequence[int]]]]) -> str:
-    """A line chart a topic: records an hour at each cluster, and finished by each group."""
+def charts(series: Sequence[Mapping[str, Any]]) -> str:
+    """A line chart a topic: records at each cluster, and finished by each group."""
+    by_topic: dict[str, list[Mapping[str, Any]]] = {}
+    for row in series:
+        if row["points"]:
+            by_topic.setdefault(row["topic"], []).append(row)
     figures = []
-    for topic, places in series.items():
-        hours = [hour for points in places.values() for hour, _ in points]
-        if not hours:
-            continue
-        first, last = min(hours), max(hours)
-        most = max((count for points in places.values() for _, count in points), default=0) or 1
+    for topic, rows in by_topic.items():
+        step_ms = rows[0]["step_ms"]
+        times = [at for row in rows for at, _ in row["points"]]
+        first, last = min(times), max(times)
+        most = max(count for row in rows for _, count in row["points"]) or 1
         lines, names = [], []
-        for at, (place, points) in enumerate(places.items()):
+        for at, row in enumerate(rows):
             color = f"var(--c{at % COLORS})"
             width = max(1.2, 4.2 - 1.2 * at)  # those that saw the same lie on each other
-            lines.append(_line(_filled(points, first, last), first, last, most, color, width))
-            names.append(f'<span style="color:{color}">{text(place)}</span>')
+            lines.append(_line(_filled(row["points"], first, last, step_ms), first, last, most, color, width))
+            names.append(f'<span style="color:{color}">{text(row["place"])}</span>')
+        title = f"{topic}: at most {number(most)} records in {span(step_ms)}"
         figures.append(
-            f"<figure>{_frame(first, last, most, lines, topic)}"
-            f"<figcaption>{text(topic)}: {' · '.join(names)}</figcaption></figure>"
+            f"<figure>{_frame(first, last, most, lines, title)}"
+            f"<figcaption>{text(topic)}, each {span(step_ms)}: {' · '.join(names)}</figcaption></figure>"
         )
     return f'<div class="grid">{"".join(figures)}</div>' if figures else ""
 
 
-def _filled(points: Sequence[Sequence[int]], first: int, last: int) -> list[tuple[int, int]]:
-    """An hour without windows is one without records."""
+def _filled(points: Sequence[Sequence[int]], first: int, last: int, step: int) -> list[tuple[int, int]]:
+    """A time without windows is one without records."""
     known = {point[0]: point[1] for point in points}
-    return [(hour, known.get(hour, 0)) for hour in range(first, last + 1, HOUR_MS)]
+    return [(at, known.get(at, 0)) for at in range(first, last + 1, step)]
 
 
 def _line(
@@ -210,7 +220,7 @@ def _frame(first: int, last: int, most: int, lines: Iterable[str], title: str) -
     floor = HEIGHT - BOTTOM
     return (
         f'<svg viewBox="0 0 {WIDTH:.0f} {HEIGHT:.0f}" role="img">'
-        f"<title>{text(title)}: at most {number(most)} records an hour</title>"
+        f"<title>{text(title)}</title>"
         f'<line x1="{LEFT}" y1="{floor}" x2="{WIDTH - 8}" y2="{floor}" stroke="var(--line)"/>'
         f'<line x1="{LEFT}" y1="8" x2="{WIDTH - 8}" y2="8" stroke="var(--line)" stroke-dasharray="3 4"/>'
         f'<text x="{LEFT - 4}" y="12" text-anchor="end">{number(most)}</text>'

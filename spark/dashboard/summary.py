@@ -25,6 +25,8 @@ from spark.dashboard.times import iso
 
 FORMAT = 2  # 2: `timeline` instead of `incidents`
 MOST_WINDOWS, MOST_SERIES = 100, 24
+MOST_LINES, MOST_POINTS = 8, 240  # of a topic's series
+MOST_PLACES = 200  # of tiers, and of records without a time
 MOST_EVENTS = 200  # the newest of each source: incidents, the control log, the audit
 MOST_REASONS = 200  # of a quarantine
 SUMS = ("windows", "open_windows", "records", "nbytes", "duplicates", "late")
@@ -70,7 +72,14 @@ def summarize(spark: SparkSession, root: Path, from_ms: int, to_ms: int, now_ms:
     worst = worst_windows(verdicts)
     bad, unnamed = quarantine_rows(spark, stores)
     amiss = sum(row["states"].get(state, 0) for row in pairs for state in NOT_OK)
-    cut = {"timeline": untold, "windows": amiss - len(worst), "quarantine": unnamed}
+    tiers, fewer_tiers = most(traffic_rows(traffic, ["tier", "cluster"]), MOST_PLACES)
+    timeless = hourly.where(f.col("hour_ms") < 0)
+    untimed, fewer_untimed = most(traffic_rows(timeless, ["topic", "tier", "cluster"]), MOST_PLACES)
+    lines, fewer_lines = series(traffic, by_place, [row["topic"] for row in topics])
+    cut = {
+        "timeline": untold, "windows": amiss - len(worst), "quarantine": unnamed,
+        "tiers": fewer_tiers, "untimed": fewer_untimed, "series": fewer_lines,
+    }  # fmt: skip
     return {
         "format": FORMAT,
         "generated": iso(now_ms),
@@ -79,12 +88,9 @@ def summarize(spark: SparkSession, root: Path, from_ms: int, to_ms: int, now_ms:
         "regions": [_region(name, *store) for name, store in stores.items()],
         "totals": {**totals, "topics": len(topics), "windows": sum(row["windows"] for row in pairs)},
         "topics": topics,
-        "tiers": [
-            {"name": place_name(row["tier"], row["cluster"]), **row}
-            for row in traffic_rows(traffic, ["tier", "cluster"])
-        ],
+        "tiers": [{"name": place_name(row["tier"], row["cluster"]), **row} for row in tiers],
         "traffic": by_place,
-        "untimed": traffic_rows(hourly.where(f.col("hour_ms") < 0), ["topic", "tier", "cluster"]),
+        "untimed": untimed,
         "pairs": pairs,
         "windows": worst,
         "workloads": workloads,
@@ -93,7 +99,7 @@ def summarize(spark: SparkSession, root: Path, from_ms: int, to_ms: int, now_ms:
         "timeline": told,
         "quarantine": bad,
         "cut": {part: more for part, more in cut.items() if more},
-        "series": series(traffic, [row["topic"] for row in topics[:MOST_SERIES]]),
+        "series": lines,
     }
 
 
@@ -245,21 +251,47 @@ def timeline_rows(
     return timeline.in_order(rows), more
 
 
-def series(traffic: DataFrame, topics: Sequence[str]) -> dict[str, dict[str, list[list[int]]]]:
-    """By topic and place (`place_name`): hour (ms) and records. Copies of the same records, and what several
-    groups have finished, are not added up."""
-    rows = (
-        traffic.where(f.col("topic").isin(*topics) & (f.col("hour_ms") >= 0))
-        .groupBy("topic", "tier", "cluster", "hour_ms")
-        .agg(f.sum("records").alias("records"))
-        .orderBy("topic", "tier", "cluster", "hour_ms")
-        .collect()
+def most(rows: Sequence[dict[str, Any]], limit: int) -> tuple[list[dict[str, Any]], int]:
+    """Those with most records, in their order, and how many are left out."""
+    kept = {id(row) for row in sorted(rows, key=lambda row: -row["records"])[:limit]}
+    return [row for row in rows if id(row) in kept], len(rows) - len(kept)
+
+
+def series(
+    traffic: DataFrame, by_place: Sequence[dict[str, Any]], topics: Sequence[str]
+) -> tuple[list[dict[str, Any]], int]:
+    """A row a topic and place (`place_name`), of the first topics and their largest places: `points` are
+    [ms, records] of every `step_ms`. Copies of the same records, and what several groups have finished, are
+    not added up. And how many rows are left out."""
+    places: dict[str, list[dict[str, Any]]] = {topic: [] for topic in topics[:MOST_SERIES]}
+    for row in by_place:
+        if row["topic"] in places:
+            places[row["topic"]].append(row)
+    kept = {
+        (topic, row["tier"], row["cluster"]): place_name(row["tier"], row["cluster"])
+        for topic, its in places.items()
+        for row in most(its, MOST_LINES)[0]
+    }
+    of_them = traffic.where(f.col("topic").isin(*places))
+    bounds = of_them.agg(f.min("hour_ms").alias("first"), f.max("hour_ms").alias("last")).first()
+    if bounds is None or bounds["first"] is None:
+        return [], len(by_place)
+    first_ms = bounds["first"]
+    step_ms = HOUR_MS * -(-((bounds["last"] - first_ms) // HOUR_MS + 1) // MOST_POINTS)
+    at = f.col("hour_ms") - f.pmod(f.col("hour_ms") - first_ms, f.lit(step_ms))
+    counted = of_them.groupBy("topic", "tier", "cluster", at.alias("at_ms")).agg(
+        f.sum("records").alias("records")
     )
-    found: dict[str, dict[str, list[list[int]]]] = {}
-    for row in rows:
-        name = place_name(row["tier"], row["cluster"])
-        found.setdefault(row["topic"], {}).setdefault(name, []).append([row["hour_ms"], row["records"]])
-    return found
+    points: dict[tuple[str, str, str], list[list[int]]] = {key: [] for key in kept}
+    for row in counted.orderBy("at_ms").collect():
+        key = (row["topic"], row["tier"], row["cluster"])
+        if key in points:
+            points[key].append([row["at_ms"], row["records"]])
+    rows = [
+        {"topic": key[0], "place": name, "step_ms": step_ms, "points": points[key]}
+        for key, name in kept.items()
+    ]
+    return rows, len(by_place) - len(rows)
 
 
 def place_name(tier: str, place: str) -> str:
