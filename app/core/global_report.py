@@ -2,10 +2,12 @@
 
     rows of a report, by key --folded--> the newest report
 
-A key is a JSON list: ["report"] of the head, else the part and what names the row: ["topics", "orders"]. A
-value is a JSON object with when its report was `generated`; the head also says how many `rows` the report
-has. Rows that a later report does not have stay in the topic: those of another time than the head's do not
-count. While a report is being written, some of its rows are not there yet: it is not `complete`.
+A key is a JSON list: ["report"] of the head, else the part and what names the row, or its number among rows
+that have no names: ["topics", "orders"], ["timeline", "0"]. A value is a JSON object with when its report was
+`generated`; the head also says how many `rows` the report has, and of which parts how many more there are
+that it leaves out (`cut`). Rows that a later report does not have stay in the topic: those of another time
+than the head's do not count. While a report is being written, some of its rows are not there yet: it is not
+`complete`.
 """
 
 from __future__ import annotations
@@ -16,7 +18,10 @@ from typing import Any
 import msgspec
 
 HEAD = "report"
-PARTS = ("topics", "pairs", "traffic", "workloads", "owners", "readiness")
+PARTS = (
+    "topics", "tiers", "pairs", "traffic", "untimed", "windows", "series",
+    "workloads", "owners", "readiness", "timeline", "quarantine",
+)  # fmt: skip
 
 _keys = msgspec.json.Decoder(list[str | None])
 _rows = msgspec.json.Decoder(dict[str, Any])

@@ -18,20 +18,18 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from app.core.audit.tiers import Bounds
-from app.wire import control_event
 from spark.archive.layout import Change, Partition, Reach
 from spark.archive.log import Archive, State
-from spark.dashboard import decode, frames, people
-from spark.dashboard.decode import PLANS, TIERS, UNDATED, WINDOWS, WORKLOADS, date_of
-from spark.dashboard.plans import Compared, Plans, compared
+from spark.dashboard import frames, people
+from spark.dashboard.decode import DAY_MS, PLANS, TIERS, UNDATED, WINDOWS, WORKLOADS, date_of
+from spark.dashboard.plans import Compared, compared
 from spark.dashboard.store import STATE, TRAFFICS, VERDICTS, files_of, stored, write
 from spark.errors import NotFit
 
 GLOBAL = "global"
 TURN = Partition(GLOBAL, "", 0)
-DAY_MS = 86_400_000
 RECENT_DAYS = 2
-MADE = "2"  # another one when what is made of the same files is another
+MADE = "3"  # another one when what is made of the same files is another
 
 Stores = Mapping[str, tuple[Archive, State]]  # by region
 
@@ -97,13 +95,7 @@ def bring_up(spark: SparkSession, root: Path, stores: Stores, now_ms: int, bound
 def _compared(spark: SparkSession, stores: Stores, bounds: Bounds) -> dict[str, dict[str, Compared]]:
     tiers = entries(spark, stores, [TIERS]).collect()
     small = entries(spark, stores, [PLANS, WORKLOADS]).select("region", "table", "key", "value").collect()
-    stated = [(row.region, decode.stated(bytes(row.value))) for row in small if row.table == PLANS]
-    consumed = {
-        (row.region, row.key): people.cluster_of(control_event(bytes(row.value)))
-        for row in small
-        if row.table == WORKLOADS
-    }
-    plans = Plans(stated, consumed)
+    plans = people.Tables((row.region, row.table, row.key, bytes(row.value)) for row in small).plans()
     return compared(frames.tiers_of(tiers), frames.regions_of(tiers), plans, bounds.silence_ms)
 
 

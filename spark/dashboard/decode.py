@@ -23,6 +23,7 @@ from app.wire import (
     checkpoint_line,
     control_event,
     heartbeat,
+    incident,
     tier_record,
     tracker_record,
     window_record,
@@ -32,9 +33,13 @@ WINDOWS, TIERS, TRACKERS, CHECKPOINTS = "audit_windows", "audit_tiers", "tracker
 WORKLOADS, ROUTES, ASSIGNMENTS, ACTIVITY = "workloads", "routes", "assignments", "activity"
 PLANS = "audit_plans"
 TABLES = (WINDOWS, TIERS, PLANS, TRACKERS, CHECKPOINTS, WORKLOADS, ROUTES, ASSIGNMENTS, ACTIVITY)
+INCIDENTS = "incidents"  # no table but a topic, whose records have no keys
+TOLD = frozenset(  # events of the activity that the timeline tells
+    {"failover-run", "role-put", "alert-state", "claim", "drain", "moving", "operator-act", "paused"}
+)
 KEPT = (WINDOWS, ACTIVITY)  # what the tables forget of them stays here
 UNDATED = "none"
-BUCKET_MS = 300_000
+BUCKET_MS, DAY_MS = 300_000, 86_400_000
 MOST = 2**63 - 1  # what a column holds
 LATEST_MS = 253_402_300_799_999  # the last day of the year 9999: no calendar goes beyond
 
@@ -102,6 +107,18 @@ def _entry(table: str, key: str, value: bytes | None, offset: int) -> Entry:
     return Entry(key, position=offset)
 
 
+def incident_entry(place: str, value: bytes | None, offset: int) -> Entry:
+    """The record at `offset` of the incidents topic, under `place`, which no other record of it has; never
+    raises for what it holds."""
+    try:
+        at_ms = incident(value).at_ms
+        if not 0 <= at_ms <= LATEST_MS:
+            raise BadEvent(f"not an incident: {at_ms} ms is no time")
+        return Entry(place, date_of(at_ms), offset)
+    except BadEvent as error:
+        return Entry(place, reason=f"the value is {error}"[:300])
+
+
 def stated(value: bytes) -> Stated:
     """An audit plan of its table. Raises BadEvent."""
     event = control_event(value)
@@ -124,6 +141,8 @@ def _act(value: bytes) -> Entry:
         raise BadEvent("not an entry of the activity: it has no offset, or no at_ms")
     if not 0 <= offset <= MOST:
         raise BadEvent(f"not an entry of the activity: offset {offset} is none")
+    if told.get("event") in TOLD:
+        control_event(value)
     return Entry(f"{offset:020}", date_of(at_ms), offset)
 
 
@@ -145,6 +164,12 @@ def date_of(at_ms: int) -> str:
     if not 0 <= at_ms <= LATEST_MS:
         raise ValueError(f"{at_ms} ms is no time")
     return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d")
+
+
+def dates(from_ms: int, to_ms: int) -> list[str]:
+    """The UTC dates that [from_ms, to_ms) has a part of."""
+    first, last = from_ms // DAY_MS, max(from_ms, to_ms - 1) // DAY_MS
+    return [date_of(day * DAY_MS) for day in range(max(0, first), min(last, LATEST_MS // DAY_MS) + 1)]
 
 
 def _check(totals: Totals) -> None:

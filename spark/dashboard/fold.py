@@ -1,4 +1,4 @@
-"""A round: the next offsets of a region's changelogs and heartbeats into the region's store.
+"""A round: the next offsets of a region's changelogs, incidents and heartbeats into the region's store.
 
 Of a table's entries only the dates that have news are read and written again; loads are added. All of it
 counts with one change of the log, or nothing does.
@@ -18,7 +18,7 @@ from spark.archive.layout import Change, File, Gap
 from spark.archive.log import Archive, State
 from spark.archive.ranges import Round, next_round
 from spark.dashboard import frames
-from spark.dashboard.decode import TABLES
+from spark.dashboard.decode import INCIDENTS, TABLES
 from spark.dashboard.store import LOADS, QUARANTINE, STATE, files_of, stored, write
 from spark.errors import Outdone
 from spark.kafka import Topic
@@ -38,9 +38,10 @@ class Folded:
 
 
 def table_topics(region: str) -> dict[str, str]:
-    """The changelogs that are read of a region, and their tables."""
-    app_id = ControlTopics(region).app_id
-    return {f"{app_id}-{table}-changelog": table for table in TABLES}
+    """The changelogs that are read of a region, and their tables; and the topic of incidents."""
+    topics = ControlTopics(region)
+    tables = {f"{topics.app_id}-{table}-changelog": table for table in TABLES}
+    return {**tables, topics.incidents.name: INCIDENTS}
 
 
 def pattern(region: str) -> str:

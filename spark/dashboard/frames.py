@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import DataFrame, Row, Window
 from pyspark.sql import functions as f
 from pyspark.sql.types import (
     BinaryType,
@@ -21,16 +21,17 @@ from pyspark.sql.types import (
 )
 
 from app.core.audit.latencies import Latencies
-from app.core.audit.pairing import OF_CLUSTERS, Place, Widths, Window
+from app.core.audit.pairing import OF_CLUSTERS, Place, Widths
+from app.core.audit.pairing import Window as PairedWindow
 from app.core.audit.tiers import TierRecord
 from app.core.audit.windows import WindowKey
 from app.wire import tier_record, window_record
-from spark.dashboard import decode
+from spark.dashboard import decode, timeline
 from spark.dashboard.plans import Compared, Comparer
 from spark.rows import mapped
 
 HOUR_MS = 3_600_000
-RANKS = (0.5, 0.95, 0.99)
+AMISS = ("lossy", "duplicated", "corrupted", "absent-audit")  # states that the timeline tells
 
 
 def _schema(**columns: type) -> StructType:
@@ -64,10 +65,15 @@ WINDOW = _schema(
     region=str, topic=str, tier=str, cluster=str, width_ms=int, start_ms=int, shard=int, count=int,
     nbytes=int, duplicates=int, late=int, closed=bool, latencies=bytes, value=bytes,
 )  # fmt: skip
-# By hour of event time; `hour_ms` -1: of records without a time. `latencies` merge further.
+# What happened (`timeline.Event`).
+EVENT = _schema(
+    kind=str, episode=str, region=str, at_ms=int, position=int, from_ms=int, until_ms=int, what=str, who=str
+)
+# By hour of event time; `hour_ms` -1: of records without a time. `latencies` merge further. `region`: of what
+# groups have finished and clients have counted, whose count it is; "" of clusters, which count once.
 TRAFFIC = _schema(
-    date=str, topic=str, tier=str, cluster=str, hour_ms=int, windows=int, open_windows=int, records=int,
-    nbytes=int, duplicates=int, late=int, latencies=bytes,
+    date=str, region=str, topic=str, tier=str, cluster=str, hour_ms=int, windows=int, open_windows=int,
+    records=int, nbytes=int, duplicates=int, late=int, latencies=bytes,
 )  # fmt: skip
 VERDICT = _schema(
     date=str, region=str, topic=str, start_ms=int, width_ms=int, from_tier=str, to_tier=str, group=str,
@@ -87,12 +93,16 @@ def _decoded(topics: dict[str, tuple[str, int]], rows: Iterable[Row]) -> Iterato
         table, generation = topics[row.topic]
         key = None if row.key is None else bytes(row.key)
         value = None if row.value is None else bytes(row.value)
-        found = decode.entry(table, key, value, row.offset)
+        if table == decode.INCIDENTS:
+            place = f"{generation}/{row.partition}/{row.offset:020}"
+            found = decode.incident_entry(place, value, row.offset)
+        else:
+            found = decode.entry(table, key, value, row.offset)
         if value is None and not found.reason and table in decode.KEPT:
             continue
         name = found.key or (key or b"").decode(errors="replace")
-        place = (row.partition, row.offset, row.timestamp_ms)
-        yield table, found.date, name, generation, found.position, *place, value, found.reason or None
+        stood = (row.partition, row.offset, row.timestamp_ms)
+        yield table, found.date, name, generation, found.position, *stood, value, found.reason or None
 
 
 def newest(entries: DataFrame) -> DataFrame:
@@ -148,10 +158,9 @@ def windows(entries: DataFrame) -> DataFrame:
     """`WINDOW` of the entries of windows of all regions (`ENTRY` with `region`), each cluster's once (rule 5
     of the package)."""
     found = mapped(entries.where(f.col("table") == decode.WINDOWS), _windows, WINDOW)
-    whose = f.when(f.col("tier").isin(*OF_CLUSTERS), "").otherwise(f.col("region"))
     best = f.max_by(f.struct(*WINDOW.names), f.struct(f.col("count"), "closed", "region"))
     keys = ("topic", "tier", "cluster", "width_ms", "start_ms", "shard")
-    return found.groupBy(*keys, whose.alias("whose")).agg(best.alias("one")).select("one.*").to(WINDOW)
+    return found.groupBy(*keys, _whose().alias("whose")).agg(best.alias("one")).select("one.*").to(WINDOW)
 
 
 def _windows(rows: Iterable[Row]) -> Iterator[tuple[Any, ...]]:
@@ -168,7 +177,9 @@ def traffic(found: DataFrame) -> DataFrame:
     hour = f.when(f.col("start_ms") < 0, -1).otherwise(f.col("start_ms") - f.col("start_ms") % HOUR_MS)
     counted = found.withColumn("hour_ms", hour).withColumn("date", _date("start_ms"))
     return merged(
-        counted.groupBy("date", "topic", "tier", "cluster", "hour_ms").agg(
+        counted.withColumn("region", _whose())
+        .groupBy("date", "region", "topic", "tier", "cluster", "hour_ms")
+        .agg(
             f.count("*").alias("windows"),
             f.sum((~f.col("closed")).cast("long")).alias("open_windows"),
             f.sum("count").alias("records"),
@@ -190,12 +201,6 @@ def _merged(rows: Iterable[Row]) -> Iterator[tuple[Any, ...]]:
         for one in row[-1]:
             both.merge(Latencies.from_bytes(bytes(one)))
         yield (*row[:-1], both.to_bytes())
-
-
-def percentiles_ms(latencies: bytes | None) -> list[float | None]:
-    """At `RANKS`; None where nothing was measured."""
-    found = Latencies.from_bytes(bytes(latencies or b"")).quantiles_ms(RANKS)
-    return [None if one < 0 else one for one in found]
 
 
 def tiers_of(entries: Sequence[Row]) -> dict[str, dict[Place, list[TierRecord]]]:
@@ -224,7 +229,7 @@ def widths(found: DataFrame) -> dict[str, Widths]:
     where a client counts in others."""
     several = found.groupBy("topic").agg(f.min("width_ms").alias("least"), f.max("width_ms").alias("most"))
     topics = several.where(f.col("least") < f.col("most")).select("topic")
-    by_topic: defaultdict[str, list[tuple[Place, Window]]] = defaultdict(list)
+    by_topic: defaultdict[str, list[tuple[Place, PairedWindow]]] = defaultdict(list)
     columns = found.join(topics, "topic", "left_semi").select(
         "topic", "tier", "cluster", "start_ms", "width_ms"
     )
@@ -271,6 +276,43 @@ def _verdicts(
             yield date, region, row.topic, row.start_ms, row.width_ms, *tiers, *counts, *rest
 
 
+def happened(entries: DataFrame) -> DataFrame:
+    """`EVENT` of the entries of the activity and of incidents of all regions (`ENTRY` with `region`), one an
+    episode (rule 1 of `timeline`)."""
+    told = mapped(entries, _happened, EVENT)
+    newest = f.max_by(f.struct(*EVENT.names), f.struct("at_ms", "position", "region")).alias("one")
+    found = told.groupBy("kind", "episode").agg(newest, f.min("from_ms").alias("first_ms"))
+    return found.select(
+        *(f.col("first_ms" if name == "from_ms" else f"one.{name}").alias(name) for name in EVENT.names)
+    )
+
+
+def _happened(rows: Iterable[Row]) -> Iterator[tuple[Any, ...]]:
+    for row in rows:
+        found = timeline.event(row.region, row.table, row.key, row.position, bytes(row.value))
+        if found is not None:
+            yield tuple(found)
+
+
+def audit_runs(verdicts: DataFrame) -> DataFrame:
+    """Windows of `VERDICT` that are `AMISS`, those that follow on each other together: a row a topic, region,
+    pair of tiers, group, state, and run of windows; [from_ms, until_ms)."""
+    of = ("topic", "region", "from_tier", "to_tier", "group", "state")
+    by = Window.partitionBy(*of).orderBy("start_ms", "width_ms")
+    end_ms = f.col("start_ms") + f.col("width_ms")
+    before_ms = f.max(end_ms).over(by.rowsBetween(Window.unboundedPreceding, -1))
+    begins = f.coalesce(f.col("start_ms") > before_ms, f.lit(True)).cast("long")
+    amiss = verdicts.where(f.col("state").isin(*AMISS)).withColumn("begins", begins)
+    runs = amiss.withColumn("run", f.sum("begins").over(by.rowsBetween(Window.unboundedPreceding, 0)))
+    return runs.groupBy(*of, "run").agg(
+        f.min("start_ms").alias("from_ms"),
+        f.max(end_ms).alias("until_ms"),
+        f.count("*").alias("windows"),
+        *(f.sum(f.greatest(name, f.lit(0))).alias(name) for name in ("missing", "extra")),
+        f.max("absent").alias("absent"),
+    )
+
+
 def regions_of(entries: Sequence[Row]) -> dict[tuple[str, Place], set[str]]:
     """By topic and place, of entries of tiers: the regions that have heard it."""
     found: defaultdict[tuple[str, Place], set[str]] = defaultdict(set)
@@ -278,6 +320,10 @@ def regions_of(entries: Sequence[Row]) -> dict[tuple[str, Place], set[str]]:
         topic, tier, cluster, _shard = row["key"].split("/")
         found[topic, (tier, cluster)].add(row["region"])
     return dict(found)
+
+
+def _whose() -> Any:
+    return f.when(f.col("tier").isin(*OF_CLUSTERS), "").otherwise(f.col("region"))
 
 
 def _date(column: str) -> Any:

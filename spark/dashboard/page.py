@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from spark.dashboard.people import NOT
+from spark.dashboard.timeline import AUDIT, INCIDENT, KINDS
 from spark.dashboard.times import iso
 
 STYLE = """
@@ -34,6 +36,8 @@ th { color: var(--soft); font-weight: 600; } td.n, th.n { text-align: right;
 figure { margin: 1rem 0; } svg { width: 100%; height: auto; display: block; }
 .grid { display: grid; grid-template-columns: repeat(auto-fill, minmax(20rem, 1fr)); gap: 1rem; }
 svg text { fill: var(--soft); font: 11px system-ui, sans-serif; }
+td.wrap { white-space: normal; min-width: 16rem; overflow-wrap: anywhere; }
+.kinds label { margin-right: 1rem; white-space: nowrap; }
 """
 WIDTH, HEIGHT, LEFT, BOTTOM = 420.0, 150.0, 52.0, 22.0
 COLORS = 5
@@ -61,7 +65,7 @@ def page(told: Mapping[str, Any]) -> str:
             "good" if ready == len(told["readiness"]) else "warn",
         ),
     ]
-    bad = sum(row["count"] for row in told["quarantine"])
+    bad = sum(row["count"] for row in told["quarantine"]) + told["cut"].get("quarantine", 0)
     parts = [
         "<h1>Switchyard, all regions</h1>",
         f'<p class="soft">{text(regions)}. Windows from {text(told["from"])} to {text(told["to"])}; '
@@ -72,18 +76,31 @@ def page(told: Mapping[str, Any]) -> str:
             for name, value, kind in cards
         ),
         "</div>",
-        section("Traffic by topic", charts(told["series"])),
+        section("Traffic by topic", charts(told["series"]) + left_out(told, "series", "smaller")),
         section("Topics", table(told["topics"], TOPICS)),
         section("Tiers: counts and latencies", table(told["traffic"], TRAFFIC)),
-        section("Records without a time, of all times", table(told["untimed"], UNTIMED)),
-        section("Latency percentiles by cluster and group", bars(told["tiers"])),
+        section(
+            "Records without a time, of all times",
+            table(told["untimed"], UNTIMED) + left_out(told, "untimed", "smaller"),
+        ),
+        section(
+            "Latency percentiles by cluster and group",
+            bars(told["tiers"]) + left_out(told, "tiers", "smaller"),
+        ),
         section("What arrived at the next tier", table(told["pairs"], PAIRS)),
-        section("Windows that are not as they should be", table(told["windows"], WINDOWS)),
+        section(
+            "Windows that are not as they should be",
+            table(told["windows"], WINDOWS) + left_out(told, "windows", "less bad"),
+        ),
         section("Failover readiness", table(told["readiness"], READINESS)),
+        section("What workloads have finished", table(_workloads(told), DELIVERIES)),
         section("Workloads and routes", table(told["workloads"], WORKLOADS)),
         section("Owners", table(told["owners"], OWNERS)),
-        section("What happened", table(told["incidents"], INCIDENTS)),
-        section(f"Quarantine: {number(bad)} records", table(told["quarantine"], QUARANTINE)),
+        section("What happened", timeline(told["timeline"]) + left_out(told, "timeline", "older")),
+        section(
+            f"Quarantine: {number(bad)} records",
+            table(told["quarantine"], QUARANTINE) + left_out(told, "quarantine", "rarer"),
+        ),
     ]
     body = "\n".join(parts)
     return (
@@ -93,6 +110,10 @@ def page(told: Mapping[str, Any]) -> str:
         "style-src 'unsafe-inline'\">"
         f"<title>Switchyard, all regions</title><style>{STYLE}</style></head><body>\n{body}\n</body></html>\n"
     )
+
+
+def _workloads(told: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [row for row in told["workloads"] if row["kind"] == "workload"]
 
 
 def section(title: str, content: str) -> str:
@@ -133,8 +154,8 @@ def span(value_ms: float | None) -> str:
     return f"{value_ms:.3g} ms"
 
 
-def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> str:
-    """Rows as an HTML table; "" of none."""
+def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], of: str = "") -> str:
+    """Rows as an HTML table; "" of none. `of`: the field, of few known words, that is a row's class."""
     if not rows:
         return ""
     cells = [[made(row) for _, made in columns] for row in rows]
@@ -143,39 +164,45 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> str:
         for (name, _), (_, kind) in zip(columns, cells[0], strict=True)
     )
     lines = (
-        "<tr>" + "".join(f'<td class="{kind}">{content}</td>' for content, kind in row) + "</tr>"
-        for row in cells
+        (f'<tr class="{row[of]}">' if of else "<tr>")
+        + "".join(f'<td class="{kind}">{content}</td>' for content, kind in its)
+        + "</tr>"
+        for row, its in zip(rows, cells, strict=True)
     )
     body = f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody>"
     return f'<div class="scroll"><table>{body}</table></div>'
 
 
-def charts(series: Mapping[str, Mapping[str, Sequence[Sequence[int]]]]) -> str:
-    """A line chart a topic: records an hour at each cluster, and finished by each group."""
+def charts(series: Sequence[Mapping[str, Any]]) -> str:
+    """A line chart a topic: records at each cluster, and finished by each group."""
+    by_topic: dict[str, list[Mapping[str, Any]]] = {}
+    for row in series:
+        if row["points"]:
+            by_topic.setdefault(row["topic"], []).append(row)
     figures = []
-    for topic, places in series.items():
-        hours = [hour for points in places.values() for hour, _ in points]
-        if not hours:
-            continue
-        first, last = min(hours), max(hours)
-        most = max((count for points in places.values() for _, count in points), default=0) or 1
+    for topic, rows in by_topic.items():
+        step_ms = rows[0]["step_ms"]
+        times = [at for row in rows for at, _ in row["points"]]
+        first, last = min(times), max(times)
+        most = max(count for row in rows for _, count in row["points"]) or 1
         lines, names = [], []
-        for at, (place, points) in enumerate(places.items()):
+        for at, row in enumerate(rows):
             color = f"var(--c{at % COLORS})"
             width = max(1.2, 4.2 - 1.2 * at)  # those that saw the same lie on each other
-            lines.append(_line(_filled(points, first, last), first, last, most, color, width))
-            names.append(f'<span style="color:{color}">{text(place)}</span>')
+            lines.append(_line(_filled(row["points"], first, last, step_ms), first, last, most, color, width))
+            names.append(f'<span style="color:{color}">{text(row["place"])}</span>')
+        title = f"{topic}: at most {number(most)} records in {span(step_ms)}"
         figures.append(
-            f"<figure>{_frame(first, last, most, lines, topic)}"
-            f"<figcaption>{text(topic)}: {' · '.join(names)}</figcaption></figure>"
+            f"<figure>{_frame(first, last, most, lines, title)}"
+            f"<figcaption>{text(topic)}, each {span(step_ms)}: {' · '.join(names)}</figcaption></figure>"
         )
     return f'<div class="grid">{"".join(figures)}</div>' if figures else ""
 
 
-def _filled(points: Sequence[Sequence[int]], first: int, last: int) -> list[tuple[int, int]]:
-    """An hour without windows is one without records."""
+def _filled(points: Sequence[Sequence[int]], first: int, last: int, step: int) -> list[tuple[int, int]]:
+    """A time without windows is one without records."""
     known = {point[0]: point[1] for point in points}
-    return [(hour, known.get(hour, 0)) for hour in range(first, last + 1, HOUR_MS)]
+    return [(at, known.get(at, 0)) for at in range(first, last + 1, step)]
 
 
 def _line(
@@ -193,7 +220,7 @@ def _frame(first: int, last: int, most: int, lines: Iterable[str], title: str) -
     floor = HEIGHT - BOTTOM
     return (
         f'<svg viewBox="0 0 {WIDTH:.0f} {HEIGHT:.0f}" role="img">'
-        f"<title>{text(title)}: at most {number(most)} records an hour</title>"
+        f"<title>{text(title)}</title>"
         f'<line x1="{LEFT}" y1="{floor}" x2="{WIDTH - 8}" y2="{floor}" stroke="var(--line)"/>'
         f'<line x1="{LEFT}" y1="8" x2="{WIDTH - 8}" y2="8" stroke="var(--line)" stroke-dasharray="3 4"/>'
         f'<text x="{LEFT - 4}" y="12" text-anchor="end">{number(most)}</text>'
@@ -225,6 +252,32 @@ def bars(tiers: Sequence[Mapping[str, Any]]) -> str:
     return f'<figure><svg viewBox="0 0 720 {height:.0f}" role="img">{content}</svg></figure>'
 
 
+def timeline(rows: Sequence[Mapping[str, Any]]) -> str:
+    """What happened, with a box for each kind, which hides its rows: by style alone."""
+    there = [kind for kind in KINDS if any(row["kind"] == kind for row in rows)]
+    if not there:
+        return ""
+    rules = "".join(
+        f".k-{kind}:has(#k-{kind}:not(:checked)) tr.{kind} {{ display: none; }}" for kind in there
+    )
+    counts = {kind: sum(row["kind"] == kind for row in rows) for kind in there}
+    boxes = "".join(
+        f'<label><input type="checkbox" id="k-{kind}" checked> {kind} {number(counts[kind])}</label>'
+        for kind in there
+    )
+    classes = " ".join(f"k-{kind}" for kind in there)
+    return (
+        f'<style>{rules}</style><div class="{classes}"><p class="kinds">{boxes}</p>'
+        f"{table(rows, TIMELINE, of='kind')}</div>"
+    )
+
+
+def left_out(told: Mapping[str, Any], part: str, which: str) -> str:
+    """That a part has more rows than are told, if it has."""
+    more = told["cut"].get(part)
+    return f'<p class="soft">{number(more)} {which} ones are not shown.</p>' if more else ""
+
+
 def _states(row: Mapping[str, Any]) -> Cell:
     told = (
         f'<span class="{STATES.get(state, "")}">{number(count)} {text(state)}</span>'
@@ -251,13 +304,15 @@ def _span(name: str) -> Column:
     return title, lambda row: (span(row[name]), "n")
 
 
-def _happened(row: Mapping[str, Any]) -> Cell:
-    said = (f"{name}={value}" for name, value in row.items() if name not in ("at_ms", "region", "event"))
-    return text(", ".join(said)), ""
+def _audited(name: str, bad: str = "") -> Column:
+    title, made = _count(name, bad)
+    return title, lambda row: (NOT, "n soft") if row[name] is None and row["workloads"] else made(row)
 
 
-def _at(row: Mapping[str, Any]) -> Cell:
-    return iso(row["at_ms"]), ""
+def _until(row: Mapping[str, Any]) -> Cell:
+    if row["until_ms"] is None:
+        return "not over", "warn"
+    return ("" if row["until_ms"] == row["from_ms"] else text(row["until"])), ""
 
 
 TOPICS = [
@@ -291,14 +346,27 @@ READINESS = [
     ("Why not", lambda row: (text("; ".join(row["why"])), "")),
     _count("partitions"), _count("partitions_copied"), _span("barrier_age_ms"),
 ]  # fmt: skip
+DELIVERIES = [
+    _word("region"), _word("key"), _word("owner"),
+    ("Audited", lambda row: (text(row["audited"]), "warn" if row["audited"] == NOT else "")),
+    _count("delivered"), _count("missing", "bad"), _count("extra", "warn"), _count("duplicates", "warn"),
+    _span("p50_ms"), _span("p95_ms"), _span("p99_ms"), _count("lag_messages"),
+]  # fmt: skip
 WORKLOADS = [
     _word("region"), _word("kind"), _word("key"), _word("owner"), _count("jobs"), _count("workers"),
     _count("lag_messages"), _count("arriving"), _count("core_hours"), _bytes("network_bytes"),
     _bytes("memory_bytes"), _span("position_age_ms"),
 ]  # fmt: skip
 OWNERS = [
-    _word("owner"), _count("workloads"), _count("topics"), _count("records"), _count("missing", "bad"),
-    _count("extra", "warn"), _count("lag_messages"), _count("core_hours"), _bytes("network_bytes"),
+    _word("owner"), _count("workloads"), _count("not_audited", "warn"), _count("topics"), _audited("records"),
+    _audited("missing", "bad"), _audited("extra", "warn"), _audited("delivered"),
+    _audited("duplicates", "warn"), _span("p50_ms"), _span("p95_ms"), _span("p99_ms"),
+    _count("ready"), _count("not_ready", "warn"),
+    _count("lag_messages"), _count("core_hours"), _bytes("network_bytes"),
 ]  # fmt: skip
-INCIDENTS = [("At", _at), _word("region"), _word("event"), ("What", _happened)]
+TIMELINE = [
+    _word("from"), ("Until", _until), _word("region"),
+    ("Kind", lambda row: (text(row["kind"]), "warn" if row["kind"] in (AUDIT, INCIDENT) else "")),
+    ("What", lambda row: (text(row["what"]), "wrap")), _word("who"),
+]  # fmt: skip
 QUARANTINE = [_word("region"), _word("table"), _word("reason"), _count("count")]

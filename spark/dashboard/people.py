@@ -1,5 +1,4 @@
-"""Workloads, their owners, whether they could be failed over, and what happened: of the small tables of all
-regions. Pure.
+"""Workloads, their owners, and whether they could be failed over: of the small tables of all regions. Pure.
 
 A workload is ready for another region when, by that region's own tables, it is deployed there, all that it
 reads is copied there by lines that are kept up, and no window of the topic is lossy. What it reads is copied
@@ -13,30 +12,20 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-import msgspec
-
+from app.core.audit.latencies import Latencies
+from app.core.audit.plans import Stated
+from app.core.audit.tiers import CONSUMER, place_of
 from app.core.control_events import Assignment, RoutePut, WorkloadPut
 from app.core.fencing import TrackerRecord
 from app.core.offset_map import Line
 from app.core.plan import name_of, topic_of
 from app.wire import checkpoint_line, control_event, tracker_record
 from spark.dashboard import decode
+from spark.dashboard.plans import Plans
 
 NOBODY = "(none)"  # who owns what names no owner
+RANKS = (0.5, 0.95, 0.99)
 STALE_MS = 15 * 60_000  # a line whose newest barrier is older, while its topic has traffic, is not kept up
-MOST_INCIDENTS = 500
-TOLD = {  # events of the control log that a timeline tells, and which of their fields
-    "failover-run": ("id", "to", "state", "actor", "reason", "result"),
-    "role-put": ("key", "region", "state", "previous", "reason"),
-    "alert-state": ("rule", "topic", "from_tier", "to_tier", "state"),
-    "claim": ("worker", "term"),
-    "drain": ("worker", "draining", "actor"),
-    "moving": ("key", "to", "actor"),
-    "operator-act": ("subject", "action", "detail", "actor"),
-    "paused": ("key", "partition", "paused", "actor"),
-}
-
-_activity = msgspec.json.Decoder(dict[str, Any])
 
 
 class Tables:
@@ -49,15 +38,15 @@ class Tables:
         self.assignments: dict[tuple[str, str], Assignment] = {}
         self.trackers: dict[tuple[str, str], TrackerRecord] = {}
         self.lines: dict[tuple[str, str], Line] = {}
-        self.activity: list[tuple[str, dict[str, Any]]] = []
+        self.stated: list[tuple[str, Stated]] = []
         for region, table, key, value in rows:
             at = (region, key)
             if table == decode.TRACKERS:
                 self.trackers[at] = tracker_record(value)
             elif table == decode.CHECKPOINTS:
                 self.lines[at] = checkpoint_line(value)
-            elif table == decode.ACTIVITY:
-                self.activity.append((region, _activity.decode(value)))
+            elif table == decode.PLANS:
+                self.stated.append((region, decode.stated(value)))
             elif table in (decode.WORKLOADS, decode.ROUTES, decode.ASSIGNMENTS):
                 event = control_event(value)
                 if isinstance(event, WorkloadPut):
@@ -66,6 +55,10 @@ class Tables:
                     self.routes[at] = event
                 elif isinstance(event, Assignment):
                     self.assignments[at] = event
+
+    def plans(self) -> Plans:
+        """The audit plans, and what workloads read."""
+        return Plans(self.stated, {at: cluster_of(event) for at, event in self.workloads.items()})
 
 
 class Use(NamedTuple):
@@ -87,6 +80,53 @@ class Use(NamedTuple):
             self.arriving + other.arriving,
             sum(lags) if lags else -1,
         )
+
+
+class Delivered(NamedTuple):
+    """What a group has finished of a topic, as its audit counted it in the time of the report."""
+
+    records: int = 0
+    duplicates: int = 0
+    late: int = 0
+    missing: int = 0
+    extra: int = 0
+    latencies: bytes = b""  # a histogram
+
+    def plus(self, other: Delivered) -> Delivered:
+        """Both together; percentiles are those of both histograms as one."""
+        both = Latencies.from_bytes(self.latencies)
+        both.merge(Latencies.from_bytes(other.latencies))
+        sums = (mine + its for mine, its in zip(self[:-1], other[:-1], strict=True))
+        return Delivered(*sums, latencies=both.to_bytes())
+
+
+Deliveries = Mapping[tuple[str, str, str], Delivered]  # by region, group and topic
+DELIVERIES, TOPIC_ONLY, NOT = "deliveries", "topic only", "not audited"  # what is audited of a workload
+
+
+def percentiles_ms(latencies: bytes | None) -> dict[str, float | None]:
+    """Of a histogram; None where nothing was measured."""
+    found = Latencies.from_bytes(bytes(latencies or b"")).quantiles_ms(RANKS)
+    return {f"p{rank * 100:.0f}_ms": None if one < 0 else one for rank, one in zip(RANKS, found, strict=True)}
+
+
+def delivered_row(found: Delivered | None) -> dict[str, Any]:
+    """As JSON; None, also as percentile: not counted, not measured."""
+    names = ("delivered", "duplicates", "late", "missing", "extra")
+    counts = [None] * len(names) if found is None else found[:-1]
+    return dict(zip(names, counts, strict=True)) | percentiles_ms(found.latencies if found else None)
+
+
+def _delivered(
+    tables: Tables, deliveries: Deliveries, region: str, key: str, plans: Plans
+) -> tuple[str, Delivered | None]:
+    """What is audited of a workload, and what it has finished; None: nobody counts that."""
+    group, _, topic = key.rpartition("/")
+    cluster = cluster_of(tables.workloads[region, key])
+    found = deliveries.get((region, group, topic))
+    if found is not None or plans.of(topic, (CONSUMER, place_of(cluster, group)), region) is not None:
+        return DELIVERIES, found or Delivered()
+    return (TOPIC_ONLY if plans.is_audited(topic) else NOT), None
 
 
 def owner_of(event: WorkloadPut | RoutePut) -> str:
@@ -112,8 +152,11 @@ def topic_owners(tables: Tables) -> dict[str, list[str]]:
     return {topic: sorted(owners) for topic, owners in found.items()}
 
 
-def workload_rows(tables: Tables, use: Mapping[tuple[str, str], Use], now_ms: int) -> list[dict[str, Any]]:
+def workload_rows(
+    tables: Tables, use: Mapping[tuple[str, str], Use], deliveries: Deliveries, now_ms: int
+) -> list[dict[str, Any]]:
     """A row a workload or route of a region. `use`: by region and job."""
+    plans = tables.plans()
     jobs: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
     for region, job in (*tables.assignments, *use):
         jobs[region, name_of(job)].add(job)
@@ -130,6 +173,9 @@ def workload_rows(tables: Tables, use: Mapping[tuple[str, str], Use], now_ms: in
         saved = [
             tables.trackers[region, job].at_ms for job in its if (region, job) in tables.trackers
         ]  # a position that stands still is of a partition without traffic, or of one that is stuck
+        audited, delivered = "", None
+        if isinstance(event, WorkloadPut):
+            audited, delivered = _delivered(tables, deliveries, region, key, plans)
         rows.append(
             {
                 "region": region,
@@ -145,6 +191,8 @@ def workload_rows(tables: Tables, use: Mapping[tuple[str, str], Use], now_ms: in
                 "network_bytes": round(total.network_bytes),
                 "memory_bytes": round(total.memory_bytes),
                 "position_age_ms": max(0, now_ms - max(saved)) if saved else None,
+                "audited": audited,
+                **delivered_row(delivered),
             }
         )
     return rows
@@ -154,27 +202,46 @@ def owner_rows(
     workloads: Iterable[Mapping[str, Any]],
     topics: Iterable[Mapping[str, Any]],
     owners: Mapping[str, list[str]],
+    deliveries: Deliveries,
+    readiness: Iterable[Mapping[str, Any]],
 ) -> list[dict[str, Any]]:
-    """A row an owner: what is theirs, what it took, what of it was lost. A topic of several owners counts for
-    each. `topics`: with `topic`, `records`, `missing`, `extra`."""
+    """A row an owner: what is theirs, what it took, what of it was lost, how long it took, and how much of it
+    is ready for another region. A topic of several owners counts for each: `records`, `missing`, `extra` are
+    of its whole way, None where nothing of an owner's is audited; `delivered` and what goes with it is of
+    the owner's own workloads. `topics`: with `topic`, `records`, `missing`, `extra`."""
     found: dict[str, dict[str, Any]] = {}
+    finished: dict[str, Delivered] = {}
+    whole = ("records", "missing", "extra")
 
     def row(owner: str) -> dict[str, Any]:
-        empty = {"workloads": 0, "topics": 0, "records": 0, "missing": 0, "extra": 0, "lag_messages": 0}
-        return found.setdefault(owner, {"owner": owner, **empty, "core_hours": 0.0, "network_bytes": 0})
+        empty = {"workloads": 0, "not_audited": 0, "topics": 0, **dict.fromkeys(whole), "lag_messages": 0}
+        used = {"core_hours": 0.0, "network_bytes": 0, "ready": 0, "not_ready": 0}
+        return found.setdefault(owner, {"owner": owner, **empty, **used})
 
     for one in workloads:
-        its = row(one["owner"])
-        its["workloads"] += one["kind"] == "workload"
+        its, is_workload = row(one["owner"]), one["kind"] == "workload"
+        its["workloads"] += is_workload
+        its["not_audited"] += is_workload and one["audited"] == NOT
         its["lag_messages"] += one["lag_messages"] or 0
         its["core_hours"] = round(its["core_hours"] + one["core_hours"], 4)
         its["network_bytes"] += one["network_bytes"]
+        if is_workload and one["delivered"] is not None:
+            at = (one["region"], *one["key"].rpartition("/")[::2])
+            known = finished.get(one["owner"], Delivered())
+            finished[one["owner"]] = known.plus(deliveries.get(at, Delivered()))
     for topic in topics:
         for owner in owners.get(topic["topic"], [NOBODY]):
             its = row(owner)
             its["topics"] += 1
-            for name in ("records", "missing", "extra"):
-                its[name] += topic[name]
+            for name in whole:
+                its[name] = (its[name] or 0) + topic[name]
+    for one in readiness:
+        row(one["owner"])["ready" if one["ready"] else "not_ready"] += 1
+    for owner, its in found.items():
+        if its["not_audited"] < its["workloads"] or not its["workloads"]:
+            its.update({name: its[name] or 0 for name in whole})  # audited, and nothing was counted
+        of_groups = delivered_row(finished.get(owner))
+        its.update({name: value for name, value in of_groups.items() if name not in whole})
     return sorted(found.values(), key=lambda one: (-one["core_hours"], one["owner"]))
 
 
@@ -277,15 +344,3 @@ def _copies(tables: Tables, lines: _Lines, region: str, key: str, other: str, ne
 
 def _barrier_ms(line: Line) -> int:
     return line.barriers[-1].at_ms if line.barriers else -1
-
-
-def incidents(tables: Tables, from_ms: int) -> list[dict[str, Any]]:
-    """What happened since, the newest first: failovers, roles, alerts, leaders, what operators did."""
-    found = []
-    for region, told in tables.activity:
-        fields, at_ms = TOLD.get(str(told.get("event"))), told.get("at_ms")
-        if fields and isinstance(at_ms, int) and at_ms >= from_ms:
-            said = {name: told[name] for name in fields if told.get(name) not in (None, "")}
-            found.append({"at_ms": at_ms, "region": region, "event": told["event"], **said})
-    found.sort(key=lambda one: (-one["at_ms"], one["region"]))
-    return found[:MOST_INCIDENTS]

@@ -49,6 +49,11 @@ class Plans:
                 return plan
         return None
 
+    def is_audited(self, topic: str) -> bool:
+        """Whether any region's plan names the topic."""
+        plans = (plan for of in self._of.values() for plan in of)
+        return any(plan.topics.destination(topic) is not None for plan in plans)
+
     def _reads(self, plan: Stated, region: str, topic: str, cluster: str, group: str) -> bool:
         is_read = self._consumed.get((region, f"{group}/{topic}")) == cluster
         return is_read and any(plan.counts(tier, cluster, topic) for tier in OF_CLUSTERS)

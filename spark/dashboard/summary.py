@@ -1,6 +1,7 @@
 """What the report says, as one JSON document: `summarize` names its parts.
 
-Times are ISO 8601, UTC, or say `_ms`.
+Times are ISO 8601, UTC, or say `_ms`. `cut` says of parts of which only the newest, the worst or the most
+frequent rows are told how many more there are.
 """
 
 from __future__ import annotations
@@ -15,17 +16,23 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
 from app.core.audit.pairing import ORDER
-from app.core.audit.tiers import group_of
+from app.core.audit.tiers import CONSUMER, group_of
 from spark.archive.log import Archive
-from spark.dashboard import daily, decode, people
-from spark.dashboard.frames import HOUR_MS, merged, percentiles_ms
+from spark.dashboard import daily, decode, people, timeline
+from spark.dashboard.frames import HOUR_MS, audit_runs, happened, merged
 from spark.dashboard.store import LOADS, QUARANTINE, TRAFFICS, VERDICTS, files_of, stored
 from spark.dashboard.times import iso
 
-FORMAT = 1
+FORMAT = 2  # 2: `timeline` instead of `incidents`
 MOST_WINDOWS, MOST_SERIES = 100, 24
+MOST_LINES, MOST_POINTS = 8, 240  # of a topic's series
+MOST_PLACES = 200  # of tiers, and of records without a time
+MOST_EVENTS = 200  # the newest of each source: incidents, the control log, the audit
+MOST_REASONS = 200  # of a quarantine
 SUMS = ("windows", "open_windows", "records", "nbytes", "duplicates", "late")
-SMALL = (decode.WORKLOADS, decode.ROUTES, decode.ASSIGNMENTS, decode.TRACKERS, decode.CHECKPOINTS)
+SMALL = (
+    decode.WORKLOADS, decode.ROUTES, decode.ASSIGNMENTS, decode.TRACKERS, decode.CHECKPOINTS, decode.PLANS,
+)  # fmt: skip
 NOT_OK = ("lossy", "duplicated", "corrupted", "late", "absent-audit")
 BUCKET_S = decode.BUCKET_MS / 1000
 
@@ -47,7 +54,7 @@ def summarize(spark: SparkSession, root: Path, from_ms: int, to_ms: int, now_ms:
     verdicts = verdicts.where(f.col("start_ms").between(from_ms, to_ms - 1))
     tables = people.Tables(
         (row["region"], row["table"], row["key"], bytes(row["value"]))
-        for row in daily.entries(spark, stores, [*SMALL, decode.ACTIVITY]).toLocalIterator()
+        for row in daily.entries(spark, stores, SMALL).toLocalIterator()
     )
     by_place = traffic_rows(traffic, ["topic", "tier", "cluster"])
     pairs = pair_rows(verdicts)
@@ -57,8 +64,22 @@ def summarize(spark: SparkSession, root: Path, from_ms: int, to_ms: int, now_ms:
         row["owners"] = owners.get(row["topic"], [people.NOBODY])
     lossy = {row["topic"]: row["states"].get("lossy", 0) for row in topics}
     newest = {row["topic"]: row["newest"] for row in _newest(traffic)}
-    workloads = people.workload_rows(tables, uses(spark, stores, from_ms, to_ms), now_ms)
+    finished = deliveries(traffic, pairs)
+    workloads = people.workload_rows(tables, uses(spark, stores, from_ms, to_ms), finished, now_ms)
+    readiness = people.readiness_rows(tables, stores, lossy, newest, now_ms)
     totals = {name: sum(row[name] for row in topics) for name in ("records", "missing", "extra")}
+    told, untold = timeline_rows(spark, stores, verdicts, owners, from_ms, to_ms)
+    worst = worst_windows(verdicts)
+    bad, unnamed = quarantine_rows(spark, stores)
+    amiss = sum(row["states"].get(state, 0) for row in pairs for state in NOT_OK)
+    tiers, fewer_tiers = most(traffic_rows(traffic, ["tier", "cluster"]), MOST_PLACES)
+    timeless = hourly.where(f.col("hour_ms") < 0)
+    untimed, fewer_untimed = most(traffic_rows(timeless, ["topic", "tier", "cluster"]), MOST_PLACES)
+    lines, fewer_lines = series(traffic, by_place, [row["topic"] for row in topics])
+    cut = {
+        "timeline": untold, "windows": amiss - len(worst), "quarantine": unnamed,
+        "tiers": fewer_tiers, "untimed": fewer_untimed, "series": fewer_lines,
+    }  # fmt: skip
     return {
         "format": FORMAT,
         "generated": iso(now_ms),
@@ -67,37 +88,55 @@ def summarize(spark: SparkSession, root: Path, from_ms: int, to_ms: int, now_ms:
         "regions": [_region(name, *store) for name, store in stores.items()],
         "totals": {**totals, "topics": len(topics), "windows": sum(row["windows"] for row in pairs)},
         "topics": topics,
-        "tiers": [
-            {"name": place_name(row["tier"], row["cluster"]), **row}
-            for row in traffic_rows(traffic, ["tier", "cluster"])
-        ],
+        "tiers": [{"name": place_name(row["tier"], row["cluster"]), **row} for row in tiers],
         "traffic": by_place,
-        "untimed": traffic_rows(hourly.where(f.col("hour_ms") < 0), ["topic", "tier", "cluster"]),
+        "untimed": untimed,
         "pairs": pairs,
-        "windows": worst_windows(verdicts),
+        "windows": worst,
         "workloads": workloads,
-        "owners": people.owner_rows(workloads, topics, owners),
-        "readiness": people.readiness_rows(tables, stores, lossy, newest, now_ms),
-        "incidents": people.incidents(tables, from_ms),
-        "quarantine": quarantine_rows(spark, stores),
-        "series": series(traffic, [row["topic"] for row in topics[:MOST_SERIES]]),
+        "owners": people.owner_rows(workloads, topics, owners, finished, readiness),
+        "readiness": readiness,
+        "timeline": told,
+        "quarantine": bad,
+        "cut": {part: more for part, more in cut.items() if more},
+        "series": lines,
     }
 
 
 def traffic_rows(traffic: DataFrame, by: Sequence[str]) -> list[dict[str, Any]]:
     """Sums of `TRAFFIC` with merged percentiles, by these columns."""
+    rows = []
+    for found in _summed(traffic, by):
+        latencies, found["bytes"] = found.pop("latencies"), found.pop("nbytes")
+        rows.append({**found, **people.percentiles_ms(latencies)})
+    return sorted(rows, key=lambda row: tuple(row[name] for name in by))
+
+
+def _summed(traffic: DataFrame, by: Sequence[str]) -> list[dict[str, Any]]:
+    """`SUMS` and `latencies`, one histogram, by these columns."""
     fields = [StructField(name, StringType()) for name in by] + [StructField(one, LongType()) for one in SUMS]
     schema = StructType([*fields, StructField("latencies", BinaryType())])
     grouped = traffic.groupBy(*by).agg(
         *(f.sum(name).alias(name) for name in SUMS), f.collect_list("latencies").alias("latencies")
     )
-    rows = []
-    for row in merged(grouped, schema).collect():
-        found = row.asDict()
-        ranks = percentiles_ms(found.pop("latencies"))
-        found["bytes"] = found.pop("nbytes")
-        rows.append({**found, **dict(zip(("p50_ms", "p95_ms", "p99_ms"), ranks, strict=True))})
-    return sorted(rows, key=lambda row: tuple(row[name] for name in by))
+    return [row.asDict() for row in merged(grouped, schema).collect()]
+
+
+def deliveries(
+    traffic: DataFrame, pairs: Sequence[Mapping[str, Any]]
+) -> dict[tuple[str, str, str], people.Delivered]:
+    """By region, group and topic: what the group has finished, on all clusters that it read, and what of it
+    is lost or too much by the verdicts of `pair_rows`."""
+    found: defaultdict[tuple[str, str, str], people.Delivered] = defaultdict(people.Delivered)
+    for row in _summed(traffic.where(f.col("tier") == CONSUMER), ["region", "topic", "cluster"]):
+        at = (row["region"], group_of(row["cluster"])[1], row["topic"])
+        counts = (row["records"], row["duplicates"], row["late"])
+        found[at] = found[at].plus(people.Delivered(*counts, latencies=bytes(row["latencies"] or b"")))
+    for pair in pairs:
+        if pair["group"]:
+            at = (pair["region"], pair["group"], pair["topic"])
+            found[at] = found[at].plus(people.Delivered(missing=pair["missing"], extra=pair["extra"]))
+    return dict(found)
 
 
 def pair_rows(verdicts: DataFrame) -> list[dict[str, Any]]:
@@ -183,21 +222,76 @@ def worst_windows(verdicts: DataFrame) -> list[dict[str, Any]]:
     return [{**row.asDict(), "start": iso(row["start_ms"]), "group": row["group"] or None} for row in rows]
 
 
-def series(traffic: DataFrame, topics: Sequence[str]) -> dict[str, dict[str, list[list[int]]]]:
-    """By topic and place (`place_name`): hour (ms) and records. Copies of the same records, and what several
-    groups have finished, are not added up."""
-    rows = (
-        traffic.where(f.col("topic").isin(*topics) & (f.col("hour_ms") >= 0))
-        .groupBy("topic", "tier", "cluster", "hour_ms")
-        .agg(f.sum("records").alias("records"))
-        .orderBy("topic", "tier", "cluster", "hour_ms")
-        .collect()
+def timeline_rows(
+    spark: SparkSession,
+    stores: daily.Stores,
+    verdicts: DataFrame,
+    owners: Mapping[str, Sequence[str]],
+    from_ms: int,
+    to_ms: int,
+) -> tuple[list[dict[str, Any]], int]:
+    """What was so in [from_ms, to_ms), the newest first, and how much more there was."""
+    is_within = (f.col("from_ms") < to_ms) & f.coalesce(f.col("until_ms") >= from_ms, f.lit(True))
+    dates = decode.dates(from_ms, to_ms)
+    activity = happened(daily.entries(spark, stores, [decode.ACTIVITY])).where(is_within)
+    incidents = happened(daily.entries(spark, stores, [decode.INCIDENTS], dates)).where(is_within)
+    runs = audit_runs(verdicts)
+    rows, more = [], 0
+    for frame in (activity, incidents, runs):
+        newest = frame.orderBy(f.desc("from_ms"), "region", *frame.columns).limit(MOST_EVENTS).collect()
+        for row in newest:
+            found = row.asDict()
+            is_event = "kind" in found
+            rows.append(
+                timeline.event_row(found)
+                if is_event
+                else timeline.audit_row(found, owners.get(found["topic"], []))
+            )
+        more += frame.count() - len(newest) if len(newest) == MOST_EVENTS else 0
+    return timeline.in_order(rows), more
+
+
+def most(rows: Sequence[dict[str, Any]], limit: int) -> tuple[list[dict[str, Any]], int]:
+    """Those with most records, in their order, and how many are left out."""
+    kept = {id(row) for row in sorted(rows, key=lambda row: -row["records"])[:limit]}
+    return [row for row in rows if id(row) in kept], len(rows) - len(kept)
+
+
+def series(
+    traffic: DataFrame, by_place: Sequence[dict[str, Any]], topics: Sequence[str]
+) -> tuple[list[dict[str, Any]], int]:
+    """A row a topic and place (`place_name`), of the first topics and their largest places: `points` are
+    [ms, records] of every `step_ms`. Copies of the same records, and what several groups have finished, are
+    not added up. And how many rows are left out."""
+    places: dict[str, list[dict[str, Any]]] = {topic: [] for topic in topics[:MOST_SERIES]}
+    for row in by_place:
+        if row["topic"] in places:
+            places[row["topic"]].append(row)
+    kept = {
+        (topic, row["tier"], row["cluster"]): place_name(row["tier"], row["cluster"])
+        for topic, its in places.items()
+        for row in most(its, MOST_LINES)[0]
+    }
+    of_them = traffic.where(f.col("topic").isin(*places))
+    bounds = of_them.agg(f.min("hour_ms").alias("first"), f.max("hour_ms").alias("last")).first()
+    if bounds is None or bounds["first"] is None:
+        return [], len(by_place)
+    first_ms = bounds["first"]
+    step_ms = HOUR_MS * -(-((bounds["last"] - first_ms) // HOUR_MS + 1) // MOST_POINTS)
+    at = f.col("hour_ms") - f.pmod(f.col("hour_ms") - first_ms, f.lit(step_ms))
+    counted = of_them.groupBy("topic", "tier", "cluster", at.alias("at_ms")).agg(
+        f.sum("records").alias("records")
     )
-    found: dict[str, dict[str, list[list[int]]]] = {}
-    for row in rows:
-        name = place_name(row["tier"], row["cluster"])
-        found.setdefault(row["topic"], {}).setdefault(name, []).append([row["hour_ms"], row["records"]])
-    return found
+    points: dict[tuple[str, str, str], list[list[int]]] = {key: [] for key in kept}
+    for row in counted.orderBy("at_ms").collect():
+        key = (row["topic"], row["tier"], row["cluster"])
+        if key in points:
+            points[key].append([row["at_ms"], row["records"]])
+    rows = [
+        {"topic": key[0], "place": name, "step_ms": step_ms, "points": points[key]}
+        for key, name in kept.items()
+    ]
+    return rows, len(by_place) - len(rows)
 
 
 def place_name(tier: str, place: str) -> str:
@@ -239,14 +333,17 @@ def uses(
     return found
 
 
-def quarantine_rows(spark: SparkSession, stores: daily.Stores) -> list[dict[str, Any]]:
-    """By region, table and reason how many records could not be used."""
-    rows = []
+def quarantine_rows(spark: SparkSession, stores: daily.Stores) -> tuple[list[dict[str, Any]], int]:
+    """By region, table and reason how many records could not be used, of a region the most frequent ones; and
+    how many more records there are of other reasons."""
+    rows, more = [], 0
     for region, (archive, state) in stores.items():
-        bad = stored(spark, archive, files_of(state, QUARANTINE), QUARANTINE)
-        counted = bad.groupBy("table", "reason").count().orderBy("table", "reason").collect()
+        files = files_of(state, QUARANTINE)
+        bad = stored(spark, archive, files, QUARANTINE).groupBy("table", "reason").count()
+        counted = bad.orderBy(f.desc("count"), "table", "reason").limit(MOST_REASONS).collect()
         rows += [{"region": region, **row.asDict()} for row in counted]
-    return rows
+        more += sum(file.rows for file in files) - sum(row["count"] for row in counted)
+    return rows, more
 
 
 def _newest(traffic: DataFrame) -> list[Any]:

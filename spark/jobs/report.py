@@ -24,7 +24,8 @@ from spark.progress import say, watching
 
 DESCRIPTION = """\
 Tells what the store of `dashboard` knows of all regions: traffic, loss, duplication, latency percentiles, lag
-and failover readiness by topic, tier, workload and owner, what happened, and what could not be read. As JSON,
+and failover readiness by topic, tier, workload and owner, what happened, and what could not be read. Of what
+happened the newest, and of windows and reasons the worst are told, and how many more there are. As JSON,
 as one HTML file that needs no network, and, asked for, as records of a topic, a row each under a key of its
 own (a compacted topic holds the newest report; writing it again changes nothing). The console of a region
 shows what is in its topic switchyard-<region>-report.
@@ -35,13 +36,19 @@ examples:
   python -m spark report --from-store /var/lib/dash --since 6h --topic switchyard-east-report \\
       --bootstrap 127.0.0.1:9092
 """
-KEYS = {
+KEYS: dict[str, tuple[str, ...]] = {  # what names a row; (): its number
     "topics": ("topic",),
+    "tiers": ("tier", "cluster"),
     "pairs": ("topic", "region", "from_tier", "to_tier", "group"),
     "traffic": ("topic", "tier", "cluster"),
+    "untimed": ("topic", "tier", "cluster"),
+    "windows": (),
+    "series": ("topic", "place"),
     "workloads": ("region", "kind", "key"),
     "owners": ("owner",),
     "readiness": ("workload", "region", "to"),
+    "timeline": (),
+    "quarantine": (),
 }
 assert tuple(KEYS) == PARTS, "what is written is what is read"
 
@@ -111,11 +118,11 @@ def replace(path: Path, content: str) -> None:
 
 def rows(told: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Key and value, JSON both, of every row that a topic gets, as `app.core.global_report` reads them."""
-    head = {name: told[name] for name in ("generated", "from", "to", "totals", "regions")}
+    head = {name: told[name] for name in ("generated", "from", "to", "totals", "regions", "cut")}
     yield json.dumps([HEAD]), json.dumps({**head, "rows": sum(len(told[part]) for part in KEYS)})
     for part, names in KEYS.items():
-        for row in told[part]:
-            key = json.dumps([part, *(row[name] for name in names)])
+        for number, row in enumerate(told[part]):
+            key = json.dumps([part, *([row[name] for name in names] or [str(number)])])
             yield key, json.dumps({**row, "generated": told["generated"]})
 
 
@@ -125,6 +132,6 @@ def publish(spark: SparkSession, told: Mapping[str, Any], options: Namespace) ->
     if options.topic not in target.topics(re.escape(options.topic)):
         target.create(options.topic, 1, {"cleanup.policy": "compact"})
     client = {**read_options(options.command_config), "bootstrap.servers": options.bootstrap}
-    frame = spark.createDataFrame(list(rows(told)), "key string, value string")
+    frame = spark.createDataFrame(list(rows(told)), "key string, value string").coalesce(1)  # in their order
     writer = frame.write.format("kafka").option("topic", options.topic)
     writer.options(**{f"kafka.{key}": value for key, value in client.items()}).save()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from app import wire
@@ -13,7 +12,7 @@ from app.core.audit.latencies import Latencies
 from app.core.audit.tiers import Closing, Heard, TierKey, TierRecord
 from app.core.audit.totals import Totals
 from app.core.audit.windows import WindowKey, WindowRecord
-from app.core.control_events import Assignment, AuditPut, FailoverRun, WorkloadPut
+from app.core.control_events import AnyControlEvent, Assignment, AuditPut, FailoverRun, WorkloadPut
 from app.core.fencing import LogId, TrackerRecord
 from app.core.load import Load
 from app.core.offset_map import Barrier, Line
@@ -56,7 +55,12 @@ class Region:
         """A heartbeat."""
         self._append(self.topics.heartbeats.name, beat.worker.encode(), wire.encode(beat), beat.at_ms)
 
-    def _append(self, topic: str, key: bytes, value: bytes | None, at_ms: int) -> None:
+    def incident(self, told: wire.Incident | bytes) -> None:
+        """A record of the incidents topic, which has no key."""
+        data = told if isinstance(told, bytes) else wire.encode(told)
+        self._append(self.topics.incidents.name, None, data, NOON_MS)
+
+    def _append(self, topic: str, key: bytes | None, value: bytes | None, at_ms: int) -> None:
         offset = self._next.get(topic, 0)
         self._next[topic] = offset + 1
         self.rows.append(row(offset, b"" if value is None else value, topic=topic, key=key, at_ms=at_ms))
@@ -137,12 +141,23 @@ def status(job: str, cpu: float, *, lag: int = 0, arriving: float = 10.0) -> wir
     )
 
 
-def run_of(state: str, at_ms: int) -> dict[str, Any]:
-    """An entry of the activity: a failover."""
-    event = FailoverRun(
-        at_ms=at_ms, id="f-1", to="west", workloads=[], state="done", actor="ann", reason=state
+def act(offset: int, event: AnyControlEvent) -> bytes:
+    """An entry of the activity."""
+    return wire.activity_entry(offset, event)[1]
+
+
+def run_of(state: Any, at_ms: int) -> FailoverRun:
+    """A failover."""
+    return FailoverRun(
+        at_ms=at_ms, id="f-1", to="west", workloads=[], state=state, actor="ann", reason="drill"
     )
-    return {"offset": 7, **msgspec.to_builtins(event)}
+
+
+def incident(at_ms: int, kind: str, message: str = "it is shorter") -> wire.Incident:
+    """What a worker told."""
+    return wire.Incident(
+        at_ms=at_ms, worker="w-1", kind=kind, subject="orders", message=message, remedy="look"
+    )
 
 
 def tracker(at_ms: int, offset: int, cluster_id: str = "a") -> TrackerRecord:

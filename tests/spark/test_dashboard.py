@@ -26,6 +26,7 @@ from tests.spark.regions import (
     CLOSED_MS,
     WIDTH_MS,
     Region,
+    act,
     assignment,
     audit_plan,
     beat,
@@ -87,7 +88,7 @@ def two_regions(first: str = "east", second: str = "west") -> tuple[Region, Regi
     east.put("assignments", JOB, assignment(JOB, "w-1"))
     east.put("trackers", JOB, tracker(NOW_MS - 5000, 9))
     west.put("checkpoints", "east-to-west/orders/0", line(NOW_MS))
-    east.put("activity", "00007", run_of("drill", NOON_MS))
+    east.put("activity", "00007", act(7, run_of("done", NOON_MS)))
     for number in range(4):
         east.beat(beat("w-1", NOON_MS + number * 500, status(JOB, 0.5, lag=3 + number)))
     return east, west
@@ -120,11 +121,15 @@ def test_the_report_of_two_regions(session: SparkSession, tmp_path: Path) -> Non
     (ready,) = found["readiness"]
     assert not ready["ready"]
     assert ready["why"] == ["it is not deployed in west", "1 windows of orders are lossy"]
-    assert [(one["event"], one["to"]) for one in found["incidents"]] == [("failover-run", "west")]
+    assert [(one["kind"], one["what"]) for one in found["timeline"]] == [
+        ("audit", "orders, regional to aggregate: lossy, 3 missing, 1 window"),
+        ("failover", "f-1 to west: done: drill"),
+    ]
     (worst,) = found["windows"]
     assert (worst["state"], worst["missing"], worst["start_ms"]) == ("lossy", 3, NOON_MS + WIDTH_MS)
     written = {key.encode(): value.encode() for key, value in rows(found)}
-    assert len(written) == len(list(rows(found))) == 8
+    assert len(written) == len(list(rows(found))) == 1 + sum(len(found[part]) for part in PARTS)
+    assert all(found[part] for part in PARTS if part not in ("untimed", "quarantine"))
     shown = folded(written)
     assert shown is not None
     assert (shown["complete"], shown["totals"]) == (True, found["totals"])

@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
+from app.core.global_report import PARTS, folded
 from spark.__main__ import main
 from spark.archive.log import Archive
 from tests.spark.conftest import NOON_MS
@@ -55,6 +57,11 @@ async def read(bootstrap: str, topic: str, records: int) -> dict[str, bytes]:
         await consumer.stop()
 
 
+def rows_of(told: dict[str, Any]) -> int:
+    """How many records a report has, the head among them."""
+    return 1 + sum(len(told[part]) for part in PARTS)
+
+
 def test_a_killed_job_counts_nothing_twice_and_the_report_says_what_the_tables_say(
     bootstrap: str, topic_name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -84,7 +91,12 @@ def test_a_killed_job_counts_nothing_twice_and_the_report_says_what_the_tables_s
     assert found["workloads"][0]["core_hours"] == pytest.approx(0.5 * 300 / 3600, abs=1e-3)
     assert found["workloads"][0]["lag_messages"] == 6
     assert "east-regional" in html.read_text()
-    rows = asyncio.run(read(bootstrap, f"{topic_name}-report", 8))
+    rows = asyncio.run(read(bootstrap, f"{topic_name}-report", rows_of(found)))
     assert json.loads(rows['["topics", "orders"]'])["missing"] == 3
+    assert json.loads(rows['["timeline", "0"]'])["what"].startswith("orders, regional to aggregate: lossy")
+    shown = folded({key.encode(): value for key, value in rows.items()})
+    assert shown is not None
+    assert shown["complete"]
+    assert all(shown[part] == found[part] for part in PARTS)
     assert main(["size", "--from-store", str(root), "--json", str(told)]) == 0
     assert json.loads(told.read_text())["fleets"][0]["jobs"] == 1

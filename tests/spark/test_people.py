@@ -1,4 +1,5 @@
-"""Whether a workload could be failed over, by the small tables of its region and of the other."""
+"""Workloads and their owners: what they have finished, and whether they could be failed over, by the small
+tables of their region and of the other."""
 
 from __future__ import annotations
 
@@ -8,9 +9,17 @@ import pytest
 
 from app import wire
 from app.core.offset_map import Line
-from spark.dashboard.people import STALE_MS, Tables, readiness_rows
+from spark.dashboard.people import (
+    STALE_MS,
+    Delivered,
+    Tables,
+    owner_rows,
+    readiness_rows,
+    topic_owners,
+    workload_rows,
+)
 from tests.spark.conftest import NOON_MS
-from tests.spark.regions import assignment, line, tracker, workload
+from tests.spark.regions import assignment, audit_plan, latencies, line, tracker, workload
 
 KEY = "billing/orders"
 JOBS = [f"dispatch:{KEY}:orders:{partition}" for partition in range(2)]
@@ -99,3 +108,63 @@ def test_a_copy_that_stands_still_while_there_is_traffic_is_told() -> None:
     assert told(lines, newest_ms=NOON_MS + STALE_MS)["ready"]
     (why,) = told(lines, newest_ms=NOON_MS + STALE_MS + 1)["why"]
     assert "newest barrier" in why
+
+
+def deployed(*of: tuple[str, str, str], plans: dict[str, Any] | None = None) -> Tables:
+    """Workloads of regions: region, key and owner; and of each region an audit plan of orders."""
+    rows: list[tuple[str, str, str, Any]] = [
+        (region, "workloads", key, workload(*key.split("/"), owner)) for region, key, owner in of
+    ]
+    rows += [(region, "audit_plans", "audit:all", plan) for region, plan in (plans or {}).items()]
+    return Tables((region, table, key, wire.encode(value)) for region, table, key, value in rows)
+
+
+def test_a_workload_is_told_what_its_own_group_has_finished_in_its_own_region() -> None:
+    tables = deployed(
+        ("east", "billing/orders", "ann"), ("west", "billing/orders", "ann"), ("east", "mail/orders", "bob")
+    )
+    fast, slow = latencies(*[5] * 9), latencies(*[80] * 4)
+    deliveries = {
+        ("east", "billing", "orders"): Delivered(9, 1, 2, 3, 4, fast),
+        ("west", "billing", "orders"): Delivered(4, latencies=slow),
+    }
+    first, mail, west = workload_rows(tables, {}, deliveries, NOON_MS)
+    assert [first[name] for name in ("audited", "delivered", "duplicates", "late", "missing", "extra")] == [
+        "deliveries", 9, 1, 2, 3, 4,
+    ]  # fmt: skip
+    assert first["p50_ms"] == pytest.approx(5, rel=0.02)
+    assert (west["delivered"], west["p99_ms"]) == (4, pytest.approx(80, rel=0.02))
+    assert (mail["audited"], mail["delivered"], mail["p50_ms"]) == ("not audited", None, None)
+
+
+def test_what_is_not_audited_is_told_apart_from_what_had_no_traffic() -> None:
+    spec = {"tiers": ["regional", "aggregate"]}
+    of = [("east", "billing/orders", "ann"), ("east", "billing/payments", "ann")]
+    for plan, audited, delivered in (
+        (audit_plan(), "deliveries", 0),
+        (audit_plan(**spec), "topic only", None),
+    ):
+        tables = deployed(*of, plans={"east": plan})
+        orders, payments = workload_rows(tables, {}, {}, NOON_MS)
+        assert (orders["audited"], orders["delivered"]) == (audited, delivered)
+        assert (payments["audited"], payments["delivered"]) == ("not audited", None)
+
+
+def test_an_owners_percentiles_are_of_all_its_records_not_means_of_percentiles() -> None:
+    tables = deployed(
+        ("east", "billing/orders", "ann"), ("east", "mail/orders", "ann"), ("east", "x/other", "bob")
+    )
+    deliveries = {
+        ("east", "billing", "orders"): Delivered(990, 1, latencies=latencies(*[5] * 990)),
+        ("east", "mail", "orders"): Delivered(10, 2, latencies=latencies(*[1000] * 10)),
+    }
+    workloads = workload_rows(tables, {}, deliveries, NOON_MS)
+    topics = [{"topic": "orders", "records": 1000, "missing": 3, "extra": 0}]
+    readiness = readiness_rows(tables, ["east", "west"], {}, {}, NOON_MS)
+    readiness[0]["ready"] = True
+    ann, bob = owner_rows(workloads, topics, topic_owners(tables), deliveries, readiness)
+    assert (ann["delivered"], ann["duplicates"], ann["records"], ann["missing"]) == (1000, 3, 1000, 3)
+    assert ann["p99_ms"] == pytest.approx(5, rel=0.02)  # the mean of both p99 would be 500
+    assert (ann["ready"], ann["not_ready"], ann["not_audited"]) == (1, 1, 0)
+    assert (bob["ready"], bob["not_ready"], bob["not_audited"]) == (0, 1, 1)
+    assert [bob[name] for name in ("records", "missing", "delivered", "p50_ms")] == [None] * 4

@@ -10,12 +10,13 @@ from pyspark.sql import SparkSession
 from app.core.audit.count import UNTIMED
 from app.core.audit.tiers import place_of
 from app.core.global_report import PARTS
+from spark.dashboard import summary
 from spark.dashboard.page import page
 from spark.dashboard.summary import summarize
 from spark.dashboard.times import iso
 from spark.jobs.report import rows
 from tests.spark.conftest import HOUR_MS, NOON_MS
-from tests.spark.regions import WIDTH_MS, latencies, window
+from tests.spark.regions import WIDTH_MS, Region, audit_plan, latencies, window, workload
 from tests.spark.test_dashboard import NOW_MS, take, told, two_regions
 
 pytestmark = pytest.mark.beside  # Spark without brokers: long, and in no haste
@@ -49,14 +50,68 @@ def test_groups_and_copies_are_lines_of_their_own(session: SparkSession, tmp_pat
     for region in (east, west):
         take(session, tmp_path, region)
     found = told(session, tmp_path)
-    assert {name: points[0][1] for name, points in found["series"]["orders"].items()} == {
-        "aggregate east-aggregate": 10, "aggregate west-aggregate": 37, "regional east-regional": 40,
-        "consumer billing of east-regional": 7, "consumer mail of east-regional": 9,
+    assert {one["topic"] for one in found["series"]} == {"orders"}
+    assert {one["place"]: one["points"] for one in found["series"]} == {
+        "aggregate east-aggregate": [[NOON_MS, 10]], "aggregate west-aggregate": [[NOON_MS, 37]],
+        "regional east-regional": [[NOON_MS, 40]],
+        "consumer billing of east-regional": [[NOON_MS, 7]],
+        "consumer mail of east-regional": [[NOON_MS, 9]],
     }  # fmt: skip
     assert {row["name"]: row["records"] for row in found["tiers"]}["consumer mail of east-regional"] == 9
+    assert {row["key"]: row["delivered"] for row in found["workloads"]} == {"billing/orders": 7}
     html = page(found)
     assert "consumer mail of east-regional</span>" in html
     assert "consumer mail of east-regional p50</text>" in html
+
+
+def test_a_long_time_is_drawn_by_steps_and_what_is_left_out_is_told(
+    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(summary, "MOST_POINTS", 3)
+    monkeypatch.setattr(summary, "MOST_LINES", 1)
+    monkeypatch.setattr(summary, "MOST_PLACES", 1)
+    monkeypatch.setattr(summary, "MOST_WINDOWS", 2)
+    east = Region("east")
+    for hours_ago, count in ((10, 1), (9, 2), (4, 4), (0, 8)):
+        start_ms = NOON_MS - hours_ago * HOUR_MS
+        east.window("orders", "regional", "east-regional", start_ms, window(count, position=hours_ago))
+        east.window("orders", "aggregate", "east-aggregate", start_ms, window(0, position=hours_ago))
+    for tier in ("regional", "aggregate"):
+        east.tier("orders", tier, f"east-{tier}")
+    east.put("audit_plans", "audit:all", audit_plan())
+    take(session, tmp_path, east)
+    found = told(session, tmp_path)
+    (line,) = found["series"]
+    assert line["step_ms"] == 4 * HOUR_MS
+    points = [[(at - NOON_MS) // HOUR_MS, count] for at, count in line["points"]]
+    assert points == [[-10, 3], [-6, 4], [-2, 8]]
+    assert len(found["windows"]) == 2
+    assert found["cut"] == {"series": 1, "tiers": 1, "windows": 2}
+    html = page(found)
+    assert "2 less bad ones are not shown" in html
+    assert "at most 8 records in 4 h" in html
+
+
+def test_what_a_group_has_finished_counts_for_the_workload_of_the_region_that_counted_it(
+    session: SparkSession, tmp_path: Path
+) -> None:
+    regions = two_regions()
+    place = place_of("east-regional", "billing")
+    for region, count, took_ms in zip(regions, (7, 5), (5, 90), strict=True):
+        region.put("workloads", "billing/orders", workload("billing", "orders"))
+        counted = window(count, position=5, duplicates=1, measured=latencies(*[took_ms] * count))
+        region.window("orders", "consumer", place, NOON_MS, counted)
+        take(session, tmp_path, region)
+    found = told(session, tmp_path)
+    assert [(row["region"], row["delivered"], row["duplicates"], round(row["p50_ms"])) for row in
+            found["workloads"]] == [("east", 7, 1, 5), ("west", 5, 1, 90)]  # fmt: skip
+    (owner,) = found["owners"]
+    assert (owner["delivered"], owner["duplicates"], round(owner["p50_ms"]), owner["not_ready"]) == (
+        12, 2, 5, 2,
+    )  # fmt: skip
+    (row,) = [row for row in found["traffic"] if row["tier"] == "consumer"]
+    assert row["records"] == 12
+    assert "What workloads have finished" in page(found)
 
 
 def test_traffic_and_verdicts_are_of_the_same_hours_and_what_has_no_time_is_told(

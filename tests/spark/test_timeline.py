@@ -1,0 +1,220 @@
+"""What happened in two regions, on one timeline: each once, from when until when, escaped and bounded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from app import wire
+from app.core.alert_state import AlertState
+from app.core.control_events import AnyControlEvent, Claim, OperatorAct, RolePut
+from spark.archive.log import Archive
+from spark.dashboard import decode, summary, timeline
+from spark.dashboard.page import page
+from spark.dashboard.store import STATE, files_of
+from spark.dashboard.summary import summarize
+from spark.dashboard.timeline import MOST_CHARS
+from tests.spark.conftest import HOUR_MS, NOON_MS
+from tests.spark.regions import WIDTH_MS, Region, act, audit_plan, incident, run_of, window
+from tests.spark.test_dashboard import NOW_MS, entries, take, told, two_regions
+
+pytestmark = pytest.mark.beside  # Spark without brokers: long, and in no haste
+
+EVIL = "<script>alert(1)</script>"
+Told = tuple[str, str, int, int | None, str, str]
+
+
+def of(rows: list[dict[str, Any]], *kinds: str) -> list[Told]:
+    """Kind, region, from and until since noon, what and who."""
+    return [
+        (one["kind"], one["region"], one["from_ms"] - NOON_MS,
+         None if one["until_ms"] is None else one["until_ms"] - NOON_MS, one["what"], one["who"])
+        for one in rows
+        if one["kind"] in kinds
+    ]  # fmt: skip
+
+
+def alert(at_ms: int, state: Any, **given: Any) -> AlertState:
+    """Of loss of orders."""
+    tiers = {"topic": "orders", "from_tier": "regional", "to_tier": "aggregate"}
+    since = {"since_ms": NOON_MS, "fired_ms": NOON_MS + 5, **given}
+    return AlertState(at_ms=at_ms, id="a.1", term=1, state=state, rule="lost", **tiers, **since)
+
+
+def role(at_ms: int, state: Any) -> RolePut:
+    """West takes over."""
+    return RolePut(
+        at_ms=at_ms, key="billing/orders", region="west", epoch=3, state=state, previous="east", actor="ann"
+    )
+
+
+def put(region: Region, *events: AnyControlEvent) -> None:
+    for offset, event in enumerate(events, 100):
+        region.put("activity", f"{offset:05}", act(offset, event))
+
+
+def test_failovers_roles_and_alerts_are_told_from_when_until_when(
+    session: SparkSession, tmp_path: Path
+) -> None:
+    east, west = Region("east"), Region("west")
+    roles = role(NOON_MS + 20, "moving"), role(NOON_MS + 30, "active")
+    put(
+        east,
+        alert(NOON_MS + 5, "firing"),
+        alert(NOON_MS + 70, "resolved", resolved_ms=NOON_MS + 70),
+        *roles,
+        Claim(at_ms=NOON_MS + 2, worker="w-1", term=4),
+        OperatorAct(at_ms=NOON_MS + 3, subject="billing/orders", action="skip", detail="7", actor="bob"),
+    )
+    put(west, *roles, run_of("planned", NOON_MS + 10), run_of("executing", NOON_MS + 15))
+    for region in (east, west):
+        take(session, tmp_path, region)
+    found = told(session, tmp_path)["timeline"]
+    assert of(found, *timeline.KINDS) == [
+        ("role", "west", 20, 30, "billing/orders is active in west instead of east, epoch 3", "ann"),
+        ("failover", "west", 10, None, "f-1 to west: executing: drill", "ann"),
+        ("operator", "east", 3, 3, "billing/orders: skip 7", "bob"),
+        ("leader", "east", 2, 2, "leads term 4", "w-1"),
+        ("alert", "east", 0, 70, "lost: orders, regional to aggregate: resolved", ""),
+    ]
+
+
+def test_an_alert_that_never_fired_is_not_told_and_one_that_fires_is_told_for_ever(
+    session: SparkSession, tmp_path: Path
+) -> None:
+    east = Region("east")
+    put(east, alert(NOON_MS + 5, "pending", fired_ms=0))
+    take(session, tmp_path, east)
+    assert told(session, tmp_path)["timeline"] == []
+    put(east, alert(NOON_MS + 5, "firing"))
+    take(session, tmp_path, east)
+    week_later = NOON_MS + 8 * 24 * HOUR_MS
+    told(session, tmp_path)
+    later = summarize(session, tmp_path, week_later, week_later + HOUR_MS, week_later)["timeline"]
+    assert of(later, "alert") == [
+        ("alert", "east", 0, None, "lost: orders, regional to aggregate: firing", "")
+    ]
+    before = summarize(session, tmp_path, NOON_MS - HOUR_MS, NOON_MS, NOW_MS)["timeline"]
+    assert before == []
+
+
+def test_incidents_of_each_region_are_told_once_and_stay_when_their_topic_forgets_them(
+    session: SparkSession, tmp_path: Path
+) -> None:
+    east, west = Region("east"), Region("west")
+    for number in range(3):
+        east.incident(incident(NOON_MS + number, "log-truncated"))
+    west.incident(incident(NOON_MS, "route-halted", message=""))
+    while take(session, tmp_path, east, limit=2).offsets:
+        pass
+    take(session, tmp_path, west)
+    again = Region("east")  # the topic was made anew: the same offsets are of other incidents
+    again.incident(incident(NOON_MS + 9, "copy-differs"))
+    take(session, tmp_path, again, topic_id="id-2")
+    found = of(told(session, tmp_path)["timeline"], "incident")
+    assert found == [
+        ("incident", "east", 9, 9, "copy-differs: orders: it is shorter; look", "w-1"),
+        *(
+            ("incident", "east", at, at, "log-truncated: orders: it is shorter; look", "w-1")
+            for at in (2, 1, 0)
+        ),
+        ("incident", "west", 0, 0, "route-halted: orders: ; look", "w-1"),
+    ]
+    before = summarize(session, tmp_path, NOON_MS - HOUR_MS, NOON_MS, NOW_MS)
+    assert before["timeline"] == []
+
+
+def test_a_bad_incident_is_quarantined_and_an_evil_one_is_escaped_and_bounded(
+    session: SparkSession, tmp_path: Path
+) -> None:
+    east = Region("east")
+    east.incident(b"{")
+    east.incident(incident(-5, "past"))
+    east.incident(incident(2**62, "future"))
+    east.incident(incident(NOON_MS, "evil", message=f"\x1b[2J\u202e\n{EVIL}" + "x" * 100_000))
+    east.put("activity", "00100", b'{"event": "role-put", "offset": 100, "at_ms": %d}' % NOON_MS)
+    done = take(session, tmp_path, east)
+    assert (done.offsets, done.quarantined) == (5, 4)
+    found = told(session, tmp_path)
+    assert {(row["table"], row["reason"].split(":")[0]) for row in found["quarantine"]} == {
+        ("incidents", "the value is not a incident"),
+        ("incidents", "the value is not an incident"),
+        ("activity", "the value is not a control event"),
+    }
+    (one,) = found["timeline"]
+    assert len(one["what"]) == MOST_CHARS
+    assert one["what"].isprintable()
+    html = page(found)
+    assert "&lt;script&gt;" in html
+    assert EVIL not in html
+
+
+def test_windows_that_follow_on_each_other_are_one_run_of_the_audit(
+    session: SparkSession, tmp_path: Path
+) -> None:
+    east, west = two_regions()
+    for number, count in ((3, 9), (5, 8), (6, 12)):  # lossy with the second, apart, and too many
+        start_ms = NOON_MS + number * WIDTH_MS
+        east.window("orders", "regional", "east-regional", start_ms, window(10, position=number))
+        west.window("orders", "aggregate", "west-aggregate", start_ms, window(count, position=number))
+    west.window("orders", "aggregate", "west-aggregate", NOON_MS + 2 * WIDTH_MS, window(9, position=9))
+    for region in (east, west):
+        take(session, tmp_path, region)
+    way = "orders, regional to aggregate: "
+    assert of(told(session, tmp_path)["timeline"], "audit") == [
+        ("audit", "west", 6 * WIDTH_MS, 7 * WIDTH_MS, f"{way}duplicated, 2 too many, 1 window",
+         "billing-team"),
+        ("audit", "west", 5 * WIDTH_MS, 6 * WIDTH_MS, f"{way}lossy, 2 missing, 1 window", "billing-team"),
+        ("audit", "west", WIDTH_MS, 4 * WIDTH_MS, f"{way}lossy, 5 missing, 3 windows", "billing-team"),
+    ]  # fmt: skip
+    for region in (east, west):
+        region.put("audit_plans", "audit:all", audit_plan(tiers=["regional", "aggregate", "consumer"]))
+        take(session, tmp_path, region)
+    absent = [one for one in of(told(session, tmp_path)["timeline"], "audit") if "absent" in one[4]]
+    assert [(one[1], one[2], one[3]) for one in absent] == [
+        ("east", 5 * WIDTH_MS, 7 * WIDTH_MS), ("west", 5 * WIDTH_MS, 7 * WIDTH_MS),
+        ("east", 0, 4 * WIDTH_MS), ("west", 0, 4 * WIDTH_MS),
+    ]  # fmt: skip
+
+
+def test_of_a_flood_the_newest_are_told_and_how_many_are_not(
+    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(summary, "MOST_EVENTS", 2)
+    monkeypatch.setattr(summary, "MOST_REASONS", 1)
+    east = Region("east")
+    for number in range(5):
+        east.incident(incident(NOON_MS + number, "flood"))
+    put(east, run_of("done", NOON_MS))
+    for bad in (b"{", b"[", b"["):
+        east.incident(bad)
+    take(session, tmp_path, east)
+    found = told(session, tmp_path)
+    assert [one["from_ms"] - NOON_MS for one in found["timeline"]] == [4, 3, 0]
+    assert found["cut"] == {"timeline": 3, "quarantine": 1}
+    assert [row["count"] for row in found["quarantine"]] == [2]
+    html = page(found)
+    assert "3 older ones are not shown" in html
+    assert "Quarantine: 3 records" in html
+
+
+def test_times_of_an_alert_that_no_column_holds_are_bounded() -> None:
+    value = act(1, alert(NOON_MS, "firing", since_ms=-(2**63)))
+    found = timeline.event("east", decode.ACTIVITY, "k", 1, value)
+    assert found is not None
+    assert found.from_ms == 0
+
+
+def test_the_incidents_that_count_have_each_a_key_of_their_own(session: SparkSession, tmp_path: Path) -> None:
+    east = Region("east")
+    for _ in range(2):
+        east.incident(incident(NOON_MS, "twice"))
+    take(session, tmp_path, east)
+    held = entries(session, tmp_path, "east")
+    assert len([key for table, key in held if table == "incidents"]) == 2
+    assert all(wire.incident(bytes(value)).kind == "twice" for value in held.values())
+    files = files_of(Archive.open(tmp_path / "east").state(), STATE)
+    assert {file.date for file in files} == {"2025-11-22"}
