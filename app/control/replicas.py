@@ -148,7 +148,7 @@ class Replicas(Service):
                 await runtime.close()
             raise
         self.routes[identity.name] = runtime
-        # Not where an operator wants it so.
+        # A reset is no loss: it comes without a reason.
         pump.ledger.begun_anew += beginning.begun_anew or bool(anew is not None and anew.reason)
         if beginning.gap is not None:
             self.skip(pump, beginning.gap)

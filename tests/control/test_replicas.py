@@ -167,7 +167,7 @@ async def test_a_source_topic_that_is_made_anew_is_copied_from_its_start_or_wait
     await manager.until(lambda: manager.pump is not None and manager.pump.lineage == 1)
     pump = await manager.copied(2)
     assert await _copy(yard, topic) == [b"a", b"b", b"c", b"d", b"e"]
-    assert pump.copying().begun_anew == (how == "continue"), "else an operator knew"
+    assert pump.copying().begun_anew == (how != "reset"), "that is what an operator wanted"
 
 
 async def test_a_route_that_halts_at_a_gap_goes_on_behind_it_once_an_operator_skips_it(

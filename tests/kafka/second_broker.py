@@ -2,6 +2,8 @@
 
     yard's cluster:  node 1, broker and controller   +   node 2, broker only, in a folder of the test's
 
+Where a test wants three, node 3 is like node 2.
+
 Rules: node 2 has the yard's marks, so that whoever ends the yard finds it; whatever node 1 keeps is moved
 back to it alone before node 2 goes for good, and node 2 is unregistered, so that the cluster is what it was.
 """
@@ -31,7 +33,7 @@ from app.yard import Yard
 from app.yard.broker import _java_command, _new_id, _server_properties, choose_ports
 from app.yard.processes import marks, send, wait_gone
 
-FIRST, SECOND = 1, 2
+FIRST, SECOND, THIRD = 1, 2, 3
 OFFSETS = "__consumer_offsets"
 ENOUGH_S = 90.0  # ends what would hang
 LOOK_S = 0.1
@@ -87,9 +89,12 @@ class ElectLeadersRequest(Request[ElectLeadersRequestV0]):
 
 
 class SecondBroker:
-    """Node 2 of `cluster`; asks through `client`, which knows the cluster."""
+    """Node 2 (or `node`) of `cluster`; asks through `client`, which knows the cluster."""
 
-    def __init__(self, yard: Yard, cluster: str, folder: Path, client: ClusterClient) -> None:
+    def __init__(
+        self, yard: Yard, cluster: str, folder: Path, client: ClusterClient, node: int = SECOND
+    ) -> None:
+        self.node = node
         self._yard, self._cluster, self._folder, self._client = yard, cluster, folder, client
         self._process: psutil.Popen | None = None
         self._format()
@@ -104,12 +109,12 @@ class SecondBroker:
         data, own_port = self._folder / "data", choose_ports(1)[0]
         data.mkdir(parents=True)
         (data / "meta.properties").write_text(
-            f"version=1\ncluster.id={cluster_id}\nnode.id={SECOND}\ndirectory.id={_new_id()}\n"
+            f"version=1\ncluster.id={cluster_id}\nnode.id={self.node}\ndirectory.id={_new_id()}\n"
         )
         text = _server_properties(data, (own_port, ports[1]), first.region)
         for line, other in (
             ("process.roles=broker,controller", "process.roles=broker"),
-            (f"node.id={FIRST}\n", f"node.id={SECOND}\n"),
+            (f"node.id={FIRST}\n", f"node.id={self.node}\n"),
             (f",CONTROLLER://127.0.0.1:{ports[1]}", ""),
         ):
             assert text.count(line) == 1
@@ -122,7 +127,7 @@ class SecondBroker:
             self._process = psutil.Popen(
                 [
                     *_java_command(self._yard._prepared(), self._folder),
-                    *marks(self._yard.home, f"{self._cluster}-second"),
+                    *marks(self._yard.home, f"{self._cluster}-{self.node}"),
                     "kafka.Kafka",
                     str(self._folder / "server.properties"),
                 ],
@@ -132,7 +137,7 @@ class SecondBroker:
                 env={**os.environ, "LC_ALL": "C.UTF-8"},
                 start_new_session=True,
             )
-        await self._until_counted(2)
+        await self._until_counted(True)
 
     async def kill(self) -> None:
         """kill -9."""
@@ -141,10 +146,10 @@ class SecondBroker:
     async def stop(self) -> None:
         """In order, and for good: the cluster forgets it. It must keep nothing that node 1 does not."""
         await self._end(signal.SIGTERM, GRACE_S)
-        await self._until_counted(1)
+        await self._until_counted(False)
         bootstrap = self._yard.bootstrap(self._cluster)
         command = self._yard.tool(
-            "org.apache.kafka.tools.ClusterTool", "unregister", "-b", bootstrap, "--id", str(SECOND)
+            "org.apache.kafka.tools.ClusterTool", "unregister", "-b", bootstrap, "--id", str(self.node)
         )
         tool = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
         said, _ = await tool.communicate()
@@ -169,11 +174,11 @@ class SecondBroker:
                 send(process, signal.SIGKILL)
                 assert not await asyncio.to_thread(wait_gone, [process], ENOUGH_S)
 
-    async def _until_counted(self, count: int) -> None:
+    async def _until_counted(self, is_there: bool) -> None:
         async with asyncio.timeout(ENOUGH_S):
             while True:
                 found = await self._client.send(FIRST, MetadataRequest([]))
-                if len(found.brokers) == count:
+                if (self.node in {broker[0] for broker in found.brokers}) == is_there:
                     return
                 await asyncio.sleep(LOOK_S)
 
@@ -235,10 +240,10 @@ class SecondBroker:
 
 @asynccontextmanager
 async def second_broker(
-    yard: Yard, cluster: str, folder: Path, client: ClusterClient
+    yard: Yard, cluster: str, folder: Path, client: ClusterClient, node: int = SECOND
 ) -> AsyncIterator[SecondBroker]:
-    """Node 2, running. Afterwards the offsets topic is node 1's alone again, and node 2 is forgotten."""
-    broker = SecondBroker(yard, cluster, folder, client)
+    """Node 2 (or `node`), running. Afterwards the offsets topic is node 1's alone, and it is forgotten."""
+    broker = SecondBroker(yard, cluster, folder, client, node)
     try:
         await broker.start()
         yield broker

@@ -11,8 +11,8 @@ from aiokafka import AIOKafkaProducer
 
 from app.core.record_batch import HEADER_BYTES
 from app.core.verbatim import Bytes, Copy
+from app.kafka.append_encode import copies
 from app.kafka.append_lane import Lane
-from app.replica import pump as pump_module
 from tests.kafka.conftest import create, producing
 from tests.kafka.test_append import batch_of
 from tests.replica.source import both, copying, same, write
@@ -227,7 +227,7 @@ async def test_a_record_that_goes_missing_before_it_is_a_copy_is_no_copy_left_ou
     stand: Stand, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing behind it is appended, and the job begins again, from before it."""
-    copies, missed = pump_module.copies, list[Copy]()
+    missed: list[Copy] = []
 
     def all_but_one(*fetched: Any) -> Iterator[Copy]:
         for copy in copies(*fetched):
@@ -236,7 +236,7 @@ async def test_a_record_that_goes_missing_before_it_is_a_copy_is_no_copy_left_ou
             else:
                 yield copy
 
-    monkeypatch.setattr(pump_module, "copies", all_but_one)
+    monkeypatch.setattr("app.replica.pump.copies", all_but_one)
     await both(stand, topic_name)
     await write(stand, topic_name, 100, max_batch_size=300)
     pump = await stand.begin(topic_name)

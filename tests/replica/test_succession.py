@@ -166,6 +166,8 @@ async def test_a_destination_that_was_made_anew_is_told_and_copying_goes_on_wher
     pump = await stand.begin(topic_name)
     await stand.copied([pump])
     assert stand.kinds() == ["destination-begun-anew"]
+    assert pump.copying().destination_losses == 1
+    await stand.until(lambda: Note.from_bytes(stand.saved[0][1]).losses == 1)
     assert await rows(stand.target, topic_name) == (await rows(stand.source, topic_name))[100:]
 
 
