@@ -78,7 +78,7 @@ def cluster(spark: SparkSession, bootstrap: str, config: Path | None) -> Cluster
 
 
 def ended(spark: SparkSession) -> bool:
-    """Whether the session has ended by itself, as when its cluster's master is gone: no round can work then."""
+    """Whether the session has ended by itself, as when its cluster's master is gone: no round works then."""
     context: Any = spark.sparkContext._jsc
     return context is None or bool(context.sc().isStopped())
 

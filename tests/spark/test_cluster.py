@@ -13,10 +13,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from uuid import uuid4
 
 import pyspark
 import pytest
-from pyspark.sql import SparkSession
+from aiokafka import AIOKafkaConsumer, TopicPartition
 
 import spark
 from app.yard.jars import switchyard_home
@@ -24,14 +25,13 @@ from spark.archive.log import Archive
 from spark.archive.reader import Query, Reader
 from spark.connector import connector_jars
 from spark.java import prepare_java
-from spark.kafka import Cluster, Range
-from tests.spark.archiving import archive_rows
-from tests.spark.conftest import row
-from tests.spark.test_end_to_end import archived, create, produce
+from tests.spark.test_end_to_end import PARTITIONS, archived, create, produce
 
 BIN = Path(pyspark.__file__).parent / "bin"
 MAIN = Path(spark.__file__).with_name("__main__.py")
 WAIT_S = 120.0
+RECORDS = 300
+QUICK = "-XX:TieredStopAtLevel=1"
 
 
 @contextmanager
@@ -39,6 +39,7 @@ def process(folder: Path, *arguments: str) -> Iterator[None]:
     """A part of the cluster, until the block ends."""
     prepare_java(switchyard_home() / "spark")
     environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_DAEMON_MEMORY": "256m"}
+    environment["SPARK_DAEMON_JAVA_OPTS"] = QUICK
     command = [str(BIN / "spark-class"), *arguments, "--webui-port", "0"]
     with (folder / f"{arguments[0]}.log").open("wb") as log:
         started = subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=folder)
@@ -70,7 +71,10 @@ class Standalone:
             "spark.master": self.address,
             "spark.executor.memory": "512m",
             "spark.driver.memory": "512m",
-            "spark.sql.shuffle.partitions": "2",
+            "spark.sql.shuffle.partitions": "1",
+            "spark.executor.extraJavaOptions": QUICK,
+            "spark.driver.extraJavaOptions": QUICK,
+            "spark.sql.codegen.wholeStage": "false",  # compiling takes longer than few records
         }
         return [part for key, value in chosen.items() for part in ("--conf", f"{key}={value}")]
 
@@ -109,46 +113,62 @@ def run(command: Sequence[str | Path]) -> dict[str, object]:
     return found
 
 
-def test_a_job_runs_on_a_cluster_that_only_its_configuration_names(
-    session: SparkSession, archive: Archive, standalone: Standalone
-) -> None:
-    rows = [row(offset) for offset in range(4)]
-    archive_rows(session, archive, *rows[:2])
-    archive_rows(session, archive, *rows)
-    before = standalone.executors
-    compacting = ("compact", "--archive", str(archive.root))
-    run([sys.executable, "-m", "spark", *compacting, *standalone.settings()])
-    assert len(archive.state().files) == 1
-    assert [one.offset for one in Reader(archive).records(Query("orders"))] == [0, 1, 2, 3]
-    assert standalone.executors > before, "no executor of the cluster took part"
+@dataclass(frozen=True, slots=True)
+class Archived:
+    """What a job on the cluster has archived of a topic, and how many executors it had."""
+
+    topic: str
+    root: Path
+    told: dict[str, object]
+    executors: int
 
 
-def test_executors_read_kafka(
-    standalone: Standalone, bootstrap: str, topic_name: str, tmp_path: Path
-) -> None:
-    asyncio.run(create(bootstrap, topic_name))
-    asyncio.run(produce(bootstrap, topic_name, range(300)))
-    root = tmp_path / "archive"
-    before = standalone.executors
-    archiving = ("archive", "--bootstrap", bootstrap, "--topics", topic_name, "--to", str(root), "--once")
+@pytest.fixture(scope="module")
+def of_kafka(standalone: Standalone, bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Archived:
+    """A topic's archive, made on the cluster."""
+    topic, root = f"test-{uuid4().hex[:12]}", tmp_path_factory.mktemp("of_kafka") / "archive"
+    asyncio.run(create(bootstrap, topic))
+    asyncio.run(produce(bootstrap, topic, range(RECORDS)))
+    archiving = ("archive", "--bootstrap", bootstrap, "--topics", topic, "--to", str(root), "--once")
     told = run([sys.executable, "-m", "spark", *archiving, *standalone.settings()])
-    assert (told["records"], archived(root, topic_name)) == (300, 300)
-    assert standalone.executors > before, "no executor of the cluster took part"
+    return Archived(topic, root, told, standalone.executors)
+
+
+def test_executors_of_a_cluster_that_only_the_configuration_names_read_kafka(of_kafka: Archived) -> None:
+    assert of_kafka.told["records"] == archived(of_kafka.root, of_kafka.topic) == RECORDS
+    assert of_kafka.executors == 1, "no executor of the cluster took part"
 
 
 def test_executors_run_python_and_spark_submit_starts_a_job(
-    session: SparkSession, archive: Archive, standalone: Standalone, bootstrap: str, topic_name: str
+    standalone: Standalone, of_kafka: Archived, bootstrap: str, topic_name: str
 ) -> None:
     """As docs/spark-on-a-cluster.md has it; a restore writes to Kafka from Python in executors."""
-    rows = [row(offset, key=b"k", headers=[("a", b"1")]) for offset in range(20)]
-    archive_rows(session, archive, *rows)
     before = standalone.executors
     submit = [BIN / "spark-submit", *standalone.settings(), "--jars", ",".join(map(str, connector_jars()))]
-    restoring = ("restore", "--archive", str(archive.root), "--topic", "orders", "--bootstrap", bootstrap)
-    told = run([*submit, MAIN, *restoring, "--into", topic_name, "--execute"])
-    assert told["records"] == 20
-    assert standalone.executors > before, "no executor of the cluster took part"
-    cluster = Cluster(session, bootstrap)
-    restored = cluster.read([Range(topic_name, 0, 0, cluster.topic(topic_name).partitions[0].end)])
-    found = restored.orderBy("offset").select("timestamp_ms", "key", "value", "headers").collect()
-    assert [tuple(one) for one in found] == [(r[3], r[5], r[6], [("a", b"1")]) for r in rows]
+    restoring = ("restore", "--archive", str(of_kafka.root), "--topic", of_kafka.topic)
+    told = run([*submit, MAIN, *restoring, "--bootstrap", bootstrap, "--into", topic_name, "--execute"])
+    assert told["records"] == RECORDS
+    assert standalone.executors == before + 1, "no executor of the cluster took part"
+    wanted = [
+        (one.partition, one.timestamp_ms, one.key, one.value, one.headers)
+        for one in Reader(Archive.open(of_kafka.root)).records(Query(of_kafka.topic))
+    ]
+    assert asyncio.run(read(bootstrap, topic_name)) == wanted
+
+
+async def read(bootstrap: str, topic: str) -> list[tuple[object, ...]]:
+    """Partition, time, key, value and headers of as many records, partition by partition."""
+    consumer = AIOKafkaConsumer(
+        bootstrap_servers=bootstrap, auto_offset_reset="earliest", isolation_level="read_committed"
+    )
+    await consumer.start()
+    try:
+        consumer.assign([TopicPartition(topic, number) for number in range(PARTITIONS)])
+        found = []
+        async with asyncio.timeout(WAIT_S):
+            while len(found) < RECORDS:
+                found.append(await consumer.getone())
+    finally:
+        await consumer.stop()
+    found.sort(key=lambda one: (one.partition, one.offset))
+    return [(one.partition, one.timestamp, one.key, one.value, one.headers) for one in found]
