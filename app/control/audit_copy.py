@@ -259,7 +259,7 @@ async def _append(producer: AIOKafkaProducer, place: Partition, batches: list[Ba
     """All of them, or none; where the last batch begins in the log."""
     async with one_transaction(producer):
         sent = [await producer.send_batch(batch, place.topic, partition=place.partition) for batch in batches]
-        return max(one.offset for one in await asyncio.gather(*sent))
+        return max(int(one.offset) for one in await asyncio.gather(*sent))
 
 
 async def _shown(client: ClusterClient, place: Partition, offset: int) -> None:

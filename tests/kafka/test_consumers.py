@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -23,7 +24,8 @@ async def test_whoever_stops_a_consumer_whose_broker_has_died_is_not_cancelled(
     await consumer.start()
     consumer.assign([at := TopicPartition(topic_name, 0)])
     await consumer.position(at)
-    while not consumer._fetcher._pending_tasks:  # until it asks for records
+    fetcher: Any = consumer._fetcher
+    while not fetcher._pending_tasks:  # until it asks for records
         assert await consumer.getmany(timeout_ms=50) == {}
     caplog.set_level(logging.ERROR)
     await asyncio.to_thread(killable_yard.kill, "east-regional")

@@ -39,13 +39,14 @@ def plan(name: str, *topics: str, **spec: Any) -> dict[str, Any]:
 class Traffic:
     """Batches of all sizes and codecs into every partition, until the end; `sent`: by window.
 
-    Records are up to two seconds older than the moment they are written, in no order.
+    Records are up to two seconds older than the moment they are written, in no order. `some`: how many are
+    written at a time.
     """
 
-    def __init__(self, bootstraps: list[str], topic: str) -> None:
+    def __init__(self, bootstraps: list[str], topic: str, some: tuple[int, ...] = (3, 60, 900)) -> None:
         self.sent: Counter[int] = Counter()
         self.last_ms = 0
-        self._bootstraps, self._topic = bootstraps, topic
+        self._bootstraps, self._topic, self._some = bootstraps, topic, some
         self._ending = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._produce()))
 
@@ -61,7 +62,7 @@ class Traffic:
         chance, number = random.Random(SEED), 0
         while not self._ending.is_set():
             now_ms, some = time.time_ns() // 1_000_000, []
-            for _ in range(chance.choice([3, 60, 900])):
+            for _ in range(chance.choice(self._some)):
                 some.append((number % PARTITIONS, now_ms - chance.randrange(2_000)))
                 number += 1
             codec = chance.choice([None, "lz4", "zstd", "gzip"])
