@@ -37,7 +37,14 @@ figure { margin: 1rem 0; } svg { width: 100%; height: auto; display: block; }
 .grid { display: grid; grid-template-columns: repeat(auto-fill, minmax(20rem, 1fr)); gap: 1rem; }
 svg text { fill: var(--soft); font: 11px system-ui, sans-serif; }
 td.wrap { white-space: normal; min-width: 16rem; overflow-wrap: anywhere; }
-.kinds label { margin-right: 1rem; white-space: nowrap; }
+.kinds { display: flex; flex-wrap: wrap; gap: 0 1rem; }
+svg.bars { min-width: 34rem; max-width: 45rem; }
+@media (max-width: 40rem) { body { padding: 1rem; } .events thead { display: none; }
+  .events table, .events tbody { display: block; }
+  .events tr { display: block; border-bottom: 1px solid var(--line); padding: .3rem 0; }
+  .events td { display: inline-block; border: 0; padding: .1rem .6rem .1rem 0;
+    white-space: normal; overflow-wrap: anywhere; }
+  .events td.wrap { display: block; } .events td:empty { display: none; } }
 """
 WIDTH, HEIGHT, LEFT, BOTTOM = 420.0, 150.0, 52.0, 22.0
 COLORS = 5
@@ -77,6 +84,7 @@ def page(told: Mapping[str, Any]) -> str:
         ),
         "</div>",
         section("Traffic by topic", charts(told["series"]) + left_out(told, "series", "smaller")),
+        section("What happened", timeline(told["timeline"]) + left_out(told, "timeline", "older")),
         section("Topics", table(told["topics"], TOPICS)),
         section("Tiers: counts and latencies", table(told["traffic"], TRAFFIC)),
         section(
@@ -96,7 +104,6 @@ def page(told: Mapping[str, Any]) -> str:
         section("What workloads have finished", table(_workloads(told), DELIVERIES)),
         section("Workloads and routes", table(told["workloads"], WORKLOADS)),
         section("Owners", table(told["owners"], OWNERS)),
-        section("What happened", timeline(told["timeline"]) + left_out(told, "timeline", "older")),
         section(
             f"Quarantine: {number(bad)} records",
             table(told["quarantine"], QUARANTINE) + left_out(told, "quarantine", "rarer"),
@@ -249,7 +256,8 @@ def bars(tiers: Sequence[Mapping[str, Any]]) -> str:
             )
             y += 22
     content = f"<title>Latencies by cluster and group</title>{''.join(drawn)}"
-    return f'<figure><svg viewBox="0 0 720 {height:.0f}" role="img">{content}</svg></figure>'
+    drawing = f'<svg class="bars" viewBox="0 0 720 {height:.0f}" role="img">{content}</svg>'
+    return f'<figure class="scroll">{drawing}</figure>'
 
 
 def timeline(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -265,7 +273,7 @@ def timeline(rows: Sequence[Mapping[str, Any]]) -> str:
         f'<label><input type="checkbox" id="k-{kind}" checked> {kind} {number(counts[kind])}</label>'
         for kind in there
     )
-    classes = " ".join(f"k-{kind}" for kind in there)
+    classes = " ".join(["events", *(f"k-{kind}" for kind in there)])
     return (
         f'<style>{rules}</style><div class="{classes}"><p class="kinds">{boxes}</p>'
         f"{table(rows, TIMELINE, of='kind')}</div>"

@@ -96,8 +96,14 @@ class Delivered(NamedTuple):
         """Both together; percentiles are those of both histograms as one."""
         both = Latencies.from_bytes(self.latencies)
         both.merge(Latencies.from_bytes(other.latencies))
-        sums = (mine + its for mine, its in zip(self[:-1], other[:-1], strict=True))
-        return Delivered(*sums, latencies=both.to_bytes())
+        return Delivered(
+            self.records + other.records,
+            self.duplicates + other.duplicates,
+            self.late + other.late,
+            self.missing + other.missing,
+            self.extra + other.extra,
+            both.to_bytes(),
+        )
 
 
 Deliveries = Mapping[tuple[str, str, str], Delivered]  # by region, group and topic

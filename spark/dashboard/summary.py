@@ -283,10 +283,10 @@ def series(
         f.sum("records").alias("records")
     )
     points: dict[tuple[str, str, str], list[list[int]]] = {key: [] for key in kept}
-    for row in counted.orderBy("at_ms").collect():
-        key = (row["topic"], row["tier"], row["cluster"])
+    for one in counted.orderBy("at_ms").collect():
+        key = (one["topic"], one["tier"], one["cluster"])
         if key in points:
-            points[key].append([row["at_ms"], row["records"]])
+            points[key].append([one["at_ms"], one["records"]])
     rows = [
         {"topic": key[0], "place": name, "step_ms": step_ms, "points": points[key]}
         for key, name in kept.items()

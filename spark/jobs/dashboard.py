@@ -21,11 +21,12 @@ from spark.progress import say, watching
 
 DESCRIPTION = """\
 Keeps what the tables of all regions say (audit windows and tiers, workloads, routes, assignments, trackers,
-checkpoints, activity) and what heartbeats say of loads, exactly once: a job that is killed and started again
-goes on where the last complete round ended. From that it makes traffic by hour and a verdict for every
-window, as Parquet files; `python -m spark report` shows them. A record that cannot be used is kept in the
-quarantine with its reason, and counted. A region that does not answer is told; the others go on. Files
-that were replaced are deleted an hour later: a report that reads for longer than that is to be made anew.
+checkpoints, activity), their incidents, and what heartbeats say of loads, exactly once: a job that is killed
+and started again goes on where the last complete round ended. From that it makes traffic by hour and a
+verdict for every window, as Parquet files; `python -m spark report` shows them. A record that cannot be used
+is kept in the quarantine with its reason, and counted. A region that does not answer is told; the others go
+on. Files that were replaced are deleted an hour later: a report that reads for longer than that is to be made
+anew.
 """
 EXAMPLES = """\
 examples:

@@ -158,7 +158,13 @@ def test_the_report_page_shows_what_spark_wrote_as_text(console: Any, browse: An
     assert "onerror" in text
     assert page.query_selector("main img") is None
     assert "owned" not in page.title()
+    for said in ("log-truncated", "not over", "1,234 older ones are not shown", "not audited", "lossy"):
+        assert said in text
+    assert page.locator("svg.plot polyline").count() == 3
     page.screenshot(path=tmp_path / "report.png", full_page=True)
+    page.locator("input[data-kind=incident]").uncheck()
+    assert not page.locator("tr[data-of=incident]").is_visible()
+    assert page.locator("tr[data-of=failover]").is_visible()
     found = http("GET", f"{worker.url}/api/v1/report")[1]
     assert found["complete"]
     assert {part: found[part] for part in REPORT} == REPORT

@@ -103,12 +103,13 @@ def test_what_a_group_has_finished_counts_for_the_workload_of_the_region_that_co
         region.window("orders", "consumer", place, NOON_MS, counted)
         take(session, tmp_path, region)
     found = told(session, tmp_path)
-    assert [(row["region"], row["delivered"], row["duplicates"], round(row["p50_ms"])) for row in
-            found["workloads"]] == [("east", 7, 1, 5), ("west", 5, 1, 90)]  # fmt: skip
+    assert [(row["region"], row["delivered"], row["duplicates"], row["p50_ms"]) for row in
+            found["workloads"]] == [
+        ("east", 7, 1, pytest.approx(5, rel=0.02)), ("west", 5, 1, pytest.approx(90, rel=0.02)),
+    ]  # fmt: skip
     (owner,) = found["owners"]
-    assert (owner["delivered"], owner["duplicates"], round(owner["p50_ms"]), owner["not_ready"]) == (
-        12, 2, 5, 2,
-    )  # fmt: skip
+    assert (owner["delivered"], owner["duplicates"], owner["not_ready"]) == (12, 2, 2)
+    assert owner["p50_ms"] == pytest.approx(5, rel=0.02)
     (row,) = [row for row in found["traffic"] if row["tier"] == "consumer"]
     assert row["records"] == 12
     assert "What workloads have finished" in page(found)

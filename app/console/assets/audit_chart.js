@@ -10,7 +10,7 @@ const LEAST = 54; // of a window's width: its mark and its time have to fit
 export const MOST_DRAWN = 60;
 const WAY = ["proxy-client", "proxy-server", "regional", "aggregate", "consumer"]; // of a record
 
-const svg = (name, attributes = {}, ...children) => {
+export const svg = (name, attributes = {}, ...children) => {
   const node = document.createElementNS(SVG, name);
   for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
   node.append(...children.flat(Infinity));
