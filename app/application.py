@@ -257,7 +257,10 @@ def _end_after(seconds: float, code: int = 1) -> None:
 
     def end() -> None:
         time.sleep(seconds)
-        sys.stderr.write(f"switchyard: shutdown took more than {seconds:.0f} s; ending the process\n")
+        sys.stderr.write(
+            f"switchyard: shutdown took more than {seconds:.0f} s; ending the process with {code}. "
+            "What is left behind is told above; a broker that is away is reason enough\n"
+        )
         os._exit(code)
 
     threading.Thread(target=end, daemon=True, name="shutdown-deadline").start()

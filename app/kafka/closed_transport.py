@@ -1,8 +1,11 @@
-"""A connection whose transport has closed fails as Kafka's errors do.
+"""A connection that has closed fails as Kafka's errors do.
 
-uvloop refuses to write to it by RuntimeError (asyncio says nothing), for the moment until the connection
-hears of the end. aiokafka expects OSError: by anything else its task that looks for metadata ends for good,
-and whoever waits for metadata of that client, to find a leader, say, waits for ever.
+1. uvloop refuses to write to it by RuntimeError (asyncio says nothing), for the moment until the connection
+   hears of the end. aiokafka expects OSError: by anything else its task that looks for metadata ends, and
+   whoever waits for metadata of that client, to find a leader, say, waits for ever.
+2. Of requests that time out at once (a process that lay still, a broker that hangs) the first closes the
+   connection and may be sent again by a new one, before the second looks for the connection to close: it is
+   not where aiokafka looks. By KeyError its tasks end for good, and Faust ends the worker.
 """
 
 from __future__ import annotations
@@ -10,10 +13,12 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import Any
 
+from aiokafka.client import AIOKafkaClient, ConnectionGroup
 from aiokafka.conn import AIOKafkaConnection, CloseReason
-from aiokafka.errors import KafkaConnectionError
+from aiokafka.errors import KafkaConnectionError, RequestTimedOutError
 
 _send = AIOKafkaConnection.send
+_ask = AIOKafkaClient.send
 
 
 def _send_or_fail(self: AIOKafkaConnection, request: Any, expect_response: bool = True) -> Awaitable[Any]:
@@ -27,6 +32,18 @@ def _send_or_fail(self: AIOKafkaConnection, request: Any, expect_response: bool 
     return found
 
 
+async def _ask_or_fail(
+    self: AIOKafkaClient, node_id: Any, request: Any, *, group: Any = ConnectionGroup.DEFAULT
+) -> Any:
+    try:
+        return await _ask(self, node_id, request, group=group)  # type: ignore[no-untyped-call]
+    except KeyError as error:
+        if error.args != ((node_id, group),):
+            raise
+        raise RequestTimedOutError("its connection was closed by another request's timeout") from error
+
+
 def install() -> None:
-    """All connections of this process, those of Faust and aiokafka's own clients too."""
+    """All connections and clients of this process, those of Faust and aiokafka's own too."""
     AIOKafkaConnection.send = _send_or_fail  # type: ignore[method-assign]
+    AIOKafkaClient.send = _ask_or_fail  # type: ignore[method-assign]

@@ -1,17 +1,21 @@
-"""A connection that ends while something is sent is an error like any other, and metadata goes on."""
+"""A connection that ends while something is sent, or waited for, is an error like any other."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 import uvloop
-from aiokafka.errors import KafkaConnectionError
+from aiokafka.client import AIOKafkaClient
+from aiokafka.errors import KafkaConnectionError, KafkaError
 from aiokafka.protocol.metadata import MetadataRequest
 
 from app.kafka.clusters import ClusterClient, ClusterSpec
 from app.kafka.topic_ids import UNKNOWN_ID, TopicIdsRequest
+from app.yard import Yard
 
+CLUSTER = "east-aggregate"  # not the one other tests use at the same time
 TURNS = 6  # of the loop, until a connection has heard of its end
 
 
@@ -64,3 +68,32 @@ async def _asked_of_an_old_broker(bootstrap: str) -> None:
 def test_a_request_that_a_broker_does_not_know_says_so_and_leaves_the_connection_open(bootstrap: str) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_asked_of_an_old_broker(bootstrap))
+
+
+async def test_of_requests_that_a_frozen_broker_leaves_unanswered_each_fails_as_kafkas_errors_do(
+    killable_yard: Yard,
+) -> None:
+    asked: Any = AIOKafkaClient(  # type: ignore[no-untyped-call]
+        bootstrap_servers=killable_yard.bootstrap(CLUSTER), request_timeout_ms=500
+    )
+    await asked.bootstrap()
+    node = asked.get_random_node()
+    assert await asked.ready(node)
+
+    async def ask() -> BaseException:
+        """What comes of it; asked again at once, so that the connection is made anew."""
+        told = []
+        for _ in range(2):
+            try:
+                await asked.send(node, MetadataRequest([]))
+            except Exception as error:  # noqa: BLE001 - which it is, is what is looked at
+                told.append(error)
+        return told[0]
+
+    await asyncio.to_thread(killable_yard.pause, CLUSTER)
+    try:
+        found = await asyncio.gather(*(ask() for _ in range(8)))
+    finally:
+        await asyncio.to_thread(killable_yard.resume, CLUSTER)
+        await asked.close()
+    assert [error for error in found if not isinstance(error, KafkaError)] == []
