@@ -103,6 +103,22 @@ async def test_what_was_sent_and_acknowledged_between_two_answers_is_told() -> N
     assert (stand.spans("orders"), stand.spans("payments")) == ([(0, 10)], [])
 
 
+async def test_what_is_waited_for_is_asked_about_now_and_then_unless_much_of_it_is_there() -> None:
+    stand = Stand()
+    await stand.round()
+    stand.append("orders")
+    await stand.round()
+    assert stand.part("orders").waits
+    for most_rows, spans in ((8_192, [(0, 10)]), (1, [(0, 10), (10, 20)])):
+        stand.writers["orders"].line._most_rows = most_rows
+        if most_rows == 8_192:
+            stand.append("orders")
+        await stand.appended._round(1.0, of_all=False)
+        while stand.part("orders").is_given:  # noqa: ASYNC110 - a task of its own
+            await asyncio.sleep(0)
+        assert stand.spans("orders") == spans
+
+
 async def test_a_round_ends_with_its_last_answer_whatever_goes_wrong_with_another() -> None:
     stand = Stand()
     await stand.round()

@@ -171,8 +171,9 @@ async def test_while_it_is_fetched_its_own_answer_brings_it() -> None:
     assert stand.spans(FOLLOWER) == [(0, 10), (10, 20)]
 
 
-async def test_hidden_transactions_are_taken_from_where_they_were_fetched_only() -> None:
-    stand = Stand()
+@pytest.mark.parametrize("counts", [lambda _: 0, every])
+async def test_hidden_transactions_are_taken_from_where_they_were_fetched_only(counts: Counts) -> None:
+    stand = Stand(counts=counts)
     stand.follower.next_offset = 10
     await stand.answer(stand.leader, batch(0), batch(10), aborted=[(7, 5)])
     assert stand.spans(FOLLOWER) == []
@@ -278,12 +279,23 @@ async def test_it_comes_up_by_the_headers_of_what_was_fetched_ahead_of_it() -> N
     stand.follower.polling = True
     await stand.answer(stand.follower, batch(0), batch(10), batch(20))
     await stand.answer(stand.leader, batch(40))
-    assert (stand.spans(FOLLOWER), stand.waits) == ([(0, 30)], True), "it is being fetched still"
+    assert not stand.follower.is_given, "it is being fetched still"
+    assert (stand.spans(FOLLOWER), stand.waits) == ([(0, 30)], True)
     stand.follower.polling = False
     await stand.answer(stand.leader, batch(50))
     await stand.settle()
     assert stand.spans(FOLLOWER) == [(0, 30), (30, 60)]
     assert (stand.reader.records, stand.reader.next_offset) == (60, 60)
+
+
+async def test_in_the_middle_of_a_batch_it_does_not_come_up_by_headers() -> None:
+    stand = Stand(counts=every)
+    stand.leader.next_offset = 20
+    await stand.answer(stand.leader, batch(20), batch(30))
+    stand.follower.next_offset = 25
+    await stand.answer(stand.leader, batch(40))
+    await stand.settle()
+    assert (stand.spans(FOLLOWER), stand.follower.next_offset, stand.waits) == ([], 25, False)
 
 
 @pytest.mark.parametrize("change", [{"topic_id": "other"}, {"epoch": 5}])
