@@ -100,6 +100,9 @@ def _play(options: argparse.Namespace) -> int:
     )
     with Yard(regions=options.regions) as yard, Stage(yard) as stage:
         stage.settings["worker"] = {"grace": "10s"}
+        run = global_report.new_run(options.report) if options.report else None
+        if run:
+            _name_archive(stage, global_report.archive_of(run))
         source, bootstrap = yard.bootstrap(SOURCE), yard.bootstrap(TARGET)
         asyncio.run(create_topic(source, TOPIC, PARTITIONS))
         err.print("[bold]2.[/bold] starting a receiver and two workers (faust -A app worker)")
@@ -137,13 +140,16 @@ def _play(options: argparse.Namespace) -> int:
             orjson.loads(record.value)["id"]
             for record in asyncio.run(read_all(bootstrap, f"{TOPIC}__{GROUP}__dlq"))
         ]
-        copied = [orjson.loads(record.value)["id"] for record in asyncio.run(read_all(bootstrap, TOPIC))]
+        copies = asyncio.run(read_all(bootstrap, TOPIC))
+        copied = [orjson.loads(record.value)["id"] for record in copies]
         report = count(sent, stage.deliveries(), dead)
         bound = round(MAX_IN_FLIGHT + rate * SNAPSHOT_BOUND_S)
         audited = until_counted(first, TOPIC, report.produced, AUDITED)
         sound = _print(report, copied, audited, took_s, bound)
-        if options.report:
-            sound = _reported(yard, options.report) and sound
+        if run:
+            times = global_report.middle([record.timestamp for record in copies])
+            story = global_report.Story(TOPIC, SOURCE, TARGET, first.url, report.produced, *times)
+            sound = _reported(yard, options.report, run, story) and sound
         for process in (first, third):
             code = process.terminate()
             sound = sound and code == 0
@@ -236,14 +242,33 @@ def _print(report: Report, copied: list[str], audited: Audited, took_s: float, b
     return verdict
 
 
-def _reported(yard: Yard, folder: Path) -> bool:
+def _name_archive(stage: Stage, folder: Path) -> None:
+    """Tells the workers where the source cluster's archive is going to be."""
+    clusters = orjson.loads(stage.config().read_bytes())["clusters"]
+    stage.settings["clusters"] = [
+        {**one, "archive": str(folder)} if one["name"] == SOURCE else one for one in clusters
+    ]
+
+
+def _reported(yard: Yard, folder: Path, run: Path, story: global_report.Story) -> bool:
     """Has Spark's jobs run; whether all of them found what they must."""
-    err.print(f"   Spark's jobs read what the story has left; their reports come to {folder}")
-    ended = global_report.make(yard, folder, TOPIC, SOURCE, TARGET)
-    for name, code in ended.items():
-        err.print(f"   {name} ended with {code}: {folder / name}.log", highlight=False)
-    err.print(f"   {folder / 'report.html'}", highlight=False)
-    return not any(ended.values())
+    err.print(f"   Spark's jobs read what the story has left; their reports come to {folder}",
+              highlight=False, soft_wrap=True)  # fmt: skip
+    names = [step.name for step in global_report.steps(yard, folder, run, story)]
+    table = Table("report", "s", "what it says", title="Switchyard: Spark's reports", title_justify="left")
+    sound, columns = True, (TextColumn("   {task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeElapsedColumn(), console=err, disable=not err.is_terminal) as progress:
+        task = progress.add_task(names[0], total=len(names))
+        for number, ended in enumerate(global_report.make(yard, folder, run, story), 1):
+            progress.update(task, completed=number, description=(names[number:] or ["done"])[0])
+            at = f"   {number} of {len(names)}: {ended.name}, {ended.took_s:.0f} s: {ended.says}"
+            err.print(at, markup=False, highlight=False, soft_wrap=True)
+            table.add_row(ended.name, f"{ended.took_s:.0f}", ended.says, style="" if ended.sound else "red")
+            sound = sound and ended.sound
+    Console().print(table)
+    Console().print(f"read {folder / 'report.html'}; sizes: {folder / 'size.json'}; words: {folder}/*.log",
+                    highlight=False, soft_wrap=True)  # fmt: skip
+    return sound
 
 
 def _stay(stage: Stage, bootstrap: str, receiver: Process, *, is_reported: bool) -> int:

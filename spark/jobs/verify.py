@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shutil
 from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
 from pathlib import Path
 from uuid import uuid4
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as f
 
 from app.yard.jars import switchyard_home
@@ -23,8 +24,8 @@ from spark.verify.compare import between, by_offset, counted, judged, match, wit
 
 DESCRIPTION = """\
 Compares record by record: a topic with its copy (`topic`: missing, doubled, foreign, reordered), or with its
-archive (`archive`: missing, doubled, foreign, altered). What both have at the start is compared. Counts
-and examples are printed; --findings keeps all of them as Parquet files. Exit code 0: the same; 8: records are
+archive (`archive`: missing, doubled, foreign, altered). What both have at the start is compared. How many
+records of the topic were compared, what was found and examples are printed; --findings keeps all of them as Parquet files. Exit code 0: the same; 8: records are
 missing or altered; 1: other differences.
 """
 EXAMPLES = """\
@@ -35,6 +36,8 @@ examples:
 """
 EXIT_DIFFERS, EXIT_MISSING = 1, 8
 EXAMPLES_SHOWN = 20
+
+Compared = tuple[DataFrame, Callable[[], int]]  # `FINDING`s, and, once they are written, of how many records
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -74,12 +77,11 @@ def run(options: Namespace) -> int:
 
 def _compare(spark: SparkSession, options: Namespace, folder: Path) -> int:
     with watching(spark, "Comparing"), common.spark_failures("Comparing"):
-        if options.against == "topic":
-            found = judged(_pairs(spark, options, folder))
-        else:
-            found = _archive(spark, options)
+        compare = _topic if options.against == "topic" else _archive
         try:
+            found, read = compare(spark, options, folder)
             found.write.parquet(str(folder / "findings"))
+            records = read()
         finally:
             shutil.rmtree(folder / "pairs", ignore_errors=True)
         findings = spark.read.schema(FINDING).parquet(str(folder / "findings"))
@@ -90,10 +92,14 @@ def _compare(spark: SparkSession, options: Namespace, folder: Path) -> int:
             .collect()
         )
     told = ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items())) or "no difference"
-    say(f"{options.topic}: {told}." + (f" Findings: {folder}" if options.findings else ""))
+    say(
+        f"{options.topic}, {records:,} records: {told}."
+        + (f" Findings: {folder}" if options.findings else "")
+    )
     common.result(
         {
             "topic": options.topic,
+            "records": records,
             "findings": kinds,
             "examples": [row.asDict() for row in rows],
             "folder": str(folder) if options.findings else None,
@@ -109,8 +115,8 @@ def _kinds(findings: DataFrame) -> list[dict[str, int]]:
     return [row.asDict() for row in sums.collect()]
 
 
-def _pairs(spark: SparkSession, options: Namespace, folder: Path) -> DataFrame:
-    """All records with their copies, as files: both topics are read once."""
+def _topic(spark: SparkSession, options: Namespace, folder: Path) -> Compared:
+    """By files of all records with their copies: both topics are read once."""
     ours = common.cluster(spark, options.bootstrap, options.command_config)
     theirs = common.cluster(spark, options.copy_bootstrap, options.copy_command_config)
     source, copy = ours.topic(options.topic), theirs.topic(options.copy)
@@ -120,10 +126,11 @@ def _pairs(spark: SparkSession, options: Namespace, folder: Path) -> DataFrame:
         for side in (ours.read(_whole(source)), theirs.read(_whole(copy)))
     )
     match(*sides, lanes=lanes).write.parquet(str(folder / "pairs"))
-    return spark.read.schema(PAIR).parquet(str(folder / "pairs"))
+    pairs = spark.read.schema(PAIR).parquet(str(folder / "pairs"))
+    return judged(pairs), pairs.where("source_offset IS NOT NULL").count
 
 
-def _archive(spark: SparkSession, options: Namespace) -> DataFrame:
+def _archive(spark: SparkSession, options: Namespace, _folder: Path) -> Compared:
     cluster = common.cluster(spark, options.bootstrap, options.command_config)
     topic = cluster.topic(options.topic)
     reader = Reader(Archive.open(options.archive))
@@ -144,7 +151,9 @@ def _archive(spark: SparkSession, options: Namespace) -> DataFrame:
     inside = f.lit(False)
     for one in common_ranges:
         inside |= (f.col("partition") == one.partition) & f.col("offset").between(one.start, one.end - 1)
-    return by_offset(cluster.read(common_ranges), read_files(spark, paths).where(inside))
+    seen = Observation()
+    source = cluster.read(common_ranges).observe(seen, f.count("*").alias("records"))
+    return by_offset(source, read_files(spark, paths).where(inside)), lambda: int(seen.get["records"])
 
 
 def _whole(topic: Topic) -> list[Range]:

@@ -101,7 +101,9 @@ def test_no_record_is_lost_or_doubled_by_jobs_that_are_killed(
     before = len(Archive.open(root).state().files)
     assert main(("compact", "--archive", str(root))) == 0
     assert len(Archive.open(root).state().files) == 3 < before  # an hour a file
+    capsys.readouterr()
     assert main(comparing) == 0, told(capsys)
+    assert told(capsys)["records"] == RECORDS + 100
 
     copy = f"{topic_name}.restored"
     restoring = ("restore", "--archive", str(root), "--topic", topic_name, "--bootstrap", bootstrap)
@@ -116,6 +118,7 @@ def test_no_record_is_lost_or_doubled_by_jobs_that_are_killed(
     assert told(capsys)["records"] == 0  # nothing is left to do
     comparing = ("verify", "topic", "--bootstrap", bootstrap, "--topic", topic_name)
     assert main((*comparing, "--copy-bootstrap", bootstrap, "--copy", copy)) == 0, told(capsys)
+    assert told(capsys)["records"] == RECORDS + 100
 
 
 def archived(root: Path, topic: str) -> int:

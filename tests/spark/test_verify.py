@@ -23,8 +23,8 @@ Command = Callable[..., int]
 def command(session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
     """Runs the job on a cluster and an archive that differ in one record."""
 
-    def found(spark: SparkSession, _options: object) -> DataFrame:
-        return spark.createDataFrame([("missing", 0, 7, None)], FINDING)
+    def found(spark: SparkSession, *_: object) -> tuple[DataFrame, Callable[[], int]]:
+        return spark.createDataFrame([("missing", 0, 7, None)], FINDING), lambda: 1
 
     monkeypatch.setattr(verify, "_archive", found)
     monkeypatch.setattr(verify.common, "session", lambda _name, _options: session)
@@ -41,11 +41,8 @@ def test_findings_that_nobody_asked_for_are_told_and_not_kept(
 ) -> None:
     assert command() == verify.EXIT_MISSING
     told = json.loads(capsys.readouterr().out)
-    assert (told["findings"], told["folder"], told["examples"][0]["source_offset"]) == (
-        {"missing": 1},
-        None,
-        7,
-    )
+    assert (told["records"], told["findings"], told["folder"]) == (1, {"missing": 1}, None)
+    assert told["examples"][0]["source_offset"] == 7
     assert files(tmp_path / "home") == []
 
 
