@@ -14,6 +14,8 @@ from aiokafka.errors import IllegalStateError, KafkaTimeoutError, TopicAuthoriza
 from faust.types import TP
 
 from app import patient_faust
+from app.kafka.clusters import ClusterClient, ClusterSpec
+from app.kafka.topics import TopicSpec, ensure_topics
 from app.patient_faust import (
     PatientAIOKafkaProducer,
     PatientConsumerThread,
@@ -94,7 +96,10 @@ async def test_a_question_about_changelogs_is_asked_until_it_is_answered(
 async def test_nothing_that_was_given_to_the_producer_is_dropped_while_its_broker_lies_still(
     killable_yard: Yard, topic_name: str
 ) -> None:
-    timeout_s = 1.0
+    timeout_s, client = 1.0, ClusterClient(ClusterSpec(CLUSTER, (killable_yard.bootstrap(CLUSTER),)))
+    await client.start()
+    await ensure_topics(client, [TopicSpec(topic_name, 1)])
+    await client.stop()
     producer: Any = PatientAIOKafkaProducer(
         bootstrap_servers=killable_yard.bootstrap(CLUSTER), request_timeout_ms=int(timeout_s * 1000)
     )
