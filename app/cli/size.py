@@ -90,7 +90,7 @@ def recommend_command(name: str | None, check: bool, url: str | None, output: st
     rows = [row for fleet in fleets for row in _fleet(fleet)] + [row for item in items for row in _rows(item)]
     emit(rows, COLUMNS, output, whole={"forecasts": first["forecasts"], "fleets": fleets, "items": items})
     if first["forecasts"]["passed_over"]:
-        told = "{passed_over} records of the forecast topic are none; the last: {last_passed_over}"
+        told = "{passed_over} of the forecast topic's records passed over; the last: {last_passed_over}"
         click.echo(printable(told.format_map(first["forecasts"])), err=True)
     short = [fleet for fleet in fleets if (fleet["workers"]["value"] or 0) > (fleet["workers"]["now"] or 0)]
     if check and short:

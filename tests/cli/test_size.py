@@ -125,7 +125,7 @@ def test_recommend_tells_the_forecast_in_lines_of_its_own() -> None:
             line.split()[:6] == ["billing/orders", "in", "flight,", "forecast", "100", "60"] for line in lines
         )
         assert "up to 3,000 messages/s on" in shown.stdout
-        assert "1 records of the forecast topic are none" in shown.stderr
+        assert "1 of the forecast topic's records passed over" in shown.stderr
 
 
 def test_check_ends_with_nine_while_workers_are_missing() -> None:

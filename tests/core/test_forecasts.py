@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from app.core.forecasts import (
@@ -209,8 +209,8 @@ FLEETS = st.builds(
     ),
     st.lists(st.none() | st.integers(0, 50), min_size=1, max_size=40),
     HOURS,
-    st.integers(0, 400),
-    st.none() | st.floats(0, 2),
+    st.integers(0, 400) | st.just(1),
+    st.none() | st.floats(0, 2) | st.just(0.0),
 )
 
 
@@ -220,6 +220,8 @@ FLEETS = st.builds(
     look_ahead_s=st.integers(0, 10 * 3600),
     max_error=st.floats(0, 1),
 )
+@example(records=[fleet(2, 2)], measured=7, look_ahead_s=3600, max_error=0.5)
+@example(records=[fleet(9, 9, made_ms=NOW_MS - 8 * DAY_MS)], measured=7, look_ahead_s=3600, max_error=0.5)
 def test_never_below_what_is_measured_and_only_by_what_counts(
     records: list[FleetForecast], measured: int, look_ahead_s: int, max_error: float
 ) -> None:

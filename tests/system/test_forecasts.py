@@ -72,7 +72,7 @@ def sizing(worker: Process) -> Any:
     return body
 
 
-async def append(bootstrap: str, topic: str, *records: tuple[bytes | None, bytes | None]) -> None:
+async def append(bootstrap: str, topic: str, *records: tuple[bytes, bytes]) -> None:
     producer = AIOKafkaProducer(bootstrap_servers=bootstrap, max_request_size=2_000_000)
     await producer.start()
     try:
@@ -96,7 +96,7 @@ def test_a_published_forecast_is_recommended_by_a_real_worker_and_compared(
     where = ["--json", str(tmp_path / "told.json")]
     assert "No past forecast yet" in spark_size(*common, "--compare", *where)
 
-    bad = [(b"a", b"nonsense"), (None, b"{}"), (b"b", b"\xff" * 900_000), (b"c", b"[" * 60_000)]
+    bad = [(b"a", b"nonsense"), (b"", b"{}"), (b"b", b"\xff" * 900_000), (b"c", b"[" * 60_000)]
     asyncio.run(append(bootstrap, topic, *bad))
     told = spark_size(*common, "--publish", *where)
     assert "2 forecasts published" in told
