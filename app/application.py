@@ -28,6 +28,7 @@ from app.control.meter import Meter
 from app.control.runtime import Runtime
 from app.control.tail import bounded
 from app.control.topic_settings import safe_replication
+from app.core.forecasts import ForecastRules
 from app.core.job import Kind
 from app.datadir import prepare_datadir, worker_directory
 from app.kafka.clusters import PATIENT_S, ClusterClient, ClusterSpec, ClusterUnreachable
@@ -179,6 +180,7 @@ class SwitchyardApp(faust.App):
             atlas=atlas(settings),
             layout=settings.layout(),
             refuses_local_alerts=settings.alerts.local == "refuse",
+            forecast_rules=forecast_rules(settings),
             directory=worker_directory(settings.data_path, worker_name(settings)),
         )
         await self.add_runtime_dependency(self.runtime)
@@ -268,6 +270,12 @@ def _end_after(seconds: float, code: int = 1) -> None:
 
 def _public_host(host: str) -> str:
     return "127.0.0.1" if host in {"0.0.0.0", "::", ""} else host  # noqa: S104 - compared, not bound
+
+
+def forecast_rules(settings: Settings) -> ForecastRules:
+    """What of Spark's forecasts counts, as `sizing` says."""
+    said = settings.sizing
+    return ForecastRules(said.forecasts, said.look_ahead_s, said.max_age_s, said.max_error)
 
 
 def worker_name(settings: Settings) -> str:

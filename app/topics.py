@@ -102,6 +102,11 @@ class ControlTopics:
         """The newest report over all regions (`app.core.global_report`), for the console; from Spark."""
         return ControlTopic(f"{self.app_id}-report", 1, _COMPACTED)
 
+    @property
+    def forecast(self) -> ControlTopic:
+        """What sizes were forecast, a day each (`app.core.forecasts`); from Spark."""
+        return ControlTopic(f"{self.app_id}-forecast", 1, _COMPACTED)
+
     def changelog(self, table: str, partitions: int) -> ControlTopic:
         """The changelog of a Faust table."""
         return ControlTopic(f"{self.app_id}-{table}-changelog", partitions, _COMPACTED)
@@ -133,6 +138,7 @@ class ControlTopics:
             self.answers,
             self.incidents,
             self.report,
+            self.forecast,
             self.changelog("workloads", 1),
             self.changelog("routes", 1),
             self.changelog("audit_plans", 1),

@@ -69,7 +69,8 @@ def size() -> None:
 @output_option
 @guarded
 def recommend_command(name: str | None, check: bool, url: str | None, output: str) -> None:
-    """What one workload, or every workload and the fleet, should have: from measured load.
+    """What one workload, or every workload and the fleet, should have: from measured load, and workers also
+    from what python -m spark size --publish forecast for this and the coming hour.
 
     \b
     switchyard size recommend
@@ -86,8 +87,11 @@ def recommend_command(name: str | None, check: bool, url: str | None, output: st
     items = (
         [client.ask("GET", f"{workload_path(name)}/sizing")] if name is not None else client.all("/sizing")
     )
-    rows = [_fleet(fleet) for fleet in fleets] + [row for item in items for row in _rows(item)]
-    emit(rows, COLUMNS, output, whole={"fleets": fleets, "items": items})
+    rows = [row for fleet in fleets for row in _fleet(fleet)] + [row for item in items for row in _rows(item)]
+    emit(rows, COLUMNS, output, whole={"forecasts": first["forecasts"], "fleets": fleets, "items": items})
+    if first["forecasts"]["passed_over"]:
+        told = "{passed_over} of the forecast topic's records passed over; the last: {last_passed_over}"
+        click.echo(printable(told.format_map(first["forecasts"])), err=True)
     short = [fleet for fleet in fleets if (fleet["workers"]["value"] or 0) > (fleet["workers"]["now"] or 0)]
     if check and short:
         told = "; ".join(
@@ -161,23 +165,33 @@ def what_if(
 
 
 def _rows(size: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    return [
+    rows = [
         {"workload": size["key"], "what": words, "now": size[what]["now"],
          "recommended": size[what]["value"], "why": size[what]["why"]}
         for what, words in WHAT.items()
     ]  # fmt: skip
+    to_come = size["forecast"]
+    if to_come is not None:
+        busiest = f"up to {to_come['rate_per_s']:,.0f} messages/s on {to_come['told']}"
+        rows += [
+            {"workload": size["key"], "what": f"{words}, forecast", "now": size[what]["now"],
+             "recommended": to_come[what], "why": f"{busiest}: {to_come[what + '_why']}"}
+            for what, words in WHAT.items()
+            if what in to_come
+        ]  # fmt: skip
+    return rows
 
 
-def _fleet(fleet: Mapping[str, Any]) -> Mapping[str, Any]:
-    workers, ratio = fleet["workers"], fleet["load_ratio"]
+def _fleet(fleet: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    workers, ratio, to_come = fleet["workers"], fleet["load_ratio"], fleet["forecast"]
     level = "" if ratio is None else f"; its {fleet['fullest']} is at {ratio:.0%}"
-    return {
-        "workload": _named(fleet),
-        "what": "workers",
-        "now": workers["now"],
-        "recommended": workers["value"],
-        "why": workers["why"] + level,
-    }
+    row = {"workload": _named(fleet), "now": workers["now"]}
+    rows = [{**row, "what": "workers", "recommended": workers["value"], "why": workers["why"] + level}]
+    if to_come is not None:
+        rows.append(
+            {**row, "what": "workers, forecast", "recommended": to_come["workers"], "why": to_come["why"]}
+        )
+    return rows
 
 
 def _named(fleet: Mapping[str, Any]) -> str:

@@ -153,6 +153,17 @@ class Alerts(_Model):
     local: Literal["warn", "refuse"] = "warn"
 
 
+class Sizing(_Model):
+    """What of Spark's forecasts counts in recommended workers (`app.core.forecasts`): any, of how far ahead,
+    not older than, and how far off in the last week at most (a share of what came). The leader's counts for
+    `/metrics`."""
+
+    forecasts: bool = True
+    look_ahead_s: Duration = Field(default=3600.0, alias="look_ahead", le=7 * 86_400)
+    max_age_s: Duration = Field(default=7 * 86_400.0, alias="max_age")
+    max_error: float = Field(default=0.5, ge=0, le=1000, allow_inf_nan=False)
+
+
 class Worker(_Model):
     """This worker: its name (host and port when left out), its limits, and the isolation group it serves."""
 
@@ -173,6 +184,7 @@ class Settings(_Model):
     logging: Logging = Logging()
     worker: Worker = Worker()
     alerts: Alerts = Alerts()
+    sizing: Sizing = Sizing()
     data_dir: str | None = None
     interceptors: tuple[str, ...] = ()
 

@@ -35,6 +35,7 @@ from app.control.elsewhere import make_regions
 from app.control.ended import EndedRoutes, own_lines
 from app.control.failover import FailoverSide
 from app.control.failover_plan import Planner
+from app.control.forecasts import forecast_tail
 from app.control.jobs import Jobs
 from app.control.leader import Leader
 from app.control.log import ControlLog
@@ -47,6 +48,7 @@ from app.control.tail import STOP_S, TopicTail, bounded
 from app.control.takeover import TrackerClient
 from app.control.tracker_follower import TrackerFollower
 from app.control.watchdog import Watchdog, answers
+from app.core.forecasts import ForecastRules, Forecasts
 from app.core.lease import Lease
 from app.core.presence import Presence
 from app.core.topology import Layout
@@ -79,7 +81,7 @@ class Runtime(Service):
 
     Attributes: `worker` (this process's id, never used twice), `control`, `members`, `jobs`, `lease`,
     `incidents` (the latest, oldest first), `regions` (None without an atlas and a directory), `failover`,
-    `audit_books`, `alerts`.
+    `audit_books`, `alerts`, `forecasts` (of sizes, by Spark).
     """
 
     def __init__(
@@ -100,10 +102,10 @@ class Runtime(Service):
         directory: Path | None = None,
         layout: Layout | None = None,
         refuses_local_alerts: bool = False,
+        forecast_rules: ForecastRules = ForecastRules(),  # noqa: B008 - it never changes
     ) -> None:
         super().__init__()
-        self.meter = meter
-        self.group = group
+        self.meter, self.group = meter, group
         self.worker = f"{name}-{os.getpid()}-{int(time.time()):x}"
         self.started_ms = now_ms()
         self.url = url
@@ -178,6 +180,7 @@ class Runtime(Service):
             lambda: self.leader.leads and self._may_act(), self.tell, topics.region,
             refuses_local=refuses_local_alerts,
         )  # fmt: skip
+        self.forecasts = Forecasts(topics.region, forecast_rules)
         self.regions: Regions | None = None
         self.ended: EndedRoutes | None = None
         if atlas is not None and directory is not None:
@@ -212,6 +215,7 @@ class Runtime(Service):
             self.heartbeats,
             self.follower,
             self._incident_tail,
+            forecast_tail(self._topics, self._options, self.forecasts, self.tell, lambda: self.leader.leads),
             self.jobs,
             self.failover,
             self.leader,

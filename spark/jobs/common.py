@@ -117,6 +117,15 @@ def seconds(text: str) -> float:
     return float(number) * units[unit]
 
 
+def region(text: str) -> tuple[str, str]:
+    """ "east=host:9092,..." as the region and the brokers of its control cluster."""
+    name, equals, bootstrap = text.partition("=")
+    if not equals or not name or not bootstrap or "/" in name:
+        msg = f"{text!r} is not NAME=HOST:PORT,..."
+        raise argparse.ArgumentTypeError(msg)
+    return name, bootstrap
+
+
 def result(content: Mapping[str, Any]) -> None:
     """The job's result, the last line on standard output."""
     sys.stdout.write(json.dumps(content) + "\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
@@ -45,7 +44,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--region",
         action="append",
         required=True,
-        type=_region,
+        type=common.region,
         metavar="NAME=HOST:PORT,...",
         help="a region and the brokers of its control cluster; again for each region",
     )
@@ -139,11 +138,3 @@ def _compared(spark: SparkSession, root: Path, bounds: Bounds) -> tuple[Stores, 
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
-
-
-def _region(given: str) -> tuple[str, str]:
-    name, equals, bootstrap = given.partition("=")
-    if not equals or not name or not bootstrap or "/" in name:
-        msg = f"{given!r} is not NAME=HOST:PORT,..."
-        raise argparse.ArgumentTypeError(msg)
-    return name, bootstrap

@@ -5,12 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
+from app.core.forecasts import HOUR_MS, HOURS_A_WEEK, MOST_HOURS, Record, iso
 from app.core.sizing import SizingRules
 from app.topics import ControlTopics
 from spark.archive.frames import read_files
@@ -18,11 +23,12 @@ from spark.archive.log import Archive
 from spark.archive.reader import Query, Reader
 from spark.dashboard import daily, decode, frames, people
 from spark.dashboard.store import LOADS, files_of, stored
-from spark.errors import BadOption, NotFit
+from spark.errors import BadOption, NotFit, SparkJobError, Unreachable
 from spark.jobs import common
 from spark.jobs.report import replace
 from spark.progress import say, watching
 from spark.schemas import RECORD
+from spark.sizing import compare, publish
 from spark.sizing.advice import Prices
 from spark.sizing.history import LOAD
 from spark.sizing.report import Asked, size, tables
@@ -34,12 +40,18 @@ partitions that needs, by the placement that the controller uses; what it costs;
 topic grew, or a zone were lost. Says how good its forecast would have been in the last week, and what each
 past week would have needed. Loads come from the store of `dashboard`, from archives of heartbeats, or from
 Parquet files with the columns of the store's loads and `region`.
+
+With --publish each region's forecast, hour by hour, goes to the topic switchyard-<region>-forecast of its
+control cluster: its workers read it, and recommend at least what this hour and the coming one are forecast to
+need. With --compare nothing is forecast: what was published is compared with what was measured since.
 """
 EXAMPLES = """\
 examples:
   python -m spark size --from-store /var/lib/dash --price-worker-hour 0.12 --price-gb 0.02
   python -m spark size --from-store /var/lib/dash --double orders --add-region east --lose-zone 3
   python -m spark size --archive east=/var/lib/archive --weeks 4 --percentile 0.99
+  python -m spark size --from-store /var/lib/dash --region east=127.0.0.1:9092 --publish      # once a day
+  python -m spark size --from-store /var/lib/dash --region east=127.0.0.1:9092 --compare --csv hours.csv
 """
 
 
@@ -70,21 +82,103 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--price-worker-hour", type=float, default=0.0, metavar="PRICE")
     parser.add_argument("--price-gb", type=float, default=0.0, metavar="PRICE", help="over the network")
     parser.add_argument("--json", type=Path, metavar="FILE", help="instead of on standard output")
+    parser.add_argument(
+        "--region",
+        action="append",
+        default=[],
+        type=common.region,
+        metavar="NAME=HOST:PORT,...",
+        help="a region and the brokers of its control cluster, to publish or compare; again for each region",
+    )
+    parser.add_argument(
+        "--command-config", type=Path, metavar="FILE", help="properties of a Kafka client, for all regions"
+    )
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument(
+        "--publish", action="store_true", help="write the forecasts to the regions' topics, too"
+    )
+    what.add_argument("--compare", action="store_true", help="past forecasts with what happened")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="with --compare: its hours, a line each")
     common.add_session(parser)
 
 
 def run(options: Namespace) -> int:
-    """Reads the loads, sizes, tells."""
+    """Reads the loads, sizes, tells; or compares."""
     asked = _asked(options)
+    if options.compare:
+        return _compare(options, asked)
     spark = common.session("size", options)
     with watching(spark, "Sizing"), common.spark_failures("Sizing"):
         loads, owners = _read(spark, options)
         found = size(loads, asked, owners)
     say(tables(found))
+    _tell(options, found)
+    return _publish(spark, options, found) if options.publish else 0
+
+
+def _tell(options: Namespace, found: Mapping[str, Any]) -> None:
     if options.json:
         replace(options.json, json.dumps(found, indent=1))
     else:
         sys.stdout.write(json.dumps(found) + "\n")
+
+
+def _publish(spark: SparkSession, options: Namespace, found: Mapping[str, Any]) -> int:
+    """Every region's records into its topic; one that is away is told, and the others go on."""
+    records = msgspec.convert(found["forecasts"], list[Record])
+    away = 0
+    for region, bootstrap in options.region:
+        its = [record for record in records if record.region == region]
+        if not its:
+            say(f"{region}: no load of it is known, nothing is published")
+            continue
+        target = common.cluster(spark, bootstrap, options.command_config)
+        try:
+            with common.spark_failures(f"Publishing to {region}"):
+                before = publish.kept(target, region)
+                rows = list(publish.changes(its, before, found["made_ms"]))
+                publish.write(spark, target, region, rows)
+        except SparkJobError as failure:
+            away += 1
+            say(f"{region}: nothing is published: {failure}")
+            continue
+        say(_published(region, its, before, len(rows) - len(its)))
+    return Unreachable.exit_code if away else 0
+
+
+def _published(region: str, its: Sequence[Record], before: publish.Kept, taken_back: int) -> str:
+    hours = max(record.from_hour + record.hours for record in its)
+    told = f"{region}: {len(its)} forecasts published, from {iso(its[0].from_hour * HOUR_MS)}"
+    told += f" to {iso(hours * HOUR_MS)}"
+    if taken_back:
+        told += f"; {taken_back} old ones taken back"
+    if any(record.error is None for record in its):
+        told += "; some will not count: less than two weeks of history, their error is not known"
+    return told + _bad(before)
+
+
+def _bad(kept: publish.Kept) -> str:
+    return f"; {kept.bad} records of its topic are no forecasts" if kept.bad else ""
+
+
+def _compare(options: Namespace, asked: Asked) -> int:
+    """What was published with what was measured since."""
+    spark = common.session("size", options)
+    records: list[Record] = []
+    with watching(spark, "Comparing"), common.spark_failures("Comparing"):
+        for region, bootstrap in options.region:
+            kept = publish.kept(common.cluster(spark, bootstrap, options.command_config), region)
+            its = [record for record in kept.records.values() if record.region == region]
+            say(f"{region}: {len(its)} published forecasts{_bad(kept)}")
+            records += its
+        loads, _ = _read(spark, options)
+        price = asked.prices.worker_hour
+        found = compare.compare(loads, records, time.time_ns() // 1_000_000, asked.rules, price)
+    say(compare.tables(found))
+    if options.csv:
+        replace(options.csv, compare.csv_text(found))
+    if options.json or not options.csv:
+        _tell(options, found)
     return 0
 
 
@@ -97,6 +191,7 @@ def _asked(options: Namespace) -> Asked:
         raise BadOption(f"--lose-zone {options.lose_zone}: of how many zones, 2 or more")
     if min(options.price_worker_hour, options.price_gb) < 0:
         raise BadOption("--price-worker-hour, --price-gb: a price is 0 or more")
+    _check_regions(options)
     scenarios = [Scenario("as it is")]
     for given in options.double:
         topic, star, by = given.partition("*")
@@ -116,7 +211,22 @@ def _asked(options: Namespace) -> Asked:
         percentile=options.percentile,
         rules=SizingRules(spare_workers=options.spare),
         prices=Prices(options.price_worker_hour, options.price_gb),
+        publish_at_ms=time.time_ns() // 1_000_000 if options.publish else None,
     )
+
+
+def _check_regions(options: Namespace) -> None:
+    wants = "--publish" if options.publish else "--compare" if options.compare else ""
+    if wants and not options.region:
+        raise BadOption(f"{wants} needs --region NAME=HOST:PORT, the brokers of its control cluster")
+    if options.region and not wants:
+        raise BadOption("--region: say --publish or --compare, which of them is to be done there")
+    if len(dict(options.region)) < len(options.region):
+        raise BadOption("--region: a region is given twice")
+    if options.csv and not options.compare:
+        raise BadOption("--csv is of --compare; the sizes are in --json")
+    if options.publish and options.weeks * HOURS_A_WEEK > MOST_HOURS:
+        raise BadOption(f"--weeks {options.weeks}: with --publish at most {MOST_HOURS // HOURS_A_WEEK}")
 
 
 def _read(spark: SparkSession, options: Namespace) -> tuple[DataFrame, dict[tuple[str, str], str]]:

@@ -10,6 +10,9 @@ Modules
     scenarios  a fleet under a question (as it is, a region more, a topic doubled, a zone lost), placed by
                `app.core.placement`, the controller's own code; pure
     advice     partitions and cost of workloads, by `app.core.sizing`; pure
+    hours      what fleets need hour by hour, forecast or measured; series of fleets and workloads
+    publish    forecasts as records of the regions' topics (`app.core.forecasts`), and back
+    compare    what was published with what happened
 
 Method, stated in every report
 1. A job's hour is the mean of its five-minute means, and its highest one.

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, NamedTuple
 
+import msgspec
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as f
 
@@ -15,13 +16,13 @@ from app.core.load import Load, capacity_or_default
 from app.core.placement import Rules
 from app.core.sizing import RULES, SizingRules
 from spark.errors import BadOption, NotFit
-from spark.sizing import history
+from spark.sizing import history, publish
 from spark.sizing.advice import JobNeed, Prices, cost_rows, monthly, total, workload_rows
 from spark.sizing.forecast import HOURS_A_WEEK, MOST_GROWTH
+from spark.sizing.hours import Key
 from spark.sizing.scenarios import Answer, Fleet, Scenario, answer, changed
 
 FORMAT = 1
-Key = tuple[str, str]  # region and isolation group
 
 
 class Asked(NamedTuple):
@@ -32,6 +33,7 @@ class Asked(NamedTuple):
     percentile: float = 0.95
     rules: SizingRules = RULES
     prices: Prices = Prices()
+    publish_at_ms: int | None = None  # when forecasts by the hour are made, too
 
 
 def size(loads: DataFrame, asked: Asked, owners: Mapping[Key, str]) -> dict[str, Any]:
@@ -55,6 +57,10 @@ def size(loads: DataFrame, asked: Asked, owners: Mapping[Key, str]) -> dict[str,
         mean = _at_mean(found)
         answers = _placed(spark, asked, list(fleets.values()))
         past = _past(spark, history.busiest_by_week(hours).collect(), had, asked)
+        workers = {key: fleet.worker for key, fleet in fleets.items()}
+        widest = max(workers.values(), key=lambda load: load.cpu_cores)
+        workloads = workload_rows(needs, widest, asked.rules)
+        made = _forecasts(hours, found, workloads, workers, asked)
         jobs = [_job_row(row) for row in found.drop(*(f"{name}_hours" for name in history.FIGURES)).collect()]
     finally:
         found.unpersist()
@@ -62,8 +68,6 @@ def size(loads: DataFrame, asked: Asked, owners: Mapping[Key, str]) -> dict[str,
     enough: dict[Key, int | None] = {
         (fleet.region, fleet.group): one.workers for scenario, fleet, one in answers if scenario == 0
     }
-    workers = {key: fleet.worker for key, fleet in fleets.items()}
-    widest = max(workers.values(), key=lambda load: load.cpu_cores)
     return {
         "format": FORMAT,
         "method": {
@@ -80,11 +84,27 @@ def size(loads: DataFrame, asked: Asked, owners: Mapping[Key, str]) -> dict[str,
             if scenario
         ],
         "past": past,
-        "workloads": workload_rows(needs, widest, asked.rules),
+        "workloads": workloads,
         "jobs": sorted(jobs, key=lambda row: (-(row["cpu_p95"] or 0), row["job"])),
         "cost": cost_rows(needs, enough, workers, mean, asked.prices, owners),
         "prices": asked.prices._asdict(),
+        **made,
     }
+
+
+def _forecasts(
+    hours: DataFrame,
+    found: DataFrame,
+    workloads: Sequence[Mapping[str, Any]],
+    workers: Mapping[Key, Load],
+    asked: Asked,
+) -> dict[str, Any]:
+    """Records for the regions' topics, if they are asked for."""
+    if asked.publish_at_ms is None:
+        return {}
+    plan = publish.Plan(asked.publish_at_ms, asked.weeks, asked.percentile, asked.rules)
+    made = publish.make(hours, found, workloads, workers, plan)
+    return {"made_ms": plan.made_ms, "forecasts": msgspec.to_builtins(made)}
 
 
 def _need(row: Row) -> JobNeed:
@@ -206,10 +226,10 @@ def tables(found: Mapping[str, Any]) -> str:
         ("Workloads", found["workloads"], ("region", "workload", "partitions_now", "partitions", "workers")),
         ("Cost a month", found["cost"], ("region", "name", "owner", "workers", "network_gb", "cost")),
     ]
-    return "\n\n".join(_table(title, rows, columns) for title, rows, columns in parts if rows)
+    return "\n\n".join(table(title, rows, columns) for title, rows, columns in parts if rows)
 
 
-def _table(title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
+def table(title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
     cells = [[name.replace("_", " ") for name in columns]]
     cells += [["-" if row[name] is None else str(row[name]) for name in columns] for row in rows]
     widths = [max(len(line[at]) for line in cells) for at in range(len(columns))]

@@ -10,6 +10,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from app.cli.main import switchyard
+from app.clock import now_ms
+from app.core.forecasts import HOUR_MS, FleetForecast, WorkloadForecast, key
 from app.core.load import Load
 from app.core.pace import TargetStatus
 from tests.console.hand_fed import HandFed, assigned, beat, definition, flowing, job, put, serving
@@ -96,6 +98,34 @@ def test_recommend_tells_the_fleet_and_every_workload() -> None:
         assert one == whole["items"][0]
         assert run("size", "recommend", "no/such", url=url).exit_code == 4
         assert run("size", "recommend", "nonsense", url=url).exit_code == 2
+
+
+def test_recommend_tells_the_forecast_in_lines_of_its_own() -> None:
+    fed = HandFed()
+    with serving(fed) as url:
+        busy_region(fed)
+        hour = now_ms() // HOUR_MS
+        common: dict[str, Any] = {
+            "region": "east", "made_ms": now_ms() - HOUR_MS, "from_hour": hour, "history_hours": 672,
+            "error": 0.1, "method": "",
+        }  # fmt: skip
+        fleet = FleetForecast(**common, group="", workers=(9, 9))
+        workload = WorkloadForecast(
+            **common, workload="billing/orders", rates=(2000.0, 1.0), margin=1.5, partitions=4,
+            partitions_now=2, partitions_why="busier",
+        )  # fmt: skip
+        for record in (fleet, workload):
+            fed.forecasts.take(key(record), msgspec.json.encode(record), now_ms())
+        fed.forecasts.take(b"x", b"\x1b[31m", now_ms())
+        shown = run("size", "recommend", url=url)
+        lines = shown.stdout.splitlines()
+        assert lines[1].split()[:4] == ["(all)", "workers", "1", "9"]
+        assert lines[2].split()[:5] == ["(all)", "workers,", "forecast", "1", "9"]
+        assert any(
+            line.split()[:6] == ["billing/orders", "in", "flight,", "forecast", "100", "60"] for line in lines
+        )
+        assert "up to 3,000 messages/s on" in shown.stdout
+        assert "1 of the forecast topic's records passed over" in shown.stderr
 
 
 def test_check_ends_with_nine_while_workers_are_missing() -> None:

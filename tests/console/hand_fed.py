@@ -31,6 +31,7 @@ from app.control.routes_catalog import RoutesCatalog
 from app.control.runtime import Runtime
 from app.core.control import ControlState
 from app.core.control_events import AnyControlEvent, Assignment, RoutePut, WorkloadPut
+from app.core.forecasts import Forecasts
 from app.core.job import JobId, Kind
 from app.core.lease import Lease
 from app.core.pace import TargetStatus
@@ -257,6 +258,7 @@ class HandFed:
         self.leader: Any = SimpleNamespace(leads=True)
         self.beat: Heartbeat | None = None
         self.regions: Any = None
+        self.forecasts = Forecasts("east")
         nothing: Any = None
         control: Any = self.control
         self.failover = FailoverSide(

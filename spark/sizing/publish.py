@@ -1,0 +1,169 @@
+"""Forecasts as records of each region's forecast topic, and back: `app.core.forecasts` says what they are.
+
+A topic keeps one forecast a day of each name for `KEEP_MS` behind its last hour, so that it can be compared
+with what happened; a publication takes back what is older.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as f
+
+from app.core.forecasts import (
+    HOUR_MS,
+    HOURS_A_WEEK,
+    BadForecast,
+    FleetForecast,
+    Record,
+    WorkloadForecast,
+    decode,
+    key,
+)
+from app.core.load import Load
+from app.core.sizing import SizingRules
+from app.topics import ControlTopics
+from spark.kafka import Cluster, Range
+from spark.sizing import hours as by_hour
+from spark.sizing.hours import Key
+
+KEEP_MS = 35 * 24 * HOUR_MS
+
+
+class Plan(NamedTuple):
+    """Of what is made: when, for how long, with which margin and rules."""
+
+    made_ms: int
+    weeks: int
+    percentile: float
+    rules: SizingRules
+
+
+class Kept(NamedTuple):
+    """What a region's topic has: records by key, and how many are none."""
+
+    records: Mapping[bytes, Record]
+    bad: int
+
+
+def make(
+    hours: DataFrame,
+    found: DataFrame,
+    workloads: Sequence[Mapping[str, Any]],
+    capacity: Mapping[Key, Load],
+    plan: Plan,
+) -> list[Record]:
+    """The records of all regions.
+
+    Args:
+        hours: `history.HOURLY`.
+        found: `history.FORECAST` of them.
+        workloads: rows of `advice.workload_rows`.
+        capacity: what a worker of each fleet has.
+    """
+    last = hours.agg(f.max("hour")).first()
+    assert last is not None
+    assert last[0] is not None, "without an hour there is no forecast to publish"
+    first, count = last[0] + 1, plan.weeks * HOURS_A_WEEK
+    workers: defaultdict[Key, dict[int, int | None]] = defaultdict(dict)
+    for row in by_hour.needed(by_hour.to_come(found, first), capacity, plan.rules).collect():
+        workers[row["region"], row["group"]][row["hour"]] = row["workers"]
+    made: list[Record] = []
+    for row in by_hour.ahead(by_hour.fleet_series(hours), first, count, plan.percentile).collect():
+        its = workers.get((row["region"], row["name"]))
+        if its:  # a group whose jobs are all gone needs nothing
+            told = tuple(its.get(first + at) for at in range(count))
+            made.append(FleetForecast(**_common(row, plan, first), group=row["name"], workers=told))
+    sizes = {(one["region"], one["workload"]): one for one in workloads}
+    for row in by_hour.ahead(by_hour.workload_series(hours), first, count, plan.percentile).collect():
+        size = sizes.get((row["region"], row["name"]))
+        if size is not None:
+            rates = tuple(round(rate, 3) for rate in row["hours"])
+            made.append(
+                WorkloadForecast(
+                    **_common(row, plan, first), workload=row["name"], rates=rates,
+                    margin=round(row["margin"], 4), partitions=size["partitions"],
+                    partitions_now=size["partitions_now"], partitions_why=size["partitions_why"],
+                )
+            )  # fmt: skip
+    return made
+
+
+def _common(row: Row, plan: Plan, first: int) -> dict[str, Any]:
+    return {
+        "region": row["region"],
+        "made_ms": plan.made_ms,
+        "from_hour": first,
+        "history_hours": row["hours_seen"],
+        "error": None if row["error"] is None else round(row["error"], 4),
+        "method": row["method"],
+    }
+
+
+def kept(source: Cluster, region: str) -> Kept:
+    """What the region's topic has; nothing without one.
+
+    Raises:
+        SparkJobError: it cannot be read.
+    """
+    name = ControlTopics(region).forecast.name
+    topic = source.topics(re.escape(name)).get(name)
+    if topic is None:
+        return Kept({}, 0)
+    ranges = [
+        Range(name, partition, bounds.start, bounds.end)
+        for partition, bounds in topic.partitions.items()
+        if bounds.end > bounds.start
+    ]
+    if not ranges:
+        return Kept({}, 0)
+    newest = source.read(ranges).groupBy("key").agg(f.max_by("value", "offset").alias("value"))
+    return told(
+        (bytes(row["key"] or b""), bytes(row["value"]))
+        for row in newest.collect()
+        if row["value"] is not None
+    )
+
+
+def told(values: Iterable[tuple[bytes, bytes]]) -> Kept:
+    """Records of a topic's keys and values."""
+    records: dict[bytes, Record] = {}
+    bad = 0
+    for at, value in values:
+        try:
+            records[at] = decode(value)
+        except BadForecast:
+            bad += 1
+    return Kept(records, bad)
+
+
+def changes(made: Iterable[Record], before: Kept, now_ms: int) -> Iterator[tuple[bytes, bytes | None]]:
+    """Keys and values that a publication writes: what was made, and tombstones of what is too old."""
+    written = set()
+    for record in made:
+        at = key(record)
+        written.add(at)
+        yield at, msgspec.json.encode(record)
+    for at, record in before.records.items():
+        if at not in written and (record.from_hour + record.hours) * HOUR_MS + KEEP_MS < now_ms:
+            yield at, None
+
+
+def write(
+    spark: SparkSession, target: Cluster, region: str, rows: Sequence[tuple[bytes, bytes | None]]
+) -> None:
+    """Writes them to the region's topic, which is made if it is not there."""
+    topic = ControlTopics(region).forecast
+    if topic.name not in target.topics(re.escape(topic.name)):
+        target.create(topic.name, topic.partitions, topic.config)
+    frame = spark.createDataFrame(
+        [(bytearray(at), None if value is None else bytearray(value)) for at, value in rows],
+        "key binary, value binary",
+    ).coalesce(1)
+    writer = frame.write.format("kafka").option("topic", topic.name)
+    writer.options(**{f"kafka.{name}": value for name, value in target.options.items()}).save()
