@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from typing import Any, NamedTuple
@@ -180,8 +181,18 @@ def _follow(
             if rows and not away and all(row["state"] == "ok" for row in rows):
                 return 0
             if time.monotonic() - began_s >= until_ok_s:
+                click.echo(_not_ok(rows), err=True)
                 return EXIT_LOSS if any(row["state"] in LOSS for row in rows) else EXIT_PARTIAL
         time.sleep(every_s)
+
+
+def _not_ok(rows: list[Row]) -> str:
+    """Why it did not end well."""
+    states = Counter(row["state"] for row in rows if row["state"] != "ok")
+    if not rows:
+        return "the time is over: there is nothing to compare"
+    told = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+    return f"the time is over: of {len(rows)} comparisons {told or 'all were ok when a worker answered last'}"
 
 
 def _tell(change: Change, output: str) -> None:

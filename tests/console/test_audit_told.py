@@ -141,6 +141,8 @@ def test_watch_tells_changes_and_ends_by_what_it_found(
     told = [json.loads(line) for line in lost.stdout.splitlines()]
     assert sorted(one["state"] for one in told) == ["corrupted", "duplicated", "late", "lossy", "lossy"]
     assert {one["before"] for one in told} == {None}
+    assert "the time is over: of " in lost.stderr
+    assert "1 corrupted, 1 duplicated, 1 late, 2 lossy" in lost.stderr
     file = shell(*watch, "--topic", "orders", "--from", "24h", "--until-ok", "0", "--csv")
     rows = list(csv.DictReader(io.StringIO(file.stdout)))
     assert (file.returncode, tuple(rows[0])) == (8, audit_watch.COLUMNS)
@@ -153,6 +155,7 @@ def test_watch_tells_changes_and_ends_by_what_it_found(
     assert (unknown.returncode, unknown.stdout) == (0, ""), "the same at both, and over"
     nothing = shell(*watch, "--topic", "none", "--until-ok", "0.3")
     assert (nothing.returncode, nothing.stdout) == (6, "")
+    assert nothing.stderr == "the time is over: there is nothing to compare\n"
     assert shell(*watch, "--until-ok", "0", SWITCHYARD_URL="http://127.0.0.1:1").returncode == 7
 
 
