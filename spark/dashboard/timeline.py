@@ -110,7 +110,7 @@ def _said(told: AnyControlEvent) -> _Said | None:
                 ALERT, what, "", f"alert/{told.id}", told.since_ms, told.state in ("resolved", "gone")
             )
         case Claim():
-            return _Said(LEADER, f"leads term {told.term}", told.worker)
+            return _Said(LEADER, f"claims term {told.term}", told.worker)
         case Drain():
             what = "is drained" if told.draining else "takes jobs again"
             return _Said(OPERATOR, f"{told.worker} {what}", told.actor)

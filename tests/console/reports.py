@@ -167,7 +167,7 @@ REPORT: dict[str, Any] = {
         happened(20, "alert", "orders-lost: orders, regional to aggregate: firing", "", None),
         happened(55, "role", "billing/orders is active in west instead of east, epoch 3", minutes=1),
         happened(60, "failover", "f-1 to west: done: the east is away", minutes=12, region="west"),
-        happened(61, "leader", "leads term 4", "w-2"),
+        happened(61, "leader", "claims term 4", "w-2"),
         happened(120, "audit", "orders, regional to aggregate: lossy, 3 missing, 1 window", EVIL, 1, "west"),
         happened(300, "operator", "billing/orders: skip orders/0 17", "bob"),
     ],

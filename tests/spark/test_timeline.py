@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from app import wire
 from app.core.alert_state import AlertState
-from app.core.control_events import AnyControlEvent, Claim, OperatorAct, RolePut
+from app.core.control_events import AnyControlEvent, Claim, Drain, Moving, OperatorAct, Paused, RolePut
 from spark.archive.log import Archive
 from spark.dashboard import decode, summary, timeline
 from spark.dashboard.page import page
@@ -18,7 +18,7 @@ from spark.dashboard.store import STATE, files_of
 from spark.dashboard.summary import summarize
 from spark.dashboard.timeline import MOST_CHARS
 from tests.spark.conftest import HOUR_MS, NOON_MS
-from tests.spark.regions import WIDTH_MS, Region, act, audit_plan, incident, run_of, window
+from tests.spark.regions import WIDTH_MS, Region, act, audit_plan, incident, run_of, window, workload
 from tests.spark.test_dashboard import NOW_MS, entries, take, told, two_regions
 
 pytestmark = pytest.mark.beside  # Spark without brokers: long, and in no haste
@@ -77,7 +77,7 @@ def test_failovers_roles_and_alerts_are_told_from_when_until_when(
         ("role", "west", 20, 30, "billing/orders is active in west instead of east, epoch 3", "ann"),
         ("failover", "west", 10, None, "f-1 to west: executing: drill", "ann"),
         ("operator", "east", 3, 3, "billing/orders: skip 7", "bob"),
-        ("leader", "east", 2, 2, "leads term 4", "w-1"),
+        ("leader", "east", 2, 2, "claims term 4", "w-1"),
         ("alert", "east", 0, 70, "lost: orders, regional to aggregate: resolved", ""),
     ]
 
@@ -199,6 +199,32 @@ def test_of_a_flood_the_newest_are_told_and_how_many_are_not(
     html = page(found)
     assert "3 older ones are not shown" in html
     assert "Quarantine: 3 records" in html
+
+
+@pytest.mark.parametrize(
+    ("told", "what", "until_ms"),
+    [
+        (run_of("planned", NOON_MS), "f-1 to west: planned: drill", None),
+        (run_of("aborted", NOON_MS), "f-1 to west: aborted: drill", NOON_MS),
+        (role(NOON_MS, "moving"), "billing/orders is to be active in west instead of east, epoch 3", None),
+        (Drain(at_ms=NOON_MS, worker="w-1", draining=True, actor="ann"), "w-1 is drained", NOON_MS),
+        (Paused(at_ms=NOON_MS, key="a/b", partition=3, paused=False, actor="ann"), "a/b, partition 3 goes on",
+         NOON_MS),
+        (Paused(at_ms=NOON_MS, key="a/b", partition=-1, paused=True, actor="ann"), "a/b is paused", NOON_MS),
+        (Moving(at_ms=NOON_MS, key="a/b", move="m", to="east-2", actor="ann"), "a/b is moved to east-2",
+         NOON_MS),
+        (alert(NOON_MS, "gone"), "lost: orders, regional to aggregate: gone", NOON_MS),
+    ],
+)  # fmt: skip
+def test_what_is_told_of_each_event(told: AnyControlEvent, what: str, until_ms: int | None) -> None:
+    found = timeline.event("east", decode.ACTIVITY, "k", 1, act(1, told))
+    assert found is not None
+    assert (found.what, found.until_ms) == (what, until_ms)
+
+
+def test_a_deployment_is_not_on_the_timeline() -> None:
+    value = act(1, workload("billing", "orders"))
+    assert timeline.event("east", decode.ACTIVITY, "k", 1, value) is None
 
 
 def test_times_of_an_alert_that_no_column_holds_are_bounded() -> None:
