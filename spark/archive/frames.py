@@ -20,6 +20,7 @@ UNDATED = "none"
 
 PLACE = ("table", "topic", "date", "hour")
 BATCH_OVERHEAD, RECORD_OVERHEAD, LENGTH_BYTES = 61, 21, 5  # of Kafka's format, each number at its longest
+LZ4_BLOCK_BITS, LZ4_FRAME = 13, 64  # what cannot be compressed grows by 8 bytes in 64 KiB, and by a frame
 DIGEST_SALT = 0x5DEECE66D
 
 
@@ -99,7 +100,8 @@ def asked(files: DataFrame, query: Query) -> DataFrame:
 
 def sizes(files: DataFrame) -> DataFrame:
     """By partition what a topic needs to take these records: `record_bytes`, the largest as a batch of its
-    own (as Kafka's producer bounds it); `partition_bytes`; `keyless`, how many; `first_ms`, `last_ms`."""
+    own (as Kafka's producer bounds it, and lz4 may make it larger); `partition_bytes`; `keyless`, how many;
+    `first_ms`, `last_ms`."""
     held = f.coalesce(f.length("key"), f.lit(0)) + f.coalesce(f.length("value"), f.lit(0)) + 2 * LENGTH_BYTES
     headers = f.aggregate(
         f.coalesce("headers", f.array().cast(HEADERS)),
@@ -111,10 +113,11 @@ def sizes(files: DataFrame) -> DataFrame:
             + 2 * LENGTH_BYTES
         ),
     )
-    each = (held + f.when(f.size("headers") > 0, headers).otherwise(LENGTH_BYTES)).cast("long")
+    plain = (held + f.when(f.size("headers") > 0, headers).otherwise(LENGTH_BYTES)).cast("long")
+    each = plain + f.shiftright(plain, LZ4_BLOCK_BITS) + LZ4_FRAME + BATCH_OVERHEAD + RECORD_OVERHEAD
     return files.groupBy("partition").agg(
-        (f.max(each) + BATCH_OVERHEAD + RECORD_OVERHEAD).alias("record_bytes"),
-        f.sum(each + BATCH_OVERHEAD + RECORD_OVERHEAD).alias("partition_bytes"),
+        f.max(each).alias("record_bytes"),
+        f.sum(each).alias("partition_bytes"),
         f.count_if(f.col("key").isNull()).alias("keyless"),
         f.min("timestamp_ms").alias("first_ms"),
         f.max("timestamp_ms").alias("last_ms"),

@@ -32,6 +32,7 @@ from spark.errors import BadOption, NotFit
 CHUNK_RECORDS = 5_000  # of one transaction: what a kill repeats nothing of
 CHUNK_BYTES = 32 * 1024 * 1024  # and what is in memory, and written before the transaction times out
 BATCH_BYTES = 256 * 1024  # of one batch, or what the topic takes if that is less; a larger record goes alone
+LZ4_BYTES = 128  # by which lz4 may make a batch of that size larger
 KAFKA_MAX_BYTES = 1_048_588  # `max.message.bytes` of a topic that says nothing
 TRANSACTION_MS = 60_000
 COORDINATOR_S, COORDINATOR_AGAIN_S = 60.0, 0.5
@@ -91,7 +92,7 @@ def rows_by_partition(files: list[File], query: Query) -> dict[int, int]:
 @dataclass(frozen=True, slots=True)
 class Needs:
     """What a topic must take: so many partitions, the largest record as a batch of its own, the most bytes of
-    a partition (both before compression), records without a key, and timestamps in [oldest_ms, newest_ms]."""
+    a partition (both at most), records without a key, and timestamps in [oldest_ms, newest_ms]."""
 
     partitions: int
     record_bytes: int
@@ -126,6 +127,11 @@ def target_config(needs: Needs, now_ms: int) -> dict[str, str]:
     if needs.newest_ms > now_ms:  # brokers before 3.6 do not know it, and refuse what they do not know
         config["message.timestamp.after.max.ms"] = ANY_TIME
     return config
+
+
+def batch_bytes(config: Mapping[str, str]) -> int:
+    """What a batch may have before it is compressed, for a topic of this configuration to take it."""
+    return min(BATCH_BYTES, max(1, int(config.get("max.message.bytes", KAFKA_MAX_BYTES)) - LZ4_BYTES))
 
 
 def check_target(

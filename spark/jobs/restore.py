@@ -16,8 +16,8 @@ from spark.archive.frames import asked, read_files, sizes
 from spark.archive.log import Archive
 from spark.archive.reader import LAST_MS, LAST_OFFSET, Query, Reader
 from spark.archive.restore import (
-    BATCH_BYTES,
     Needs,
+    batch_bytes,
     check_target,
     client_options,
     restore_name,
@@ -114,8 +114,7 @@ def run(options: Namespace) -> int:
     if not there:
         config = target.create(options.into, needs.partitions, target_config(needs, _now_ms()))
         _check(options, needs.partitions, config, needs)  # the cluster's defaults hold for the rest
-    batch_bytes = min(BATCH_BYTES, int(config["max.message.bytes"]))
-    parts = [replace(part, batch_bytes=batch_bytes) for part in parts]
+    parts = [replace(part, batch_bytes=batch_bytes(config)) for part in parts]
     with watching(spark, "Restoring"), common.spark_failures("Restoring ended, and can be started again"):
         done = dict(spark.sparkContext.parallelize(parts, len(parts)).mapPartitions(restore_parts).collect())
     say(f"{sum(done.values()):,} records restored.")

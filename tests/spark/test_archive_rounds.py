@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -57,7 +59,8 @@ def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         if len(found) == 3:
             raise Ended
 
-    monkeypatch.setattr(job.time, "sleep", sleep)
+    clock = SimpleNamespace(sleep=sleep, monotonic=time.monotonic, time_ns=time.time_ns)
+    monkeypatch.setattr(job, "time", clock)  # and not the module, in which Spark's own threads sleep, too
     return found
 
 

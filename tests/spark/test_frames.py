@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from pyspark.sql import SparkSession
@@ -115,18 +117,24 @@ def test_what_a_topic_must_take_is_told_of_the_records_that_are_asked_for(sessio
     first, second = sizes(asked(files, query)).orderBy("partition").collect()
     assert second.asDict() == {
         "partition": 1,
-        "record_bytes": 5000 + 97,
-        "partition_bytes": 5000 + 97,
+        "record_bytes": 5000 + 161,
+        "partition_bytes": 5000 + 161,
         "keyless": 1,
         "first_ms": NOON_MS + 2_000,
         "last_ms": NOON_MS + 2_000,
     }
-    largest = 97 + 1000 + 10 + (2 + 2 + 10) + (1 + 10)
-    assert (first.record_bytes, first.partition_bytes, first.keyless) == (largest, largest + 97, 1)
+    largest = 161 + 1000 + 10 + (2 + 2 + 10) + (1 + 10)
+    assert (first.record_bytes, first.partition_bytes, first.keyless) == (largest, largest + 161, 1)
     assert (first.first_ms, first.last_ms) == (-1, NOON_MS)
     (only,) = sizes(asked(files, Query("orders", partitions=frozenset({0}), start=3))).collect()
-    assert (only.record_bytes, only.keyless) == (9000 + 97, 1)
-    built = DefaultRecordBatchBuilder(2, 0, 0, -1, -1, -1, 1)
-    key, value, headers = rows[0][5], rows[0][6], rows[0][7]
-    assert built.append(0, rows[0][3], key, value, headers) is not None
-    assert largest - 60 < built.size() <= largest
+    assert (only.record_bytes, only.keyless) == (9000 + 162, 1)
+
+
+@pytest.mark.parametrize("size", [1, 60_000, 1_000_000])
+def test_what_a_record_needs_is_enough_where_lz4_makes_it_larger(session: SparkSession, size: int) -> None:
+    one = row(0, random.Random(1).randbytes(size), key=b"k", headers=[("é", b"1"), ("b", None)])
+    (needs,) = sizes(asked(placed(frame(session, one), NOON_MS), Query("orders"))).collect()
+    lz4, transactional = 3, 1
+    builder = DefaultRecordBatchBuilder(2, lz4, transactional, -1, -1, -1, 1)
+    assert builder.append(0, NOON_MS, one[5], one[6], one[7]) is not None
+    assert needs.record_bytes - 200 < len(builder.build()) <= needs.record_bytes

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import ssl
 from dataclasses import replace
 
 import pytest
+from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
 from spark.archive import restore
 from spark.archive.layout import Change, File, Partition, Reach, Span
@@ -72,6 +74,17 @@ def test_a_compacted_topic_takes_what_has_keys_when_that_is_wanted() -> None:
     config |= {"cleanup.policy": "compact,delete"}
     with pytest.raises(NotFit, match=r"retention\.ms"):
         check_target("into", 3, config, NEEDS, NOW_MS, compacted=True)
+
+
+@pytest.mark.parametrize("most", [1, 5_000, 100_000, restore.BATCH_BYTES, restore.KAFKA_MAX_BYTES])
+def test_a_batch_is_what_the_topic_takes_though_it_cannot_be_compressed(most: int) -> None:
+    size = restore.batch_bytes({"max.message.bytes": str(most)})
+    builder = DefaultRecordBatchBuilder(2, 3, 1, -1, -1, -1, size)
+    made = random.Random(1)
+    records = 0
+    while builder.append(records, 0, None, made.randbytes(50), []) is not None:
+        records += 1
+    assert records == 1 or len(builder.build()) <= most
 
 
 def test_a_transaction_has_so_many_records_or_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
