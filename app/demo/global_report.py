@@ -103,7 +103,8 @@ def steps(yard: Yard, folder: Path, run: Path, story: Story) -> list[Step]:
         _spark("archive", ["archive", "--bootstrap", at, "--topics", story.topic, "--to", archive, "--once"],
                **every, quarantined=0),
         _spark("verify-copy",
-               ["verify", "topic", *of, "--copy-bootstrap", copy, "--copy", story.topic], **every, findings={}),
+               ["verify", "topic", *of, "--copy-bootstrap", copy, "--copy", story.topic],
+               **every, findings={}),
         _spark("verify-archive", ["verify", "archive", *of, "--archive", archive], **every, findings={}),
         _spark("restore", [*restoring, "--into", restored, "--execute"], **ranged),
         _spark("verify-restored",
@@ -146,7 +147,7 @@ async def forget(bootstrap: str, topic: str) -> None:
 
 
 def ended(step: Step, folder: Path, within_s: float = ENOUGH_S) -> Ended:
-    """Runs a step to its end; its words go to `<folder>/<name>.log`, and so does what it tells, but records."""
+    """Runs a step to its end; its words go to `<folder>/<name>.log`, as does what it tells, but records."""
     began_s = time.monotonic()
     out = folder / (f"{step.name}.ndjson" if step.name == "records" else f".{step.name}.out")
     with (folder / f"{step.name}.log").open("wb") as words, out.open("wb") as told:

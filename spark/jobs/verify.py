@@ -25,8 +25,8 @@ from spark.verify.compare import between, by_offset, counted, judged, match, wit
 DESCRIPTION = """\
 Compares record by record: a topic with its copy (`topic`: missing, doubled, foreign, reordered), or with its
 archive (`archive`: missing, doubled, foreign, altered). What both have at the start is compared. How many
-records of the topic were compared, what was found and examples are printed; --findings keeps all of them as Parquet files. Exit code 0: the same; 8: records are
-missing or altered; 1: other differences.
+records of the topic were compared, what was found and examples are printed; --findings keeps all findings as
+Parquet files. Exit code 0: the same; 8: records are missing or altered; 1: other differences.
 """
 EXAMPLES = """\
 examples:
