@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import time
 from argparse import ArgumentParser, Namespace
@@ -144,9 +145,15 @@ def _now_ms() -> int:
 
 
 def _numbers(text: str) -> frozenset[int]:
+    if not re.fullmatch(r"[0-9]+(,[0-9]+)*", text):
+        msg = f"{text!r} are no partitions: give their numbers, as 0,3"
+        raise argparse.ArgumentTypeError(msg)
     return frozenset(int(one) for one in text.split(","))
 
 
 def _range(text: str) -> tuple[int, int]:
-    start, _, end = text.partition("-")
-    return int(start), int(end)
+    found = re.fullmatch(r"([0-9]+)-([0-9]+)", text)
+    if not found or int(found[1]) >= int(found[2]):
+        msg = f"{text!r} is no range of offsets: give START-END, as 1000-2000, of which END is not in it"
+        raise argparse.ArgumentTypeError(msg)
+    return int(found[1]), int(found[2])

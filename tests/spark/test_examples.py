@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from spark.__main__ import EXAMPLES, JOBS
+from spark.__main__ import EXAMPLES, JOBS, main
 
 BEGINS = "python -m spark "
 
@@ -38,3 +38,24 @@ def test_an_example_is_a_command(name: str, command: list[str]) -> None:
 
 def test_most_jobs_have_examples() -> None:
     assert {name for name, _ in OF_JOBS} >= JOBS.keys() - {"jars"}
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--offsets", "abc", "'abc' is no range of offsets: give START-END"),
+        ("--offsets", "9-3", "'9-3' is no range of offsets: give START-END"),
+        ("--partitions", "0,a", "'0,a' are no partitions: give their numbers"),
+        ("--from", "noon", "'noon' is no time: give 2026-11-22T09:30"),
+    ],
+)
+def test_what_cannot_be_restored_is_told_with_the_option_and_the_remedy(
+    option: str, value: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--archive", "there", "--topic", "orders", "--bootstrap", "broker:9092", "--into", "again"]
+    with pytest.raises(SystemExit) as caught:
+        main(["restore", *given, option, value])
+    assert caught.value.code == 2
+    told = capsys.readouterr().err
+    assert said in told
+    assert f"argument {option}" in told

@@ -12,13 +12,13 @@ import pyarrow.parquet as pq
 
 from app.core.audit.compare import State
 from app.core.audit.latencies import Latencies
-from app.core.audit.pairing import OF_CLUSTERS, Place, Plan
-from app.core.audit.tiers import TierRecord
+from app.core.audit.pairing import OF_CLUSTERS, Place
+from app.core.audit.tiers import Bounds, TierRecord
 from app.core.audit.windows import WindowKey, WindowRecord
 from app.wire import tier_record, window_record
 from spark.archive.log import Archive
 from spark.dashboard.decode import TIERS, WINDOWS
-from spark.dashboard.plans import Compared, Comparer
+from spark.dashboard.plans import Comparer, Plans, compared
 from spark.dashboard.store import STATE, files_of
 from tests.bench.reporting import audits, shapes
 
@@ -36,17 +36,14 @@ class Sums:
 def report(root: Path, rows: int) -> dict[str, list[list[Any]]]:
     """As `ours.report`; nothing is kept."""
     now_ms = audits.end_ms(rows) + audits.AFTERWARDS_MS
-    files, tiers = _files(root)
+    files, tiers, heard = _files(root)
     traffic: defaultdict[tuple[str, str, str], Sums] = defaultdict(Sums)
     found: dict[tuple[str, ...], dict[str, Any]] = {}
-    comparer = Comparer(
-        {name: Compared(places, frozenset(), frozenset(places), Plan()) for name, places in tiers.items()},
-        {}, now_ms,
-    )  # fmt: skip
+    comparer = Comparer(compared(tiers, heard, Plans([], {}), Bounds().silence_ms), {}, now_ms)
     for date in sorted(files):
         best = _best(files[date])
-        windows: defaultdict[tuple[str, int, int], list[tuple[Place, WindowRecord]]] = defaultdict(list)
-        for key, (_, _, _, record) in best.items():
+        windows: defaultdict[tuple[str, int, int], list[tuple[str, Place, WindowRecord]]] = defaultdict(list)
+        for key, (_, _, region, record) in best.items():
             both = record.totals.plus(record.late)
             sums = traffic[key.topic, key.tier, key.cluster]
             sums.figures.update(
@@ -54,12 +51,12 @@ def report(root: Path, rows: int) -> dict[str, list[list[Any]]]:
                 late=record.late.count,
             )  # fmt: skip
             sums.latencies.merge(Latencies.from_bytes(both.latencies))
-            windows[key.topic, key.start_ms, key.width_ms].append(((key.tier, key.cluster), record))
+            windows[key.topic, key.start_ms, key.width_ms].append((region, (key.tier, key.cluster), record))
         for (topic, start_ms, width_ms), held in windows.items():
-            for pair in comparer.pairs(topic, start_ms, width_ms, held):
+            for region, pair in comparer.pairs(topic, start_ms, width_ms, held):
                 key_ = (topic, pair.from_tier, pair.to_tier, pair.group)
                 into = found.setdefault(
-                    key_,
+                    (region, *key_),
                     dict(zip((*shapes.PAIR, "group"), key_, strict=True))
                     | {"states": Counter()} | dict.fromkeys(shapes.FIGURES, 0),
                 )  # fmt: skip
@@ -73,12 +70,15 @@ def report(root: Path, rows: int) -> dict[str, list[list[Any]]]:
     return shapes.report(_traffic(traffic), found.values())
 
 
-def _files(
-    root: Path,
-) -> tuple[dict[str, list[tuple[str, Path]]], defaultdict[str, dict[Place, list[TierRecord]]]]:
-    """By date the files of all regions, and the tiers of each topic."""
+Tiers = dict[str, dict[Place, list[TierRecord]]]  # by topic and place
+Heard = dict[tuple[str, Place], set[str]]  # by topic and place: the regions that have heard it
+
+
+def _files(root: Path) -> tuple[dict[str, list[tuple[str, Path]]], Tiers, Heard]:
+    """By date the files of all regions, the tiers of each topic, and who has heard them."""
     files: defaultdict[str, list[tuple[str, Path]]] = defaultdict(list)
     tiers: defaultdict[str, dict[Place, list[TierRecord]]] = defaultdict(dict)
+    heard: defaultdict[tuple[str, Place], set[str]] = defaultdict(set)
     for region in audits.PLACES:
         archive = Archive.open(root / region)
         for file in files_of(archive.state(), STATE):
@@ -89,7 +89,8 @@ def _files(
                 for key, value in _columns(path):
                     topic, tier, cluster, _ = key.split("/")
                     tiers[topic][tier, cluster] = [tier_record(value)]
-    return dict(files), tiers
+                    heard[topic, (tier, cluster)].add(region)
+    return dict(files), dict(tiers), dict(heard)
 
 
 def _best(files: list[tuple[str, Path]]) -> dict[WindowKey, tuple[int, bool, str, WindowRecord]]:
