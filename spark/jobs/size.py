@@ -50,7 +50,7 @@ examples:
   python -m spark size --from-store /var/lib/dash --price-worker-hour 0.12 --price-gb 0.02
   python -m spark size --from-store /var/lib/dash --double orders --add-region east --lose-zone 3
   python -m spark size --archive east=/var/lib/archive --weeks 4 --percentile 0.99
-  python -m spark size --from-store /var/lib/dash --region east=127.0.0.1:9092 --publish      # once a day
+  python -m spark size --from-store /var/lib/dash --region east=127.0.0.1:9092 --publish
   python -m spark size --from-store /var/lib/dash --region east=127.0.0.1:9092 --compare --csv hours.csv
 """
 

@@ -88,6 +88,7 @@ def test_a_published_forecast_is_recommended_by_a_real_worker_and_compared(
     region, bootstrap = stage.region, stage.yard.bootstrap("east-regional")
     topic = ControlTopics(region).forecast.name
     worker = stage.worker()
+    wait_until(lambda: bool(sizing(worker)["fleets"]), 30, worker.tail)  # it has heard its own heartbeat
     measured = sizing(worker)["fleets"][0]
     assert measured["forecast"] is None
     now_h = time.time_ns() // 1_000_000 // HOUR_MS
