@@ -42,6 +42,15 @@ def send(process: psutil.Process, number: signal.Signals) -> None:
         process.send_signal(number)
 
 
+def wait_stopped(process: psutil.Process, timeout_s: float) -> None:
+    """Waits until a SIGSTOP has taken hold: on a busy machine its threads go on for a while. One that is gone
+    is fine."""
+    deadline = time.monotonic() + timeout_s
+    with contextlib.suppress(psutil.NoSuchProcess):
+        while process.status() != psutil.STATUS_STOPPED and time.monotonic() < deadline:
+            time.sleep(POLL_INTERVAL_S)
+
+
 def wait_gone(processes: Iterable[psutil.Process], timeout_s: float) -> list[psutil.Process]:
     """Waits until all are gone and returns those that are not; a zombie counts as gone."""
     deadline = time.monotonic() + timeout_s

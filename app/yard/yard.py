@@ -28,7 +28,7 @@ from app.yard.errors import PortTakenError, UnknownClusterError, YardError, Yard
 from app.yard.jars import JarSet, switchyard_home
 from app.yard.java import find_java
 from app.yard.probe import answers
-from app.yard.processes import POLL_INTERVAL_S, running, send, wait_gone
+from app.yard.processes import POLL_INTERVAL_S, running, send, wait_gone, wait_stopped
 
 REGIONS = ("east", "west")
 TIERS = ("regional", "aggregate")
@@ -183,10 +183,11 @@ class Yard:
             self._ensure_gone(processes.values())
 
     def pause(self, name: str) -> None:
-        """Freezes a broker (SIGSTOP): its connections stay open and nothing answers."""
+        """Freezes a broker (SIGSTOP): its connections stay open and nothing answers once this returns."""
         with self._lock:
             for process in self._running(name).values():
                 send(process, signal.SIGSTOP)
+                wait_stopped(process, STOP_TIMEOUT_S)
 
     def resume(self, name: str) -> None:
         """Lets a paused broker go on (SIGCONT), and waits until it answers again."""
