@@ -107,8 +107,10 @@ class PatientConsumerThread(driver.AIOKafkaConsumerThread):
             return False
         return True
 
-    async def _highwaters(self, partitions: Any) -> Mapping[TP, int]:
-        return await self._answered(partial(super()._highwaters, partitions), "where changelogs end")
+    async def highwaters(self, *partitions: TP) -> Mapping[TP, int]:
+        """Where these end. Asked anew from here: a question that waited in the consumer's thread would keep
+        commits and revocations from it."""
+        return await self._answered(partial(super().highwaters, *partitions), "where changelogs end")
 
     async def earliest_offsets(self, *partitions: TP) -> Mapping[TP, int]:
         """Where these begin."""
