@@ -34,7 +34,7 @@ from app.datadir import prepare_datadir, worker_directory
 from app.kafka.clusters import PATIENT_S, ClusterClient, ClusterSpec, ClusterUnreachable
 from app.kafka.topics import TopicSpec, ensure_topics
 from app.logs import configure_logging, logging_config
-from app.patient_faust import PatientTableManager, PatientTransport, heals
+from app.patient_faust import PatientApp, PatientTableManager, heals
 from app.payload.interceptors import Interceptor
 from app.payload.loading import InterceptorError, load_interceptors
 from app.regions.tables import Atlas
@@ -54,7 +54,7 @@ TABLES = {
 }  # fmt: skip
 
 
-class SwitchyardApp(faust.App):
+class SwitchyardApp(PatientApp):
     """The Faust app with Switchyard's runtime beside it.
 
     Attributes: `settings`, `topics_declared` (the region's control topics), `dispatch_channel`,
@@ -202,12 +202,6 @@ class SwitchyardApp(faust.App):
             case _:
                 channel = self.dispatch_channel
         await channel.put(item)
-
-    def _new_transport(self) -> Any:
-        return PatientTransport(self.conf.broker_consumer, self)
-
-    def _new_producer_transport(self) -> Any:
-        return PatientTransport(self.conf.broker_producer, self)
 
     def _on_rebalance_when_stopped(self) -> None:
         """Nothing: the consumer's thread stops it. Faust would close its connections from this thread, which

@@ -4,6 +4,14 @@ Faust ends the worker when its clients cannot start, when a commit or a question
 gives up recovering its tables for good (without a word) when a step of it takes longer than
 `broker_request_timeout`. All of that comes of a broker that is away for some seconds, or minutes, and heals
 when it is back. Here it waits instead; the data plane goes on by its lease meanwhile, or pauses.
+
+And Faust commits although a record of a table's changelog still waits to be sent: its flush gives up after
+0.1 s. A worker that dies then has lost that value, as the event that it came of does not come again. Here
+
+1. a position is committed once all that events before it have changed in tables is in the changelogs;
+2. so is a table recovered, which would get a former value of its own otherwise;
+3. nobody waits for that for ever: a stop, and a revocation, which all of the group wait for, go on after
+   `FLUSH_S`. What is not sent by then was not committed either: its events come again.
 """
 
 from __future__ import annotations
@@ -15,6 +23,7 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
+import faust
 import structlog
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import IllegalStateError, KafkaError, KafkaTimeoutError
@@ -23,13 +32,16 @@ from faust.exceptions import ProducerSendError
 from faust.tables.manager import TableManager
 from faust.tables.recovery import Recovery
 from faust.transport.drivers import aiokafka as driver
-from faust.types import TP
+from faust.transport.producer import ProducerBuffer
+from faust.types import TP, FutureMessage
 
 from app.kafka.patience import start_patiently
 
 log = structlog.get_logger(__name__)
 
 RETRY_S = 1.0
+FLUSH_S = 5.0  # less than the session's timeout, and than a worker's stop may take (`app.application`)
+LOOK_S = 0.5
 
 
 def heals(error: BaseException | None) -> bool:
@@ -53,8 +65,51 @@ class PatientAIOKafkaProducer(AIOKafkaProducer):
         await start_patiently(super().start, "Faust's producer")
 
 
+class Mark(asyncio.Future[None]):
+    """Stands in the buffer behind what was put there before; done when all of that was sent."""
+
+
+class PatientBuffer(ProducerBuffer):
+    """Faust's buffer of what is to be sent, whose flush waits until it is."""
+
+    async def flush(self) -> None:
+        """Waits until aiokafka has all that was put before, also what is being sent now. While the buffer does
+        not run nobody sends, and it returns at once."""
+        if self.state == "running":
+            mark = Mark()
+            self.pending.put_nowait(mark)
+            await mark
+
+    async def _send_pending(self, fut: FutureMessage[Any] | Mark) -> None:
+        if not isinstance(fut, Mark):
+            await fut.message.channel.publish_message(fut, wait=False)
+        elif not fut.done():  # who waited may have left
+            fut.set_result(None)
+
+
 class PatientProducer(driver.Producer):
-    """Sends once the cluster is there again."""
+    """Sends once the cluster is there again, and is flushed when all is sent."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.buffer = PatientBuffer(loop=self.loop, beacon=self.beacon)
+        self.buffer.app = self.app
+
+    async def flush(self) -> None:
+        """Waits until all that was given before is in the log, or the worker stops: see `flushed`."""
+        await self.flushed()
+
+    async def flushed(self) -> bool:
+        """Waits until all that was given before is in the log; returns False when the worker ends before that:
+        it waits for `FLUSH_S` then, and not at all once it cannot send any more."""
+        flushing, waited_s = asyncio.ensure_future(super().flush()), 0.0
+        try:
+            while not flushing.done() and waited_s < FLUSH_S and not self.should_stop:
+                await asyncio.wait([flushing], timeout=LOOK_S)
+                waited_s += LOOK_S if self.app.should_stop else 0.0
+            return flushing.done() and self.buffer.state == "running"
+        finally:
+            flushing.cancel()
 
     @property
     def _producer_type(self) -> type[AIOKafkaProducer]:
@@ -131,7 +186,17 @@ class PatientConsumerThread(driver.AIOKafkaConsumerThread):
 
 
 class PatientConsumer(driver.Consumer):
-    """Faust's consumer with that thread."""
+    """Faust's consumer with that thread, which commits what is finished."""
+
+    async def _commit_offsets(self, offsets: Mapping[TP, int], start_new_transaction: bool = True) -> bool:
+        """Commits once all that was done up to these offsets is in the logs; whether it did. What a rebalance
+        took meanwhile begins where it was committed before, also if it came back."""
+        rebalances = self.app.rebalancing_count
+        if not await self.app.producer.flushed() or self.app.rebalancing_count != rebalances:
+            log.info("positions of the control topics are not committed: a stop, or a rebalance, came before all "
+                     "that was done up to them was written; their events come again", partitions=len(offsets))  # fmt: skip
+            return False
+        return await super()._commit_offsets(offsets, start_new_transaction)
 
     def _new_consumer_thread(self) -> driver.AIOKafkaConsumerThread:
         return PatientConsumerThread(self, loop=self.loop, beacon=self.beacon)
@@ -142,6 +207,27 @@ class PatientTransport(driver.Transport):
 
     Consumer = PatientConsumer
     Producer = PatientProducer
+
+
+class PatientApp(faust.App):
+    """A Faust app with these clients."""
+
+    def _new_transport(self) -> PatientTransport:
+        return PatientTransport(self.conf.broker_consumer, self)
+
+    def _new_producer_transport(self) -> PatientTransport:
+        return PatientTransport(self.conf.broker_producer, self)
+
+    async def _producer_flush(self, logger: Any) -> None:
+        """When partitions are revoked, and at the stop: rule 3."""
+        try:
+            async with asyncio.timeout(FLUSH_S):
+                await super()._producer_flush(logger)
+        except TimeoutError:
+            log.warning(
+                "the control cluster takes no records now; a rebalance, or this stop, goes on without",
+                waited_s=FLUSH_S, remedy="see that its brokers run; nothing was committed, and nothing is lost",
+            )  # fmt: skip
 
 
 class PatientRecovery(Recovery):

@@ -15,13 +15,16 @@ from faust.types import TP
 
 from app import patient_faust
 from app.kafka.clusters import ClusterClient, ClusterSpec
+from app.kafka.commit import OffsetCommitter
 from app.kafka.topics import TopicSpec, ensure_topics
 from app.patient_faust import (
     PatientAIOKafkaProducer,
+    PatientApp,
+    PatientBuffer,
     PatientConsumerThread,
+    PatientProducer,
     PatientRecovery,
     PatientTableManager,
-    PatientTransport,
 )
 from app.yard import Yard
 
@@ -30,23 +33,49 @@ ENOUGH_S = 60.0
 SOON_S = 0.05
 
 
-class App(faust.App):
-    """With these clients, of nothing else."""
+def make_app(bootstrap: str = "127.0.0.1:1", name: str = "patient", **options: Any) -> PatientApp:
+    """Of these clients, and of nothing else; unless told, of a broker that is not there."""
+    return PatientApp(
+        name, broker=f"aiokafka://{bootstrap}", store="memory://", TableManager=PatientTableManager, **options
+    )
 
-    def _new_transport(self) -> PatientTransport:
-        return PatientTransport(self.conf.broker_consumer, self)
 
+class Shut(faust.Channel[bytes]):
+    """Takes nothing until it is opened."""
 
-def make_app() -> App:
-    """Of a broker that is not there."""
-    broker = "aiokafka://127.0.0.1:1"
-    return App("patient", broker=broker, store="memory://", TableManager=PatientTableManager)
+    def __init__(self, app: PatientApp) -> None:
+        super().__init__(app)
+        self.opened, self.asked = asyncio.Event(), asyncio.Event()
+        self.taken: list[Any] = []
+
+    async def publish_message(self, fut: Any, wait: bool = True) -> Any:
+        """Waits."""
+        self.asked.set()
+        await self.opened.wait()
+        self.taken.append(fut.message.value)
 
 
 @asynccontextmanager
-async def a_thread() -> AsyncIterator[PatientConsumerThread]:
+async def a_producer(app: PatientApp) -> AsyncIterator[tuple[PatientProducer, Shut]]:
+    """One that sends no further than its client, and a channel that has not taken the second of two yet."""
+    producer, shut = app.producer, Shut(app)
+    assert isinstance(producer, PatientProducer)
+    assert isinstance(producer.buffer, PatientBuffer)
+    await producer.buffer.start()
+    try:
+        for value in (b"first", b"second"):
+            producer.send_soon(shut.as_future_message(value=value))
+        await shut.asked.wait()
+        yield producer, shut
+    finally:
+        shut.opened.set()
+        await producer.buffer.stop()
+
+
+@asynccontextmanager
+async def a_thread(app: PatientApp | None = None) -> AsyncIterator[PatientConsumerThread]:
     """Of a consumer that has one partition."""
-    thread = make_app().consumer._thread  # type: ignore[attr-defined]
+    thread = (app or make_app()).consumer._thread  # type: ignore[attr-defined]
     assert isinstance(thread, PatientConsumerThread)
     thread._consumer = AIOKafkaConsumer(group_id="patient", bootstrap_servers="127.0.0.1:1")
     thread._consumer.assign([TopicPartition("here", 0)])
@@ -66,6 +95,112 @@ async def test_a_commit_of_what_a_rebalance_has_taken_meanwhile_is_none() -> Non
     async with a_thread() as thread:
         assert await thread._commit({TP("elsewhere", 0): 7}) is False
         assert thread.crash_reason is None
+
+
+async def test_a_flush_waits_for_all_that_was_given_before_also_for_what_is_being_sent() -> None:
+    async with a_producer(make_app()) as (producer, shut):
+        flushing = asyncio.ensure_future(producer.flushed())
+        await asyncio.wait([flushing], timeout=10 * SOON_S)  # Faust's is back by then
+        assert not flushing.done()
+        left = asyncio.ensure_future(producer.flushed())
+        await asyncio.sleep(0)
+        left.cancel()  # whoever waits no longer keeps nobody
+        shut.opened.set()
+        async with asyncio.timeout(ENOUGH_S):
+            assert await flushing
+        assert shut.taken == [b"first", b"second"]
+
+
+async def test_a_flush_does_not_wait_for_what_comes_after_it() -> None:
+    async with a_producer(make_app()) as (producer, shut):
+        flushing = asyncio.ensure_future(producer.buffer.flush())
+        await asyncio.sleep(0)
+        shut.opened.set()
+
+        async def more() -> None:
+            while not flushing.done():
+                producer.send_soon(shut.as_future_message(value=b"more"))
+                await asyncio.sleep(0)
+
+        async with asyncio.timeout(ENOUGH_S):
+            await more()
+
+
+async def test_a_stop_ends_a_flush_and_nothing_is_committed_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patient_faust, "LOOK_S", SOON_S)
+    monkeypatch.setattr(patient_faust, "FLUSH_S", 2 * SOON_S)
+    app, tp = make_app(), TP("here", 0)
+    async with a_producer(app) as (producer, _), a_thread(app):
+        committing = asyncio.ensure_future(app.consumer._commit_offsets({tp: 7}))  # type: ignore[attr-defined]
+        await asyncio.wait([committing], timeout=10 * SOON_S)
+        assert not committing.done(), "it waits for as long as nothing stops"
+        app._stopped.set()
+        async with asyncio.timeout(ENOUGH_S):
+            assert await committing is False
+            assert await producer.flushed() is False
+
+
+async def test_a_buffer_that_cannot_send_is_never_said_to_be_flushed() -> None:
+    app = make_app()
+    async with a_producer(app) as (producer, _):
+        producer.buffer._crash(RuntimeError("the record is too large"))
+        assert await producer.flushed() is False
+
+
+async def test_nothing_is_committed_of_what_a_rebalance_took_meanwhile() -> None:
+    app, tp = make_app(), TP("here", 0)
+    async with a_producer(app) as (_, shut), a_thread(app):
+        committing = asyncio.ensure_future(app.consumer._commit_offsets({tp: 7}))  # type: ignore[attr-defined]
+        await asyncio.sleep(0)
+        app.rebalancing_count += 1
+        shut.opened.set()
+        async with asyncio.timeout(ENOUGH_S):
+            assert await committing is False
+
+
+async def test_a_revocation_does_not_wait_for_ever_for_what_cannot_be_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(patient_faust, "FLUSH_S", SOON_S)
+    app = make_app()
+    async with a_producer(app) as (_, shut):
+        async with asyncio.timeout(ENOUGH_S):
+            await app._producer_flush(app.log)
+        assert not shut.taken
+
+
+async def test_a_position_is_committed_once_what_was_written_before_it_is_in_the_log(
+    bootstrap: str, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patient_faust, "RETRY_S", SOON_S)
+    group, changelog = f"group-{topic_name}", f"{topic_name}-changelog"
+    client = ClusterClient(ClusterSpec(CLUSTER, (bootstrap,)))
+    await client.start()
+    await ensure_topics(client, [TopicSpec(topic_name, 1)])
+    app = make_app(bootstrap, group, producer_request_timeout=1.0, broker_commit_interval=3_600.0)
+    consumer: Any = app.consumer
+    committed = OffsetCommitter(client).committed
+    await app.producer.start()  # type: ignore[attr-defined]
+    await consumer.start()
+    try:
+        await consumer._thread.call_thread(
+            consumer._thread._consumer.assign, [TopicPartition(topic_name, 0)]
+        )
+        topic = app.topic(changelog, value_serializer="raw", value_type=bytes)
+        sent = app.producer.send_soon(topic.as_future_message(value=b"value", partition=0))
+        assert sent is None, "it waits in the buffer, as its topic is not there yet"
+        committing = asyncio.ensure_future(consumer._commit_offsets({TP(topic_name, 0): 7}))
+        await asyncio.wait([committing], timeout=40 * SOON_S)  # Faust's has committed by then
+        assert await committed(group, [(topic_name, 0)]) == {(topic_name, 0): None}
+        await ensure_topics(client, [TopicSpec(changelog, 1)])
+        async with asyncio.timeout(ENOUGH_S):
+            assert await committing
+        assert await client.end_offsets([(changelog, 0)]) == {(changelog, 0): 1}
+        assert await committed(group, [(topic_name, 0)]) == {(topic_name, 0): 7}
+    finally:
+        await consumer.stop()
+        await app.producer.stop()  # type: ignore[attr-defined]
+        await client.stop()
 
 
 async def test_a_question_about_changelogs_is_asked_until_it_is_answered(
