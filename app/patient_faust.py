@@ -26,7 +26,7 @@ from typing import Any
 import faust
 import structlog
 from aiokafka import AIOKafkaProducer
-from aiokafka.errors import IllegalStateError, KafkaError, KafkaTimeoutError
+from aiokafka.errors import IllegalStateError, KafkaError, KafkaTimeoutError, ProducerClosed
 from aiokafka.structs import OffsetAndMetadata
 from faust.exceptions import ProducerSendError
 from faust.tables.manager import TableManager
@@ -42,6 +42,13 @@ log = structlog.get_logger(__name__)
 RETRY_S = 1.0
 FLUSH_S = 5.0  # less than the session's timeout, and than a worker's stop may take (`app.application`)
 LOOK_S = 0.5
+COMMIT_LATER = (
+    "none, once the control cluster's brokers run: what was not committed comes again, and is known"
+)
+COMMIT_SEE = (
+    "if it goes on, see what the error names: this worker needs the right to Read its own group and the "
+    "control topics there; until then a worker that starts reads more of them again"
+)
 
 
 def heals(error: BaseException | None) -> bool:
@@ -73,14 +80,14 @@ class PatientBuffer(ProducerBuffer):
     """Faust's buffer of what is to be sent, whose flush waits until it is."""
 
     async def flush(self) -> None:
-        """Waits until aiokafka has all that was put before, also what is being sent now. While the buffer does
-        not run nobody sends, and it returns at once."""
+        """Waits until aiokafka has all that was put before, also what is being sent now. While the buffer
+        does not run nobody sends, and it returns at once."""
         if self.state == "running":
             mark = Mark()
             self.pending.put_nowait(mark)
             await mark
 
-    async def _send_pending(self, fut: FutureMessage[Any] | Mark) -> None:
+    async def _send_pending(self, fut: FutureMessage | Mark) -> None:
         if not isinstance(fut, Mark):
             await fut.message.channel.publish_message(fut, wait=False)
         elif not fut.done():  # who waited may have left
@@ -100,14 +107,17 @@ class PatientProducer(driver.Producer):
         await self.flushed()
 
     async def flushed(self) -> bool:
-        """Waits until all that was given before is in the log; returns False when the worker ends before that:
-        it waits for `FLUSH_S` then, and not at all once it cannot send any more."""
+        """Waits until all that was given before is in the log; returns False when the worker ends before
+        that: it waits for `FLUSH_S` then, and not at all once it cannot send any more."""
         flushing, waited_s = asyncio.ensure_future(super().flush()), 0.0
         try:
             while not flushing.done() and waited_s < FLUSH_S and not self.should_stop:
                 await asyncio.wait([flushing], timeout=LOOK_S)
                 waited_s += LOOK_S if self.app.should_stop else 0.0
-            return flushing.done() and self.buffer.state == "running"
+            if not flushing.done():
+                return False
+            await flushing
+            return self.buffer.state == "running"
         finally:
             flushing.cancel()
 
@@ -120,18 +130,22 @@ class PatientProducer(driver.Producer):
 
         Raises:
             ProducerSendError: the record cannot be sent ever: it is too large, or the like.
+            CancelledError: a stop came first. That is no crash: nothing behind it is committed.
         """
-        while True:
+        while not self.should_stop:
             try:
                 return await super().send(topic, *args, **options)
             except ProducerSendError as error:
-                if self.should_stop or not heals(error.__cause__):
+                if self.should_stop and isinstance(error.__cause__, ProducerClosed):
+                    break
+                if not heals(error.__cause__):
                     raise
                 log.warning(
                     "an event cannot be sent yet", topic=topic, error=str(error), retry_s=RETRY_S,
                     remedy="see that the control cluster's brokers run, and that the topic is there",
                 )  # fmt: skip
             await self.sleep(RETRY_S)
+        raise asyncio.CancelledError(f"a record for {topic} was not sent before the stop")
 
 
 class PatientConsumerThread(driver.AIOKafkaConsumerThread):
@@ -157,8 +171,11 @@ class PatientConsumerThread(driver.AIOKafkaConsumerThread):
         try:
             await consumer.commit(wanted)
         except KafkaError as error:
-            log.warning("positions of the control topics were not committed; the next commit says the same",
-                        error=repr(error), partitions=len(wanted))  # fmt: skip
+            log.warning(
+                "positions of the control topics were not committed; they are with what comes there next",
+                error=repr(error), partitions=len(wanted),
+                remedy=COMMIT_LATER if heals(error) else COMMIT_SEE,
+            )  # fmt: skip
             return False
         return True
 
@@ -178,8 +195,10 @@ class PatientConsumerThread(driver.AIOKafkaConsumerThread):
             except IllegalStateError:  # a rebalance has begun; recovery begins again
                 raise
             except KafkaError as error:
-                if self.should_stop or not heals(error):
+                if not heals(error):
                     raise
+                if self.should_stop:
+                    raise asyncio.CancelledError(f"{what} was not answered before the stop") from error
                 log.warning("the control cluster does not answer; tables wait for it", asked=what,
                             error=repr(error), retry_s=RETRY_S)  # fmt: skip
             await asyncio.sleep(RETRY_S)
@@ -191,10 +210,14 @@ class PatientConsumer(driver.Consumer):
     async def _commit_offsets(self, offsets: Mapping[TP, int], start_new_transaction: bool = True) -> bool:
         """Commits once all that was done up to these offsets is in the logs; whether it did. What a rebalance
         took meanwhile begins where it was committed before, also if it came back."""
-        rebalances = self.app.rebalancing_count
-        if not await self.app.producer.flushed() or self.app.rebalancing_count != rebalances:
-            log.info("positions of the control topics are not committed: a stop, or a rebalance, came before all "
-                     "that was done up to them was written; their events come again", partitions=len(offsets))  # fmt: skip
+        producer, rebalances = self.app.producer, self.app.rebalancing_count
+        assert isinstance(producer, PatientProducer), "of the same transport"
+        if not await producer.flushed() or self.app.rebalancing_count != rebalances:
+            log.info(
+                "positions of the control topics are not committed: a stop, or a rebalance, came before all "
+                "that was done up to them was written; their events come again",
+                partitions=len(offsets),
+            )
             return False
         return await super()._commit_offsets(offsets, start_new_transaction)
 
@@ -226,7 +249,8 @@ class PatientApp(faust.App):
         except TimeoutError:
             log.warning(
                 "the control cluster takes no records now; a rebalance, or this stop, goes on without",
-                waited_s=FLUSH_S, remedy="see that its brokers run; nothing was committed, and nothing is lost",
+                waited_s=FLUSH_S,
+                remedy="see that its brokers run; nothing was committed, and nothing is lost",
             )  # fmt: skip
 
 

@@ -147,6 +147,26 @@ async def test_a_buffer_that_cannot_send_is_never_said_to_be_flushed() -> None:
         assert await producer.flushed() is False
 
 
+async def test_a_stop_before_a_record_could_be_sent_is_no_crash_and_what_follows_is_not_committed() -> None:
+    """A worker that was stopped during an outage said that it had crashed, and ended with 1."""
+    app = make_app()
+    producer = app.producer
+    assert isinstance(producer, PatientProducer)
+    await producer.buffer.start()
+    producer._stopped.set()  # as its stop begins; it has no client from then on
+    topic = app.topic("here", value_serializer="raw")
+    try:
+        producer.send_soon(topic.as_future_message(value=b"v", partition=0))
+        async with asyncio.timeout(ENOUGH_S):
+            while producer.buffer.size:  # noqa: ASYNC110 - a task of its own
+                await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert await producer.flushed() is False
+    finally:
+        await producer.buffer.stop()
+    assert app.crash_reason is None
+
+
 async def test_nothing_is_committed_of_what_a_rebalance_took_meanwhile() -> None:
     app, tp = make_app(), TP("here", 0)
     async with a_producer(app) as (_, shut), a_thread(app):
@@ -180,12 +200,10 @@ async def test_a_position_is_committed_once_what_was_written_before_it_is_in_the
     app = make_app(bootstrap, group, producer_request_timeout=1.0, broker_commit_interval=3_600.0)
     consumer: Any = app.consumer
     committed = OffsetCommitter(client).committed
-    await app.producer.start()  # type: ignore[attr-defined]
+    await app.producer.start()
     await consumer.start()
     try:
-        await consumer._thread.call_thread(
-            consumer._thread._consumer.assign, [TopicPartition(topic_name, 0)]
-        )
+        await consumer._thread.call_thread(consumer._thread._consumer.assign, [TopicPartition(topic_name, 0)])
         topic = app.topic(changelog, value_serializer="raw", value_type=bytes)
         sent = app.producer.send_soon(topic.as_future_message(value=b"value", partition=0))
         assert sent is None, "it waits in the buffer, as its topic is not there yet"
@@ -199,7 +217,7 @@ async def test_a_position_is_committed_once_what_was_written_before_it_is_in_the
         assert await committed(group, [(topic_name, 0)]) == {(topic_name, 0): 7}
     finally:
         await consumer.stop()
-        await app.producer.stop()  # type: ignore[attr-defined]
+        await app.producer.stop()
         await client.stop()
 
 
@@ -209,7 +227,7 @@ async def test_a_question_about_changelogs_is_asked_until_it_is_answered(
     monkeypatch.setattr(patient_faust, "RETRY_S", 0.0)
     tp = TP("changelog", 0)
 
-    async def asked(*answers: Exception | Mapping[TP, int]) -> Mapping[TP, int]:
+    async def asked(*answers: Exception | Mapping[TP, int], stops: bool = False) -> Mapping[TP, int]:
         left = list(answers)
 
         async def ask() -> Mapping[TP, int]:
@@ -220,12 +238,16 @@ async def test_a_question_about_changelogs_is_asked_until_it_is_answered(
                     return answer
 
         async with a_thread() as thread:
+            if stops:
+                thread._stopped.set()
             return await thread._answered(ask, "where it ends")
 
     assert await asked(KafkaTimeoutError(), KafkaTimeoutError(), {tp: 7}) == {tp: 7}
     for final in (IllegalStateError(), TopicAuthorizationFailedError()):
         with pytest.raises(type(final)):
             await asked(final, {tp: 7})
+    with pytest.raises(asyncio.CancelledError):  # which no service takes for a crash
+        await asked(KafkaTimeoutError(), {tp: 7}, stops=True)
 
 
 async def test_nothing_that_was_given_to_the_producer_is_dropped_while_its_broker_lies_still(

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from app.kafka.append import Appender
 
 IN_FLIGHT = 5  # of one producer and partition: so many a broker remembers, to know a duplicate by
-LANE_BYTES = 2 * 1024 * 1024  # held for one partition; `append` waits while there are more
+LANE_BYTES = 2 * 1024 * 1024  # held for one partition; `append` waits while there are more, in many batches
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.05, 1.0
 TELL_AFTER_S = 3.0  # trouble that heals by itself within this (a leader's election) is not told
 
@@ -114,7 +114,7 @@ class Lane:
     # -- the sender's ------------------------------------------------------------------------------
 
     async def append(self, data: Bytes, record_count: int) -> asyncio.Future[int]:
-        """Queues a whole batch of `record_count` records; waits while the lane holds `LANE_BYTES`.
+        """Queues a whole batch of `record_count` records; waits while the lane holds two, of `LANE_BYTES`.
 
         `data` is read again at every try: it must stay as it is until the batch is acknowledged.
 
@@ -266,10 +266,11 @@ class Lane:
 
     def _count_bytes(self, count: int) -> None:
         self._held_bytes += count
-        if self._held_bytes >= LANE_BYTES:
-            self._room.clear()
-        elif self._held_bytes <= LANE_BYTES // 2:  # many batches follow a wait, not each its own
+        few = len(self._queue) <= 1  # large ones: the next is to be there when this one is acknowledged
+        if few or self._held_bytes <= LANE_BYTES // 2:  # many batches follow a wait, not each its own
             self._room.set()
+        elif self._held_bytes >= LANE_BYTES:
+            self._room.clear()
 
     def _acknowledge(self) -> None:
         queue, freed_bytes = self._queue, 0

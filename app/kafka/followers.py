@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -237,7 +238,7 @@ def remember(part: PartitionFetch, start: int, fetched: Fetched) -> None:
         trail.clear()
         return
     trail.append(made)
-    while len(trail) > 1 and sum(len(one.heads) for one in trail) > MOST_TRAIL:
+    while sum(len(one.heads) for one in trail) > MOST_TRAIL:  # of an answer that has more by itself nothing
         trail.popleft()
 
 
@@ -293,9 +294,20 @@ def headed(part: PartitionFetch) -> Fetched:
 
 
 def joined(part: PartitionFetch) -> Fetched:
+    """The first that it is given, with what goes on behind it: as headers, or where it is little and plain.
+
+    Whatever it raises, all is given still: else it would be passed over.
+    """
+    before = list(part.given)
+    try:
+        return headed(part) if isinstance(before[0], Heads) else whole(part)
+    except Exception:
+        part.given = deque(before)  # what is joined is handed over last of all
+        raise
+
+
+def whole(part: PartitionFetch) -> Fetched:
     """The first that it is given, with what goes on behind it where that is little and plain."""
-    if isinstance(part.given[0], Heads):
-        return headed(part)
     found, given = [part.given.popleft()], part.given
     if is_plain(found[0]):
         size = found[0].nbytes

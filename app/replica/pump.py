@@ -106,7 +106,7 @@ class ReplicaPump:
             source_epoch=source_epoch, is_first=is_first, begin=self._tasks.begin, tell=self.tell,
             unsure=self._unsure, lost=self._marks.lost, closes=self._marks.closed,
         )  # fmt: skip
-        runtime.verifier.uncompared[job] = self.ledger.uncompared  # also by former owners
+        runtime.verifier.begin(job, self.ledger.uncompared)
         self.obstacle = Obstacle(self.tell, self.where)  # after the way, whose end it names
         self.clearance = Clearance(job, runtime, self.intake, self.way, self.unsaved)
         self.pause = self.clearance.pause  # what was fetched waits
@@ -278,12 +278,12 @@ class ReplicaPump:
 
     @property
     def version(self) -> int:
-        """Grows whenever snapshot or note change."""
+        """Grows whenever snapshot or note change; the note says what is not compared as it is now."""
+        self.ledger.owes(self.runtime.verifier.owes(self.job))
         return self.ledger.version
 
     def snapshot(self) -> Snapshot:
         """What is finished; to be saved."""
-        self.ledger.uncompared = self.runtime.verifier.owes(self.job)
         self.unsaved.taken(self.version, self.ledger.delivered)
         return Snapshot(self.base)
 

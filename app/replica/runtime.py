@@ -216,7 +216,6 @@ class RouteRuntime:
 
     async def _look(self) -> None:
         for pump in list(self.pumps):
-            pump.ledger.owes(self.verifier.owes(pump.job))
             look(pump, time.monotonic())
 
     async def _known_targets(self) -> None:

@@ -144,6 +144,11 @@ class Verifier:
         self._owed[job] += copied.record_count
         self._budget.waiting += copied.weight
 
+    def begin(self, job: JobId, uncompared: int) -> None:
+        """A replica begins, maybe again: when its position was saved so many copies were not compared, by
+        whomever; those that still wait here are among them."""
+        self.uncompared[job] = max(0, uncompared - self._waits(job))
+
     def pass_by(self, job: JobId, record_count: int) -> None:
         """So many copies of the job are not compared, and will not be."""
         if self.everything:
@@ -151,7 +156,11 @@ class Verifier:
 
     def owes(self, job: JobId) -> int:
         """Of all that was acknowledged so many copies would stay uncompared if this ended now."""
-        return self.uncompared[job] + (self._owed[job] if self.everything else 0)
+        return self.uncompared[job] + self._waits(job)
+
+    def _waits(self, job: JobId) -> int:
+        """Copies that are not left out, and not compared yet."""
+        return self._owed[job] if self.everything else 0
 
     def is_comparing(self, job: JobId, target: Target) -> bool:
         """Nothing may be left out, and what waits will soon be compared."""
@@ -169,24 +178,34 @@ class Verifier:
 
     async def run(self) -> None:
         """For ever."""
+        gets_on = True
         while True:
-            await asyncio.sleep(0 if self.everything and self._count > MAX_BEHIND // 4 else LOOK_S)
+            hurries = gets_on and self.everything and self._count > MAX_BEHIND // 4
+            await asyncio.sleep(0 if hurries else LOOK_S)
+            gets_on = False
             for target in list(self._waiting):
                 trouble = self._troubles.get(target)
-                if target not in self._waiting or (trouble and time.monotonic() < trouble.retry_at_s):
-                    continue
-                # What comes meanwhile waits for the next look: it would be asked for copy by copy.
-                last = self._waiting[target][-1].base_offset
-                try:
-                    while target in self._waiting and self._waiting[target][0].base_offset <= last:
-                        await self._compare_run(target)
-                        self._troubles.pop(target, None)
-                except (ClusterUnreachable, KafkaError, OSError, TimeoutError) as error:
-                    await self._failed(target, error)
-                except Exception:
-                    log.exception("a copy could not be compared and is left out", target=target)
-                    self._leave_out(target)
-                    self._troubles.pop(target, None)  # it was read
+                if target in self._waiting and not (trouble and time.monotonic() < trouble.retry_at_s):
+                    gets_on = await self._look_at(target) or gets_on
+
+    async def _look_at(self, target: Target) -> bool:
+        """Compares all that waits now; what comes meanwhile waits for the next look: it would be asked for
+        copy by copy. Returns whether anything could be read."""
+        gets_on, last = False, self._waiting[target][-1].base_offset
+        try:
+            try:
+                while target in self._waiting and self._waiting[target][0].base_offset <= last:
+                    await self._compare_run(target)
+                    gets_on = True
+                    self._troubles.pop(target, None)
+            except (ClusterUnreachable, KafkaError, OSError, TimeoutError) as error:
+                await self._failed(target, error)
+        except Exception:
+            log.exception("a copy could not be compared and is left out", target=target)
+            if target in self._waiting:  # else it was the last, and is told already
+                self._leave_out(target)
+            self._troubles.pop(target, None)  # it was read
+        return gets_on
 
     async def _failed(self, target: Target, error: Exception) -> None:
         """Copies cannot be read now."""

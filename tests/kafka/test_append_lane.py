@@ -245,6 +245,23 @@ async def test_a_full_lane_makes_its_sender_wait_and_a_closed_one_lets_it_go() -
     assert await_more.result().cancelled()
 
 
+async def test_the_next_of_large_batches_is_there_before_the_one_in_front_of_it_is_acknowledged() -> None:
+    """It came only then: the lane lay idle for a whole way to the broker and back, batch by batch."""
+    lane = Lane(Side(Partition()), "t", 0, ProducerId(9))  # type: ignore[arg-type]
+    large = bytes(append_lane.LANE_BYTES * 3 // 4)
+    futures = [await lane.append(large, 1) for _ in range(2)]
+    for n in range(2, 5):
+        waiting = asyncio.create_task(lane.append(large, 1))
+        await asyncio.sleep(0)
+        assert not waiting.done(), "two are enough"
+        pending = lane.take()
+        assert pending is not None
+        lane.answered(pending, 0, n, "")
+        async with asyncio.timeout(60):
+            futures.append(await waiting)
+    lane.close()
+
+
 async def test_under_a_further_epoch_nothing_is_sent_before_its_sender_has_written_it_down() -> None:
     """Or a successor takes an epoch that was used: 16 were left to it, whoever needed more was not fenced."""
     bumped: list[ProducerId] = []
