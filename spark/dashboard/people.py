@@ -112,7 +112,7 @@ DELIVERIES, TOPIC_ONLY, NOT = "deliveries", "topic only", "not audited"  # what 
 
 def percentiles_ms(latencies: bytes | None) -> dict[str, float | None]:
     """Of a histogram; None where nothing was measured."""
-    found = Latencies.from_bytes(bytes(latencies or b"")).quantiles_ms(RANKS)
+    found = Latencies.quantiles_of(bytes(latencies or b""), RANKS)
     return {f"p{rank * 100:.0f}_ms": None if one < 0 else one for rank, one in zip(RANKS, found, strict=True)}
 
 

@@ -1,4 +1,4 @@
-"""What audits cost the worker that copies and delivers: audited against unaudited, the same worker, by turns.
+"""What audits cost the workers that copy and deliver: audited against unaudited, a second each by turns.
 
 | row                     | measured                         | what is counted meanwhile              |
 |-------------------------|----------------------------------|----------------------------------------|
@@ -7,145 +7,250 @@
 | dispatch, consumer      | a workload, instant, by a stream | what the group finishes                |
 | dispatch, also a tier   | the same                         | that, and the topic                    |
 
-Each row is of records a second, and beside it of the worker's CPU seconds per million records meanwhile: on a
-busy machine these are what can be compared. Ratios are medians of the rounds' own; in a round each kind of
-run comes once, and who begins changes. `spread`: the lowest and the highest ratio of a round.
+Each kind has a worker of its own, in a control plane of its own on the same brokers. In a round all copy, or
+deliver, the same topic anew; from the share `LOW` of it on they are measured by turns (`tests.bench.slices`).
+Each row is of records a second, and beside it of the worker's CPU seconds per million records meanwhile.
+`between`: where the true ratio lies, 19 of 20 times.
 
-What lasts is measured, not the start: from `HEAD` of the records on, until nine tenths. By then an audit that
-began with the run has caught up with what was copied or delivered before its jobs were there, and counts what
-comes as it comes: its plan is made when the route or the workload has begun, that it has to follow that and
-not the other way round. `behind` is the share of the records that no report told yet at the
-end: of a few seconds. Audited runs have a plan of their own each, which is deleted afterwards, but for the
-consumer's: by the same name its jobs know that they have counted the topic itself.
+What lasts is measured, not the start: by then an audit that began with the run has caught up with what was
+copied or delivered before its jobs were there, and counts what comes as it comes. A plan is made when the
+route or the workload has begun, that it has to follow that and not the other way round. `behind` is the share
+of the records that no report told yet at the end: of a few seconds. Plans are deleted with the round, but for
+the consumer's: by the same name its jobs know that they have counted the topic itself.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
+import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from statistics import median
 from typing import Any
 
-import psutil
-
-from app.demo.stage import Process, Stage, StageError, http, wait_until
+from app.demo.stage import Process, Stage, StageError, http, route, wait_until
+from app.kafka.clusters import LATEST, ClusterClient, ClusterSpec
 from app.yard import Yard
-from tests.bench.copying.sides import COPIES, SOURCE, Sides
-from tests.bench.copying.topic import Shape
-from tests.bench.copying.topic import fill as fill_source
-from tests.bench.copying.watch import cpu_s
+from tests.bench import slices
+from tests.bench.copying import topic as copied
+from tests.bench.copying.sides import COPIES, SOURCE
 from tests.bench.run import Progress
-from tests.bench.streams.ours import CLUSTER, TAIL, Case, Receivers, reaches, trackers
-from tests.bench.streams.topic import fill as fill_topic
+from tests.bench.slices import Cycle, Side
+from tests.bench.streams.ours import CLUSTER, Case, Receivers, trackers
+from tests.bench.streams.topic import fill
 
-SHAPE = Shape(200, "none", 16 * 1024, 6_000_000)
-CASE = Case(0, 10_000, 10_000, "none", 1_600_000)
-FILLED, PARTITIONS, TOPIC = 1_700_000, 4, "audited"
-ROUNDS = 6
-HEAD = 0.4
-FOLLOWS_AT = 0.02  # of what is delivered: then the plan is made
+SHAPE = copied.Shape(200, "none", 16 * 1024, 10_000_000)
+CASE = Case(0, 10_000, 10_000, "none", 4_800_000)
+PARTITIONS, TOPIC = 4, "audited"
+ROUNDS = 5
+BEGUN, LOW, HIGH = 0.01, 0.2, 0.95
 COUNTED_S = 120.0
-_numbers: Iterator[int] = itertools.count()
+PLAIN = "unaudited"
 
-Figures = tuple[float, float, float]  # records/s, CPU s per million, behind
-Run = Callable[[], Figures]
+Workers = dict[str, tuple[Stage, Process]]
+Round = tuple[list[Cycle], dict[str, float]]  # and what was behind
 
 
 def run(progress: Progress) -> dict[str, Any]:
     """Every row."""
-    with Yard(regions=1) as yard, Stage(yard) as stage:
-        worker = stage.worker()
-        rows = [*copying(stage, worker, progress), *delivering(stage, worker, progress)]
+    with Yard(regions=1) as yard:
+        rows = [*copying(yard, progress), *delivering(yard, progress)]
     first = rows.pop(0)
     setup = {
-        "brokers": "one for each cluster, same machine, shared", "copied": SHAPE.title,
+        "brokers": "one for each cluster, same machine, shared", "copied": f"{SHAPE.count} of {SHAPE.title}",
         "delivered": f"{CASE.count} messages of 200 bytes, instant handler, stream", "partitions": PARTITIONS,
-        "rounds": ROUNDS, "measured": f"from {HEAD:.0%} to {TAIL:.0%} of the records",
+        "rounds": ROUNDS, "slices of a second each": first["slices"],
+        "measured": f"from {LOW:.0%} to {HIGH:.0%} of the records",
     }  # fmt: skip
     return {**{key: first[key] for key in first if key != "bench"}, "setup": setup, "rows": rows}
 
 
-def copying(stage: Stage, worker: Process, progress: Progress) -> list[dict[str, Any]]:
+def copying(yard: Yard, progress: Progress) -> list[dict[str, Any]]:
     """Replication."""
-    progress(f"filling a topic: {SHAPE.title}")
-    asyncio.run(fill_source(stage.yard.bootstrap(SOURCE), SHAPE))
-    sides: Any = Sides(stage, worker, None, "")  # type: ignore[arg-type]  # there is no peer in Java
-    topics = [SHAPE.topic, f"ours[0-9]+\\.{SHAPE.topic}"]
+    progress(f"filling a topic: {SHAPE.count:,} of {SHAPE.title}")
+    asyncio.run(copied.fill(yard.bootstrap(SOURCE), SHAPE))
+    audits = {PLAIN: (), "its copies": (COPIES,), "both ends": (SOURCE, COPIES)}
+    with workers(yard, "copy", list(audits)) as fleet, ends(yard.bootstrap(COPIES)) as end:
 
-    def copied(*clusters: str) -> Figures:
-        late: list[int] = []
+        def one(number: int) -> Round:
+            with ExitStack() as stack:
+                sides, copies = {}, {}
+                for at, (name, (stage, worker)) in enumerate(fleet.items()):
+                    copies[name] = copy = f"copy{at}-{number}.{SHAPE.topic}"
+                    stack.callback(asyncio.run, copied.drop(yard.bootstrap(COPIES), copy))
+                    stack.enter_context(routed(stage, worker, copy))
+                    sides[name] = Side(worker, end(copy))
+                begun(sides, SHAPE.count)
+                plans = {}
+                for name, clusters in audits.items():
+                    if clusters:
+                        counting = plan(
+                            *fleet[name], [SHAPE.topic, re.escape(copies[name])], clusters, f"audit{number}"
+                        )
+                        plans[name] = stack.enter_context(counting)
+                cycles = measured(sides, SHAPE.count)
+                shares = {name: SHAPE.count * len(audits[name]) for name in plans}
+                late = {name: behind(fleet[name][1], plan) / shares[name] for name, plan in plans.items()}
+                reached(sides, SHAPE.count)
+                return cycles, late
 
-        @contextmanager
-        def audited() -> Iterator[None]:
-            with plan(stage, worker, topics, [*clusters]) as name:
-                yield
-                late.append(behind(worker, name))
-
-        figures = sides.ours_beside(SHAPE, HEAD, audited if clusters else nullcontext)
-        share = sum(late) / (SHAPE.count * max(1, len(clusters)))
-        return figures.records_per_s, figures.cpu_s_per_million, share
-
-    def audited(*clusters: str) -> Run:
-        return lambda: copied(*clusters)
-
-    runs = {"its copies": audited(COPIES), "both ends": audited(SOURCE, COPIES)}
-    return by_turns("replication", copied, runs, progress)
+        return rounds("replication", list(audits)[1:], one, progress)
 
 
-def delivering(stage: Stage, worker: Process, progress: Progress) -> list[dict[str, Any]]:
+def delivering(yard: Yard, progress: Progress) -> list[dict[str, Any]]:
     """Dispatch."""
-    progress(f"filling {TOPIC}")
-    asyncio.run(fill_topic(stage.yard.bootstrap(CLUSTER), TOPIC, PARTITIONS, FILLED))
-    receivers = Receivers(stage, TOPIC, CASE, 3 * ROUNDS)
-    numbers = itertools.count()
+    progress(f"filling a topic: {CASE.count:,} messages")
+    asyncio.run(fill(yard.bootstrap(CLUSTER), TOPIC, PARTITIONS, CASE.count))
+    names = [PLAIN, "consumer", "also a tier"]
+    with workers(yard, "push", names) as fleet, ExitStack() as stack:
+        receivers = Receivers(fleet[PLAIN][0], TOPIC, CASE, len(names) * ROUNDS)
+        stack.callback(receivers.close)
+        stage, counter = fleet["consumer"]
+        rests = stack.enter_context(plan(stage, counter, [TOPIC], [CLUSTER], "at-rest"))
+        wait_until(lambda: counted(counter, rests) >= CASE.count, COUNTED_S, counter.tail)
 
-    def plain() -> Figures:
-        return delivered(stage, worker, receivers, next(numbers))
+        def one(number: int) -> Round:
+            with ExitStack() as stack:
+                sides, urls = {}, {}
+                for at, (name, (stage, worker)) in enumerate(fleet.items(), number * len(names)):
+                    group = receivers.groups[at]
+                    stage.deploy(worker, CASE.definition(group, TOPIC, receivers.address))
+                    urls[name] = f"{worker.url}/api/v1/workloads/{group}/{TOPIC}"
+                    stack.callback(http, "DELETE", urls[name])
+                    sides[name] = Side(worker, partial(receivers.cells.__getitem__, at))
+                begun(sides, CASE.count)
+                tier = stack.enter_context(plan(*fleet["also a tier"], [TOPIC], [CLUSTER], f"audit{number}"))
+                cycles = measured(sides, CASE.count)
+                late = {"also a tier": behind(fleet["also a tier"][1], tier) / CASE.count, "consumer": 0.0}
+                for name, url in urls.items():
+                    Side(fleet[name][1], partial(acknowledged, url)).reaches(CASE.count)
+                return cycles, late
 
-    def consumer() -> Figures:
-        with plan(stage, worker, [TOPIC], [CLUSTER], "at-rest") as name:
-            wait_until(lambda: counted(worker, name) >= FILLED, COUNTED_S, worker.tail)
-            return plain()
+        return rounds("dispatch", names[1:], one, progress)
 
-    def tier() -> Figures:
-        return delivered(stage, worker, receivers, next(numbers), is_followed=True)
 
+# -- rounds ------------------------------------------------------------------------------------------
+
+
+def rounds(
+    what: str, audited: list[str], one: Callable[[int], Round], progress: Progress
+) -> list[dict[str, Any]]:
+    """All of them, and the rows that they come to."""
+    cycles: list[Cycle] = []
+    late: dict[str, list[float]] = {name: [] for name in audited}
+    for number in range(ROUNDS):
+        found, behind_ = one(number)
+        cycles += found
+        for name, share in behind_.items():
+            late[name].append(share)
+        told = ", ".join(
+            f"{name} {slices.ratio(cycles, lambda slice_: slice_.rate, name, PLAIN).value:.3f}"
+            for name in audited
+        )
+        progress(f"{what}, round {number + 1} of {ROUNDS}, {len(cycles)} slices each so far: {told}")
+    return [
+        row(f"{what}, {name}{suffix}", unit, cycles, of, name, median(late[name]))
+        for name in audited
+        for suffix, unit, of in (
+            ("", "records/s", lambda one: one.rate),
+            (", CPU", "CPU s/million", lambda one: one.cpu),
+        )
+    ]
+
+
+def row(
+    title: str, unit: str, cycles: list[Cycle], of: Callable[[slices.Slice], float], name: str, late: float
+) -> dict[str, Any]:
+    """A row of what `of` says of a slice."""
+    found = slices.ratio(cycles, of, name, PLAIN)
+    return {
+        "bench": f"audit-overhead, {title}", "value": round(of(slices.whole(cycles, name)), 3), "unit": unit,
+        "peer": PLAIN, "peer_value": round(of(slices.whole(cycles, PLAIN)), 3),
+        "ratio": round(found.value, 4), "between": [round(found.low, 4), round(found.high, 4)],
+        "slices": len(cycles), "behind": round(late, 3),
+    }  # fmt: skip
+
+
+def begun(sides: dict[str, Side], count: int) -> None:
+    """Waits until each has done something."""
+    for side in sides.values():
+        side.reaches(int(count * BEGUN))
+
+
+def measured(sides: dict[str, Side], count: int) -> list[Cycle]:
+    """Slices by turns."""
+    return slices.measure(sides, int(count * LOW), int(count * HIGH))
+
+
+def reached(sides: dict[str, Side], count: int) -> None:
+    """Waits until each has done all."""
+    for side in sides.values():
+        side.reaches(count)
+        if side.done() > count:
+            raise StageError(f"{side.worker.name} made {side.done()} of {count} records")
+
+
+def acknowledged(url: str) -> int:
+    """Messages of the workload that may be committed."""
+    return trackers(url)[0]
+
+
+# -- what runs ---------------------------------------------------------------------------------------
+
+
+@contextmanager
+def workers(yard: Yard, kind: str, names: list[str]) -> Iterator[Workers]:
+    """A worker each, none of which knows of the others."""
+    with ExitStack() as stack:
+        stages = {
+            name: stack.enter_context(Stage(yard, region=f"{kind}{at}")) for at, name in enumerate(names)
+        }
+        yield {name: (stage, stage.worker()) for name, stage in stages.items()}
+
+
+@contextmanager
+def routed(stage: Stage, worker: Process, copy: str) -> Iterator[None]:
+    """A route copies the topic into this one."""
+    name = copy.partition(".")[0]
+    rename = {"names": {SHAPE.topic: copy}}
+    stage.deploy(worker, route(name, SOURCE, COPIES, SHAPE.topic, rename=rename))
     try:
-        return by_turns("dispatch", plain, {"consumer": consumer, "also a tier": tier}, progress)
+        yield
     finally:
-        receivers.close()
+        http("DELETE", f"{worker.url}/api/v1/routes/{name}")
 
 
-def delivered(
-    stage: Stage, worker: Process, receivers: Receivers, run: int, *, is_followed: bool = False
-) -> Figures:
-    """As `tests.bench.streams.ours.rate`, with the worker's CPU; `is_followed`: by a plan that counts the
-    topic meanwhile."""
-    group, cells, tree = receivers.groups[run], receivers.cells, psutil.Process(worker.popen.pid)
-    low, high = int(CASE.count * HEAD), int(CASE.count * TAIL)
-    stage.deploy(worker, CASE.definition(group, receivers.topic, receivers.address))
-    reaches(int(CASE.count * FOLLOWS_AT), lambda: cells[run], worker)
-    with plan(stage, worker, [TOPIC], [CLUSTER]) if is_followed else nullcontext("") as name:
-        begin, cpu_before = reaches(low, lambda: cells[run], worker), cpu_s(tree)
-        end, cpu_after = reaches(high, lambda: cells[run], worker), cpu_s(tree)
-        late = behind(worker, name) / FILLED if name else 0.0
-        url = f"{worker.url}/api/v1/workloads/{group}/{receivers.topic}"
-        wait_until(lambda: trackers(url)[0] >= high, COUNTED_S, worker.tail)
-        http("DELETE", url)
-    done = end[1] - begin[1]
-    return done / (end[0] - begin[0]), (cpu_after - cpu_before) / done * 1_000_000, late
+@contextmanager
+def ends(bootstrap: str) -> Iterator[Callable[[str], Callable[[], int]]]:
+    """Asks for the end of a topic, over all partitions; 0 while there is none."""
+    with asyncio.Runner() as runner:
+        client = ClusterClient(ClusterSpec("copies", (bootstrap,)))
+        runner.run(client.start())
+
+        def end(topic: str) -> int:
+            if runner.run(client.partitions(topic)) != copied.PARTITIONS:
+                return 0
+            at = [(topic, partition) for partition in range(copied.PARTITIONS)]
+            return sum(runner.run(client.offsets(at, LATEST)).values())
+
+        try:
+            yield lambda topic: lambda: end(topic)
+        finally:
+            runner.run(client.stop())
 
 
 @contextmanager
 def plan(
-    stage: Stage, worker: Process, topics: list[str], clusters: list[str], named: str = ""
+    stage: Stage,
+    worker: Process,
+    topics: list[str],
+    clusters: tuple[str, ...] | list[str],
+    name: str = "audit",
 ) -> Iterator[str]:
     """A plan that counts from the topics' beginning, unless it was there before; its jobs have ended at the
     end."""
-    name = named or f"audit{next(_numbers)}"
-    spec = {"topics": topics, "clusters": clusters}
+    spec = {"topics": topics, "clusters": [*clusters]}
     stage.deploy(
         worker,
         {"apiVersion": "switchyard/v1", "kind": "AuditPlan", "metadata": {"name": name}, "spec": spec},
@@ -179,33 +284,3 @@ def behind(worker: Process, name: str) -> int:
     if status != 200:
         raise StageError(f"plan {name}: {status}: {body!r}")
     return int(body["lag_messages"])
-
-
-def by_turns(what: str, plain: Run, audited: dict[str, Run], progress: Progress) -> list[dict[str, Any]]:
-    """Runs of each kind by turns; rows of the throughput, and of CPU."""
-    runs = {"unaudited": plain, **audited}
-    found: dict[str, list[Figures]] = {title: [] for title in runs}
-    for number in range(ROUNDS):
-        first = number % len(runs)
-        for title in [*runs, *runs][first : first + len(runs)]:
-            found[title].append(runs[title]())
-            rate, cpu, _ = found[title][-1]
-            progress(
-                f"{what}, round {number + 1} of {ROUNDS}, {title}: {rate:,.0f}/s, {cpu:.3f} CPU s/million"
-            )
-    return [
-        row(f"{what}, {title}{suffix}", unit, column, found[title], found["unaudited"])
-        for title in audited
-        for suffix, unit, column in (("", "records/s", 0), (", CPU", "CPU s/million", 1))
-    ]
-
-
-def row(title: str, unit: str, column: int, ours: list[Figures], peers: list[Figures]) -> dict[str, Any]:
-    """A row of a column of the figures."""
-    ratios = sorted(one[column] / peer[column] for one, peer in zip(ours, peers, strict=True))
-    return {
-        "bench": f"audit-overhead, {title}", "value": round(median(one[column] for one in ours), 3),
-        "unit": unit, "peer": "unaudited", "peer_value": round(median(one[column] for one in peers), 3),
-        "ratio": round(median(ratios), 4), "spread": [round(ratios[0], 4), round(ratios[-1], 4)],
-        "behind": round(median(one[2] for one in ours), 3),
-    }  # fmt: skip

@@ -32,7 +32,7 @@ from typing import Any
 Progress = Callable[[str], None]
 
 MIN_ROUNDS = 3
-NOT_BENCHES = {"__init__", "__main__", "run", "simulate_concurrency"}
+NOT_BENCHES = {"__init__", "__main__", "run", "simulate_concurrency", "slices"}
 PACKAGES = ("faust-streaming", "aiokafka", "grpcio", "rocksdict", "uvloop", "pyspark", "duckdb")
 
 

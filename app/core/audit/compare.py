@@ -84,7 +84,7 @@ class Side(NamedTuple):
     @property
     def all(self) -> Totals:
         """With what came late."""
-        return self.totals.plus(self.late)
+        return _sum(self.totals, self.late)
 
 
 class Tolerance(NamedTuple):
@@ -135,7 +135,7 @@ def side(
     late_ms = closed_ms = -1
     for window in windows:
         late_ms = max(late_ms, window.late_ms)
-        totals, late = totals.plus(window.totals), late.plus(window.late)
+        totals, late = _sum(totals, window.totals), _sum(late, window.late)
     phases: list[Phase] = []
     marks: list[int] = []
     heard: list[bool] = []
@@ -232,6 +232,13 @@ def _closed(
         return verdict._replace(state=State.OK if is_small else State.DUPLICATED)
     assert differs
     return verdict._replace(state=State.CORRUPTED, missing=-1, extra=-1)
+
+
+def _sum(one: Totals, other: Totals) -> Totals:
+    """Both together; most tiers have one window of a time, and nothing that was late."""
+    if other == NO_TOTALS:
+        return one
+    return other if one is NO_TOTALS else one.plus(other)
 
 
 def _content(before: Totals, after: Totals) -> tuple[By, bool]:

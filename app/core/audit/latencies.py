@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import math
 import struct
+from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +31,8 @@ VERSION = 1
 _LOG_GAMMA = math.log(GAMMA)
 BINS = 2 + math.ceil(math.log(LONGEST_MS) / _LOG_GAMMA)
 _HEAD = struct.Struct("<BBH")  # version, bytes of a count, bins that are not empty
-_WIDTHS = (1, 2, 4, 8)
+_CODES = {1: "b", 2: "h", 4: "i", 8: "q"}  # of counts, by their bytes
+_WIDTHS = tuple(_CODES)
 
 Counts = npt.NDArray[np.int64]
 
@@ -69,12 +72,22 @@ class Latencies:
 
     def quantiles_ms(self, ranks: Sequence[float]) -> list[float]:
         """Latencies that `ranks` (0 to 1) of all do not exceed; -1 of none."""
-        total = self.count
-        if total <= 0:
-            return [-1.0] * len(ranks)
-        upto = np.cumsum(self.counts)
-        wanted = [min(total, max(1, math.ceil(rank * total))) for rank in ranks]
-        return [_middle_ms(int(found)) for found in np.searchsorted(upto, wanted, side="left")]
+        bins = np.flatnonzero(self.counts)
+        return _quantiles_ms(bins.tolist(), self.counts[bins].tolist(), ranks)
+
+    @staticmethod
+    def quantiles_of(data: bytes, ranks: Sequence[float]) -> list[float]:
+        """The same, of `to_bytes`: most histograms have few bins, and many are only asked once.
+
+        Raises:
+            CorruptLatencies: it was not written by it.
+        """
+        width, many = _head(data)
+        bins = struct.unpack_from(f"<{many}H", data, _HEAD.size) if many else ()
+        counts = struct.unpack_from(f"<{many}{_CODES[width]}", data, _HEAD.size + 2 * many) if many else ()
+        if many:
+            _check(max(bins), min(counts), max(counts))
+        return _quantiles_ms(bins, counts, ranks)
 
     def to_bytes(self) -> bytes:
         """The bins that are not empty; always the same bytes for the same counts, b"" for none."""
@@ -93,20 +106,42 @@ class Latencies:
         Raises:
             CorruptLatencies: it was not written by it.
         """
-        if not data:
-            return cls()
-        if len(data) < _HEAD.size:
-            raise CorruptLatencies(f"{len(data)} bytes are no histogram")
-        version, width, many = _HEAD.unpack_from(data)
-        if version != VERSION or width not in _WIDTHS or len(data) != _HEAD.size + many * (2 + width):
-            raise CorruptLatencies(f"{len(data)} bytes of version {version} are no histogram")
+        width, many = _head(data)
+        found = cls()
+        if not many:
+            return found
         bins = np.frombuffer(data, dtype="<u2", count=many, offset=_HEAD.size)
         counts = np.frombuffer(data, dtype=f"<i{width}", offset=_HEAD.size + 2 * many)
-        if many and (int(bins.max()) >= BINS or int(counts.min()) < 0 or int(counts.max()) > MOST_OF_BIN):
-            raise CorruptLatencies("a bin or a count that no histogram has")
-        found = cls()
+        _check(int(bins.max()), int(counts.min()), int(counts.max()))
         found.counts[bins] = counts
         return found
+
+
+def _head(data: bytes) -> tuple[int, int]:
+    """Bytes of a count, and how many bins."""
+    if not data:
+        return _WIDTHS[0], 0
+    if len(data) < _HEAD.size:
+        raise CorruptLatencies(f"{len(data)} bytes are no histogram")
+    version, width, many = _HEAD.unpack_from(data)
+    if version != VERSION or width not in _CODES or len(data) != _HEAD.size + many * (2 + width):
+        raise CorruptLatencies(f"{len(data)} bytes of version {version} are no histogram")
+    return width, many
+
+
+def _check(last_bin: int, least: int, most: int) -> None:
+    if last_bin >= BINS or least < 0 or most > MOST_OF_BIN:
+        raise CorruptLatencies("a bin or a count that no histogram has")
+
+
+def _quantiles_ms(bins: Sequence[int], counts: Sequence[int], ranks: Sequence[float]) -> list[float]:
+    """Of counts of these bins, which ascend."""
+    upto = list(accumulate(counts))
+    total = upto[-1] if upto else 0
+    if total <= 0:
+        return [-1.0] * len(ranks)
+    wanted = (min(total, max(1, math.ceil(rank * total))) for rank in ranks)
+    return [_middle_ms(bins[bisect_left(upto, count)]) for count in wanted]
 
 
 def _middle_ms(number: int) -> float:

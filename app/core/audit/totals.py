@@ -89,7 +89,7 @@ class Totals(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def percentiles_ms(self, *ranks: float) -> list[float]:
         """Of the latencies; -1 where none are known. Raises CorruptLatencies."""
-        return Latencies.from_bytes(self.latencies).quantiles_ms(ranks)
+        return Latencies.quantiles_of(self.latencies, ranks)
 
 
 NO_TOTALS = Totals()

@@ -27,6 +27,15 @@ def test_a_percentile_is_within_one_percent_of_the_true_one(many: list[int], ran
     assert abs(told - true) <= ACCURACY * true * 1.000001
 
 
+@given(latencies, st.lists(st.floats(0, 1), max_size=4), st.sampled_from([1, 200, 40_000, 1 << 40]))
+def test_bytes_have_the_percentiles_of_their_histogram(
+    many: list[int], ranks: list[float], weight: int
+) -> None:
+    found = histogram(many)
+    found.counts *= weight
+    assert Latencies.quantiles_of(found.to_bytes(), ranks) == found.quantiles_ms(ranks)
+
+
 @given(st.lists(latencies, max_size=5), st.randoms(use_true_random=False))
 def test_merged_in_any_order_it_gives_the_same_bytes(parts: list[list[int]], random: object) -> None:
     one, other = Latencies(), Latencies()
@@ -62,8 +71,11 @@ def test_any_bytes_are_a_histogram_or_refused(data: bytes) -> None:
     try:
         found = Latencies.from_bytes(data)
     except CorruptLatencies:
+        with pytest.raises(CorruptLatencies):
+            Latencies.quantiles_of(data, [0.5])
         return
     assert found.count >= 0
+    assert Latencies.quantiles_of(data, [0.5])
 
 
 @pytest.mark.parametrize("counts", [1, 200, 40_000, 1 << 40])
