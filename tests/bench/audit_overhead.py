@@ -1,4 +1,4 @@
-"""What audits cost the workers that copy and deliver: audited against unaudited, a second each by turns.
+"""What audits cost the workers that copy and deliver: audited against unaudited, side by side.
 
 | row                     | measured                         | what is counted meanwhile              |
 |-------------------------|----------------------------------|----------------------------------------|
@@ -7,10 +7,10 @@
 | dispatch, consumer      | a workload, instant, by a stream | what the group finishes                |
 | dispatch, also a tier   | the same                         | that, and the topic                    |
 
-Each kind has a worker of its own, in a control plane of its own on the same brokers. In a round all copy, or
-deliver, the same topic anew; from the share `LOW` of it on they are measured by turns (`tests.bench.slices`).
-Each row is of records a second, and beside it of the worker's CPU seconds per million records meanwhile.
-`between`: where the true ratio lies, 19 of 20 times.
+Each pair has two workers, each in a control plane of its own on the same brokers. In a round both copy, or
+deliver, the same topic anew, at the same time; from the share `LOW` of it on each second is measured
+(`tests.bench.slices`). Each row is of records a second, and beside it of the worker's CPU seconds per million
+records meanwhile. `between`: where the true ratio lies, 19 of 20 times.
 
 What lasts is measured, not the start: by then an audit that began with the run has caught up with what was
 copied or delivered before its jobs were there, and counts what comes as it comes. A plan is made when the
@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from statistics import median
@@ -36,7 +36,7 @@ from tests.bench import slices
 from tests.bench.copying import topic as copied
 from tests.bench.copying.sides import COPIES, SOURCE
 from tests.bench.run import Progress
-from tests.bench.slices import Cycle, Side
+from tests.bench.slices import Second, Side
 from tests.bench.streams.ours import CLUSTER, Case, Receivers, trackers
 from tests.bench.streams.topic import fill
 
@@ -49,7 +49,11 @@ COUNTED_S = 120.0
 PLAIN = "unaudited"
 
 Workers = dict[str, tuple[Stage, Process]]
-Round = tuple[list[Cycle], dict[str, float]]  # and what was behind
+Round = tuple[list[Second], float]  # and what was behind
+MEASURED: dict[str, Callable[[slices.Slice], float]] = {
+    "records/s": lambda one: one.rate,
+    "CPU s/million": lambda one: one.cpu,
+}
 
 
 def run(progress: Progress) -> dict[str, Any]:
@@ -60,7 +64,7 @@ def run(progress: Progress) -> dict[str, Any]:
     setup = {
         "brokers": "one for each cluster, same machine, shared", "copied": f"{SHAPE.count} of {SHAPE.title}",
         "delivered": f"{CASE.count} messages of 200 bytes, instant handler, stream", "partitions": PARTITIONS,
-        "rounds": ROUNDS, "slices of a second each": first["slices"],
+        "rounds": ROUNDS, "seconds": first["seconds"],
         "measured": f"from {LOW:.0%} to {HIGH:.0%} of the records",
     }  # fmt: skip
     return {**{key: first[key] for key in first if key != "bench"}, "setup": setup, "rows": rows}
@@ -70,105 +74,114 @@ def copying(yard: Yard, progress: Progress) -> list[dict[str, Any]]:
     """Replication."""
     progress(f"filling a topic: {SHAPE.count:,} of {SHAPE.title}")
     asyncio.run(copied.fill(yard.bootstrap(SOURCE), SHAPE))
-    audits = {PLAIN: (), "its copies": (COPIES,), "both ends": (SOURCE, COPIES)}
-    with workers(yard, "copy", list(audits)) as fleet, ends(yard.bootstrap(COPIES)) as end:
+    audits = {"its copies": (COPIES,), "both ends": (SOURCE, COPIES)}
+    return [
+        row for name, clusters in audits.items() for row in copying_beside(yard, name, clusters, progress)
+    ]
+
+
+def copying_beside(
+    yard: Yard, audited: str, clusters: Sequence[str], progress: Progress
+) -> list[dict[str, Any]]:
+    """A worker whose audit counts in these clusters, and one without."""
+    with workers(yard, f"copy{len(clusters)}", audited) as fleet, ends(yard.bootstrap(COPIES)) as end:
 
         def one(number: int) -> Round:
             with ExitStack() as stack:
                 sides, copies = {}, {}
-                for at, (name, (stage, worker)) in enumerate(fleet.items()):
-                    copies[name] = copy = f"copy{at}-{number}.{SHAPE.topic}"
+                for name, (stage, worker) in fleet.items():
+                    copies[name] = copy = f"{stage.region}-{number}.{SHAPE.topic}"
                     stack.callback(asyncio.run, copied.drop(yard.bootstrap(COPIES), copy))
                     stack.enter_context(routed(stage, worker, copy))
                     sides[name] = Side(worker, end(copy))
                 begun(sides, SHAPE.count)
-                plans = {}
-                for name, clusters in audits.items():
-                    if clusters:
-                        counting = plan(
-                            *fleet[name], [SHAPE.topic, re.escape(copies[name])], clusters, f"audit{number}"
-                        )
-                        plans[name] = stack.enter_context(counting)
-                cycles = measured(sides, SHAPE.count)
-                shares = {name: SHAPE.count * len(audits[name]) for name in plans}
-                late = {name: behind(fleet[name][1], plan) / shares[name] for name, plan in plans.items()}
-                reached(sides, SHAPE.count)
-                return cycles, late
+                topics = [SHAPE.topic, re.escape(copies[audited])]
+                counting = stack.enter_context(plan(*fleet[audited], topics, clusters, f"audit{number}"))
+                seconds = measured(sides, SHAPE.count)
+                late = behind(fleet[audited][1], counting) / (SHAPE.count * len(clusters))
+                for side in sides.values():
+                    side.reaches(SHAPE.count)
+                return seconds, late
 
-        return rounds("replication", list(audits)[1:], one, progress)
+        return rounds("replication", audited, one, progress)
 
 
 def delivering(yard: Yard, progress: Progress) -> list[dict[str, Any]]:
     """Dispatch."""
     progress(f"filling a topic: {CASE.count:,} messages")
     asyncio.run(fill(yard.bootstrap(CLUSTER), TOPIC, PARTITIONS, CASE.count))
-    names = [PLAIN, "consumer", "also a tier"]
-    with workers(yard, "push", names) as fleet, ExitStack() as stack:
-        receivers = Receivers(fleet[PLAIN][0], TOPIC, CASE, len(names) * ROUNDS)
+    return [
+        row
+        for number, name in enumerate(("consumer", "also a tier"))
+        for row in delivering_beside(yard, f"push{number}", name, progress, is_tier=bool(number))
+    ]
+
+
+def delivering_beside(
+    yard: Yard, kind: str, audited: str, progress: Progress, *, is_tier: bool
+) -> list[dict[str, Any]]:
+    """A worker whose audit counts what its group finishes, and one without; `is_tier`: the topic, too, which
+    otherwise was counted before."""
+    with workers(yard, kind, audited) as fleet, ExitStack() as stack:
+        receivers = Receivers(fleet[PLAIN][0], TOPIC, CASE, 2 * ROUNDS)
         stack.callback(receivers.close)
-        stage, counter = fleet["consumer"]
-        rests = stack.enter_context(plan(stage, counter, [TOPIC], [CLUSTER], "at-rest"))
-        wait_until(lambda: counted(counter, rests) >= CASE.count, COUNTED_S, counter.tail)
+        stage, counter = fleet[audited]
+        if not is_tier:
+            rests = stack.enter_context(plan(stage, counter, [TOPIC], [CLUSTER], "at-rest"))
+            wait_until(lambda: counted(counter, rests) >= CASE.count, COUNTED_S, counter.tail)
 
         def one(number: int) -> Round:
             with ExitStack() as stack:
                 sides, urls = {}, {}
-                for at, (name, (stage, worker)) in enumerate(fleet.items(), number * len(names)):
+                for at, (name, (stage, worker)) in enumerate(fleet.items(), 2 * number):
                     group = receivers.groups[at]
                     stage.deploy(worker, CASE.definition(group, TOPIC, receivers.address))
                     urls[name] = f"{worker.url}/api/v1/workloads/{group}/{TOPIC}"
                     stack.callback(http, "DELETE", urls[name])
                     sides[name] = Side(worker, partial(receivers.cells.__getitem__, at))
                 begun(sides, CASE.count)
-                tier = stack.enter_context(plan(*fleet["also a tier"], [TOPIC], [CLUSTER], f"audit{number}"))
-                cycles = measured(sides, CASE.count)
-                late = {"also a tier": behind(fleet["also a tier"][1], tier) / CASE.count, "consumer": 0.0}
+                late = 0.0
+                if is_tier:
+                    name = stack.enter_context(plan(*fleet[audited], [TOPIC], [CLUSTER], f"audit{number}"))
+                seconds = measured(sides, CASE.count)
+                if is_tier:
+                    late = behind(counter, name) / CASE.count
                 for name, url in urls.items():
                     Side(fleet[name][1], partial(acknowledged, url)).reaches(CASE.count)
-                return cycles, late
+                return seconds, late
 
-        return rounds("dispatch", names[1:], one, progress)
+        return rounds("dispatch", audited, one, progress)
 
 
 # -- rounds ------------------------------------------------------------------------------------------
 
 
-def rounds(
-    what: str, audited: list[str], one: Callable[[int], Round], progress: Progress
-) -> list[dict[str, Any]]:
+def rounds(what: str, audited: str, one: Callable[[int], Round], progress: Progress) -> list[dict[str, Any]]:
     """All of them, and the rows that they come to."""
-    cycles: list[Cycle] = []
-    late: dict[str, list[float]] = {name: [] for name in audited}
+    seconds: list[Second] = []
+    late: list[float] = []
     for number in range(ROUNDS):
         found, behind_ = one(number)
-        cycles += found
-        for name, share in behind_.items():
-            late[name].append(share)
+        seconds += found
+        late.append(behind_)
         told = ", ".join(
-            f"{name} {slices.ratio(cycles, lambda slice_: slice_.rate, name, PLAIN).value:.3f}"
-            for name in audited
+            f"{unit} {ratio.value:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
+            for unit, of in MEASURED.items()
+            for ratio in [slices.ratio(seconds, of, audited, PLAIN)]
         )
-        progress(f"{what}, round {number + 1} of {ROUNDS}, {len(cycles)} slices each so far: {told}")
-    return [
-        row(f"{what}, {name}{suffix}", unit, cycles, of, name, median(late[name]))
-        for name in audited
-        for suffix, unit, of in (
-            ("", "records/s", lambda one: one.rate),
-            (", CPU", "CPU s/million", lambda one: one.cpu),
-        )
-    ]
+        progress(f"{what}, {audited}, round {number + 1} of {ROUNDS}, {len(seconds)} seconds so far: {told}")
+    return [row(what, audited, unit, seconds, median(late)) for unit in MEASURED]
 
 
-def row(
-    title: str, unit: str, cycles: list[Cycle], of: Callable[[slices.Slice], float], name: str, late: float
-) -> dict[str, Any]:
-    """A row of what `of` says of a slice."""
-    found = slices.ratio(cycles, of, name, PLAIN)
+def row(what: str, audited: str, unit: str, seconds: list[Second], late: float) -> dict[str, Any]:
+    """A row of what is `MEASURED` in this unit."""
+    of = MEASURED[unit]
+    found = slices.ratio(seconds, of, audited, PLAIN)
     return {
-        "bench": f"audit-overhead, {title}", "value": round(of(slices.whole(cycles, name)), 3), "unit": unit,
-        "peer": PLAIN, "peer_value": round(of(slices.whole(cycles, PLAIN)), 3),
+        "bench": f"audit-overhead, {what}, {audited}", "value": round(of(slices.whole(seconds, audited)), 3),
+        "unit": unit, "peer": PLAIN, "peer_value": round(of(slices.whole(seconds, PLAIN)), 3),
         "ratio": round(found.value, 4), "between": [round(found.low, 4), round(found.high, 4)],
-        "slices": len(cycles), "behind": round(late, 3),
+        "seconds": len(seconds), "behind": round(late, 3),
     }  # fmt: skip
 
 
@@ -178,17 +191,9 @@ def begun(sides: dict[str, Side], count: int) -> None:
         side.reaches(int(count * BEGUN))
 
 
-def measured(sides: dict[str, Side], count: int) -> list[Cycle]:
-    """Slices by turns."""
+def measured(sides: dict[str, Side], count: int) -> list[Second]:
+    """Second by second."""
     return slices.measure(sides, int(count * LOW), int(count * HIGH))
-
-
-def reached(sides: dict[str, Side], count: int) -> None:
-    """Waits until each has done all."""
-    for side in sides.values():
-        side.reaches(count)
-        if side.done() > count:
-            raise StageError(f"{side.worker.name} made {side.done()} of {count} records")
 
 
 def acknowledged(url: str) -> int:
@@ -200,11 +205,11 @@ def acknowledged(url: str) -> int:
 
 
 @contextmanager
-def workers(yard: Yard, kind: str, names: list[str]) -> Iterator[Workers]:
-    """A worker each, none of which knows of the others."""
+def workers(yard: Yard, kind: str, audited: str) -> Iterator[Workers]:
+    """Two, neither of which knows of the other."""
     with ExitStack() as stack:
         stages = {
-            name: stack.enter_context(Stage(yard, region=f"{kind}{at}")) for at, name in enumerate(names)
+            name: stack.enter_context(Stage(yard, region=f"{kind}{name[0]}")) for name in (PLAIN, audited)
         }
         yield {name: (stage, stage.worker()) for name, stage in stages.items()}
 
@@ -245,7 +250,7 @@ def plan(
     stage: Stage,
     worker: Process,
     topics: list[str],
-    clusters: tuple[str, ...] | list[str],
+    clusters: Sequence[str],
     name: str = "audit",
 ) -> Iterator[str]:
     """A plan that counts from the topics' beginning, unless it was there before; its jobs have ended at the

@@ -1,16 +1,15 @@
-"""Workers that do the same, each alone for a second by turns: the others are stopped meanwhile (SIGSTOP).
+"""Workers that do the same at the same time, looked at second by second.
 
 What shares a machine changes its speed by a third within minutes, and within one run against the next. Two
-slices side by side see the same machine, and there are dozens of them: their ratios tell a hundredth apart,
-which whole runs by turns do not.
+that run side by side see the same machine, and there are dozens of seconds: their ratios tell a few
+hundredths apart, which runs by turns do not.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
@@ -20,8 +19,7 @@ import psutil
 from app.demo.stage import Process, StageError, wait_until
 from tests.bench.copying.watch import cpu_s
 
-SETTLE_S, SLICE_S = 0.3, 1.0  # what waited while it was stopped is not measured
-POLL_S = 0.02
+SLICE_S = 1.0
 STALL_S = 180.0
 
 
@@ -42,11 +40,15 @@ class Side:
 
 
 class Slice(NamedTuple):
-    """What one did in a turn."""
+    """What one did in a while."""
 
     records: int
     seconds: float
     cpu_s: float
+
+    def since(self, before: Slice) -> Slice:
+        """What came after."""
+        return Slice(self.records - before.records, self.seconds - before.seconds, self.cpu_s - before.cpu_s)
 
     @property
     def rate(self) -> float:
@@ -59,83 +61,56 @@ class Slice(NamedTuple):
         return self.cpu_s / max(1, self.records) * 1_000_000
 
 
-Cycle = Mapping[str, Slice]
+Second = Mapping[str, Slice]  # what each did in it
 
 
 class Ratio(NamedTuple):
-    """The median of a ratio over cycles, and between what the true one lies (19 of 20 times)."""
+    """The median of a ratio over seconds, and between what the true one lies (19 of 20 times)."""
 
     value: float
     low: float
     high: float
 
 
-def measure(sides: Mapping[str, Side], low: int, high: int) -> list[Cycle]:
-    """All go on until each has done `low` records; then slices by turns, who begins changes, until one has
-    done `high`. All go on again at the end.
+def measure(sides: Mapping[str, Side], low: int, high: int) -> list[Second]:
+    """From when each has done `low` records until one has done `high`.
 
     Raises:
-        StageError: one ended, or stands still.
+        StageError: one stands still.
     """
     trees = {name: psutil.Process(side.worker.popen.pid) for name, side in sides.items()}
-    cycles: list[Cycle] = []
-    with resumed(trees):
-        for side in sides.values():  # stopped while they wait for each other they would lose their leases
-            side.reaches(low)
-        for tree in trees.values():
-            _stop(tree)
-        names = list(sides)
-        while True:
-            first = len(cycles) % len(names)
-            cycle = {name: _slice(sides[name], trees[name]) for name in names[first:] + names[:first]}
-            if any(side.done() >= high for side in sides.values()):
-                return cycles
-            if not any(slice_.records for slice_ in cycle.values()):
-                raise StageError("\n".join(f"{name} stands:\n{sides[name].worker.tail()}" for name in names))
-            cycles.append(cycle)
+    for side in sides.values():
+        side.reaches(low)
+
+    before = _look(sides, trees)
+    seconds: list[Second] = []
+    while True:
+        time.sleep(SLICE_S)
+        after = _look(sides, trees)
+        if any(one.records >= high for one in after.values()):
+            return seconds
+        seconds.append({name: after[name].since(before[name]) for name in sides})
+        if len(seconds) > STALL_S and not any(one.records for one in seconds[-1].values()):
+            told = (f"{name} stands:\n{side.worker.tail()}" for name, side in sides.items())
+            raise StageError("\n".join(told))
+        before = after
 
 
-def ratio(cycles: list[Cycle], of: Callable[[Slice], float], name: str, peer: str) -> Ratio:
-    """Of `name` to `peer`, of what `of` says of a slice; at least one cycle."""
-    found = sorted(of(cycle[name]) / of(cycle[peer]) for cycle in cycles)
-    off = int(0.98 * math.sqrt(len(found)))  # ranks that a median lies between, whatever the distribution
+def ratio(seconds: list[Second], of: Callable[[Slice], float], name: str, peer: str) -> Ratio:
+    """Of `name` to `peer`, of what `of` says of a slice; of one second at least."""
+    found = sorted(of(second[name]) / of(second[peer]) for second in seconds)
+    off = 0.98 * math.sqrt(len(found))  # ranks that a median lies between, whatever the distribution
     middle = (len(found) - 1) / 2
     ranks = max(0, math.floor(middle - off)), min(len(found) - 1, math.ceil(middle + off))
     return Ratio(median(found), found[ranks[0]], found[ranks[1]])
 
 
-def whole(cycles: list[Cycle], name: str) -> Slice:
-    """All slices of one."""
-    records, seconds, cpu = zip(*(cycle[name] for cycle in cycles), strict=True)
-    return Slice(sum(records), sum(seconds), sum(cpu))
+def whole(seconds: list[Second], name: str) -> Slice:
+    """All of one."""
+    records, times, cpu = zip(*(second[name] for second in seconds), strict=True)
+    return Slice(sum(records), sum(times), sum(cpu))
 
 
-@contextmanager
-def resumed(trees: Mapping[str, psutil.Process]) -> Iterator[None]:
-    """Nothing stays stopped, however it ends."""
-    try:
-        yield
-    finally:
-        for tree in trees.values():
-            _go_on(tree)
-
-
-def _stop(tree: psutil.Process) -> None:
-    for one in (tree, *tree.children(recursive=True)):
-        one.suspend()
-
-
-def _go_on(tree: psutil.Process) -> None:
-    for one in (tree, *tree.children(recursive=True)):
-        one.resume()
-
-
-def _slice(side: Side, tree: psutil.Process) -> Slice:
-    """It alone, for a moment."""
-    _go_on(tree)
-    time.sleep(SETTLE_S)
-    before, begun_s, cpu_before = side.done(), time.monotonic(), cpu_s(tree)
-    time.sleep(SLICE_S)
-    after, ended_s, cpu_after = side.done(), time.monotonic(), cpu_s(tree)
-    _stop(tree)
-    return Slice(after - before, ended_s - begun_s, cpu_after - cpu_before)
+def _look(sides: Mapping[str, Side], trees: Mapping[str, psutil.Process]) -> dict[str, Slice]:
+    """All that each has done."""
+    return {name: Slice(side.done(), time.monotonic(), cpu_s(trees[name])) for name, side in sides.items()}

@@ -62,7 +62,7 @@ class Receivers:
         number = len(stage.processes)
         self.topic = topic
         self.case = case
-        self.groups = [f"g{number}-{run}" for run in range(runs)]
+        self.groups = [f"{stage.region}{number}-{run}" for run in range(runs)]
         counter = stage.home / f"counter-{number}"
         self.cells = Counter(counter, runs).cells
         command = [sys.executable, "-m", "tests.bench.streams.receiver", "--topic", topic]
