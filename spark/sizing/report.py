@@ -33,7 +33,8 @@ class Asked(NamedTuple):
     percentile: float = 0.95
     rules: SizingRules = RULES
     prices: Prices = Prices()
-    publish_at_ms: int | None = None  # when forecasts by the hour are made, too
+    now_ms: int | None = None  # what is of later hours is left out; None: every hour counts
+    publish_at_ms: int | None = None  # when forecasts by the hour are made, too; counts as now
 
 
 def size(loads: DataFrame, asked: Asked, owners: Mapping[Key, str]) -> dict[str, Any]:
@@ -43,12 +44,16 @@ def size(loads: DataFrame, asked: Asked, owners: Mapping[Key, str]) -> dict[str,
         NotFit: no job's load is known. BadOption: a scenario names what is not there.
     """
     spark = loads.sparkSession
+    loads, left_out = history.sound(
+        loads, asked.now_ms if asked.publish_at_ms is None else asked.publish_at_ms
+    )
     hours = history.hourly(loads).persist()
     found = history.forecasts(hours, asked.weeks * HOURS_A_WEEK, asked.percentile).persist()
     try:
         needs = [_need(row) for row in history.busiest(found).collect()]
         if not needs:
-            raise NotFit("no job's load is known there: heartbeats tell it from a worker's second minute on")
+            why = "no job's load is known there: heartbeats tell it from a worker's second minute on"
+            raise NotFit("; ".join([why, *history.left_out_words(left_out)]))
         had = {
             ((row["region"], row["group"] or ""), row["hour"]): row
             for row in history.workers(loads).collect()
@@ -88,6 +93,7 @@ def size(loads: DataFrame, asked: Asked, owners: Mapping[Key, str]) -> dict[str,
         "jobs": sorted(jobs, key=lambda row: (-(row["cpu_p95"] or 0), row["job"])),
         "cost": cost_rows(needs, enough, workers, mean, asked.prices, owners),
         "prices": asked.prices._asdict(),
+        "left_out": left_out,
         **made,
     }
 
