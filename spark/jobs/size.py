@@ -38,8 +38,8 @@ DESCRIPTION = """\
 Forecasts what every job will take (hour of the week x trend, see spark/sizing), and says how many workers and
 partitions that needs, by the placement that the controller uses; what it costs; and what if a region came, a
 topic grew, or a zone were lost. Says how good its forecast would have been in the last week, and what each
-past week would have needed. Loads come from the store of `dashboard`, from archives of heartbeats, or from
-Parquet files with the columns of the store's loads and `region`.
+past week would have needed, as it was and what if. Loads come from the store of `dashboard`, from archives of
+heartbeats, or from Parquet files with the columns of the store's loads and `region`.
 
 With --publish each region's forecast, hour by hour, goes to the topic switchyard-<region>-forecast of its
 control cluster: its workers read it, and recommend at least what this hour and the coming one are forecast to
@@ -136,6 +136,9 @@ def _tell(options: Namespace, found: Mapping[str, Any]) -> None:
 def _publish(spark: SparkSession, options: Namespace, found: Mapping[str, Any]) -> int:
     """Every region's records into its topic; one that is away is told, and the others go on."""
     records = msgspec.convert(found["forecasts"], list[Record])
+    if found["refused"]["records"]:
+        told = f"{found['refused']['records']:,} forecasts are not published, as no worker would take them"
+        say(f"{told}; the first: {found['refused']['first'][0]}")
     away = 0
     for region, bootstrap in options.region:
         its = [record for record in records if record.region == region]
