@@ -75,10 +75,10 @@ class ReportRoutes:
             detail = f"Nobody has written one yet: {how}"
             return json_response({"complete": False, "generated": None, "detail": detail, **none})
         if found.get("format") != FORMAT:
-            its = "an older one" if found["format"] is None else found["format"]
+            its = "of an older version" if found["format"] is None else f"of format {found['format']}"
             detail = (
-                f"{topic} holds a report of format {its}, and this console reads format {FORMAT}. "
-                f"Write it anew with the job of the console's version: {how}"
+                f"The report in {topic} is {its}, and this console reads format {FORMAT}. "
+                f"Write it anew with the console's version: {how}"
             )
             return json_response({**found, "detail": detail})
         return json_response(found)
