@@ -2,7 +2,8 @@
 
 What stands in a table is what stands in this worker's own fold of the log (`app.control.log`), as soon as it
 has the event: what the log refused does not reach the tables. The fold may be ahead by then; a replay, or
-another worker, writes the same in the end. The activity is a ring: see `tables.activity`.
+another worker, writes the same in the end. The activity is a ring: see `tables.activity`. What was refused is
+in it, and told as such, unless it was read so long ago that the fold does not remember.
 Nothing here raises: an exception would skip the event anyway and stall the agent.
 """
 
@@ -48,14 +49,15 @@ async def write_control_tables(stream: Any) -> None:
         try:
             if event.value is not None:
                 runtime = await app.started_runtime()
-                _write(wire.control_event(event.value), offset, await runtime.control.up_to(offset))
+                view = await runtime.control.up_to(offset)
+                _write(wire.control_event(event.value), offset, view, runtime.control.counted(offset))
         except wire.BadEvent as error:
             log.error("a record of the control log is no event", offset=offset, error=str(error))
         except Exception as error:
             log.exception("a control event failed and is passed over", error=repr(error))
 
 
-def _write(event: AnyControlEvent, offset: int, view: ControlState) -> None:
+def _write(event: AnyControlEvent, offset: int, view: ControlState, counted: bool) -> None:
     match event:
         case WorkloadPut() | WorkloadDeleted():
             _show(workloads, event.key, view.standing(event))
@@ -69,7 +71,7 @@ def _write(event: AnyControlEvent, offset: int, view: ControlState) -> None:
             pass
     is_told = event.is_news if isinstance(event, AlertState) else not isinstance(event, Begun | RegionPulse)
     if is_told:
-        key, entry = wire.activity_entry(offset, event)
+        key, entry = wire.activity_entry(offset, event, counted=counted)
         activity[key] = entry
 
 

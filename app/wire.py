@@ -295,10 +295,11 @@ def report_events(report: Report) -> list[bytes]:
     return [encode(one) for one in (*some, msgspec.structs.replace(report, windows=tuple(runs[-1])))]
 
 
-def activity_entry(offset: int, event: AnyControlEvent) -> tuple[bytes, bytes]:
-    """Key and value, in the activity table, of the event at `offset` of the control log."""
+def activity_entry(offset: int, event: AnyControlEvent, *, counted: bool = True) -> tuple[bytes, bytes]:
+    """Key and value, in the activity table, of the event at `offset` of the control log. `counted`: the log
+    did not refuse it."""
     told = msgspec.to_builtins(for_people(event))
-    return b"%05d" % (offset % ACTIVITY_KEEP), encode({"offset": offset, **told})
+    return b"%05d" % (offset % ACTIVITY_KEEP), encode({"offset": offset, "counted": counted, **told})
 
 
 def heartbeat_events(beat: Heartbeat) -> list[bytes]:

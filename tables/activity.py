@@ -2,8 +2,8 @@
 
 Writer: `agents.control`, alone. Changelog: `{app}-activity-changelog`. Readers: Spark and people.
 The key is the event's offset in the control log modulo that (a ring: neither table nor changelog grows for
-ever); the value is the event with its `offset` (`app.wire.activity_entry`). An event replayed
-writes the same entry.
+ever); the value is the event with its `offset`, and whether it `counted` or the log refused it
+(`app.wire.activity_entry`). An event replayed writes the same entry.
 """
 
 from __future__ import annotations

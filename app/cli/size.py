@@ -18,6 +18,9 @@ from app.core.units import parse_duration
 
 EXIT_CAPACITY = 9
 COLUMNS = ["workload", "what", "now", "recommended", "why"]
+NO_FORECASTS = (
+    "the worker that answers is older than this command, and knows no forecasts: measured load only"
+)
 SAID_BY = {"partitions": "--per-partition", "in_flight": "--latency", "workers": "--cpu"}
 WHAT = {"partitions": "partitions", "in_flight": "in flight", "workers": "workers"}
 
@@ -83,15 +86,17 @@ def recommend_command(name: str | None, check: bool, url: str | None, output: st
         emit(_rows(told), COLUMNS, output, whole=told)
         return
     first = client.ask("GET", "/sizing?limit=1")
-    fleets = first["fleets"]
+    fleets, taken = first["fleets"], first.get("forecasts")
     items = (
         [client.ask("GET", f"{workload_path(name)}/sizing")] if name is not None else client.all("/sizing")
     )
     rows = [row for fleet in fleets for row in _fleet(fleet)] + [row for item in items for row in _rows(item)]
-    emit(rows, COLUMNS, output, whole={"forecasts": first["forecasts"], "fleets": fleets, "items": items})
-    if first["forecasts"]["passed_over"]:
+    emit(rows, COLUMNS, output, whole={"forecasts": taken, "fleets": fleets, "items": items})
+    if taken is None:
+        click.echo(NO_FORECASTS, err=True)
+    elif taken["passed_over"]:
         told = "{passed_over} of the forecast topic's records passed over; the last: {last_passed_over}"
-        click.echo(printable(told.format_map(first["forecasts"])), err=True)
+        click.echo(printable(told.format_map(taken)), err=True)
     short = [fleet for fleet in fleets if (fleet["workers"]["value"] or 0) > (fleet["workers"]["now"] or 0)]
     if check and short:
         told = "; ".join(
@@ -170,7 +175,7 @@ def _rows(size: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
          "recommended": size[what]["value"], "why": size[what]["why"]}
         for what, words in WHAT.items()
     ]  # fmt: skip
-    to_come = size["forecast"]
+    to_come = size.get("forecast")
     if to_come is not None:
         busiest = f"up to {to_come['rate_per_s']:,.0f} messages/s on {to_come['told']}"
         rows += [
@@ -183,7 +188,7 @@ def _rows(size: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 
 
 def _fleet(fleet: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    workers, ratio, to_come = fleet["workers"], fleet["load_ratio"], fleet["forecast"]
+    workers, ratio, to_come = fleet["workers"], fleet["load_ratio"], fleet.get("forecast")
     level = "" if ratio is None else f"; its {fleet['fullest']} is at {ratio:.0%}"
     row = {"workload": _named(fleet), "now": workers["now"]}
     rows = [{**row, "what": "workers", "recommended": workers["value"], "why": workers["why"] + level}]

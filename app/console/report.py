@@ -2,7 +2,8 @@
 
 Rules
 1. The topic is read when somebody asks, and again only when it has grown.
-2. A report that is being written is told as not complete (`app.core.global_report`).
+2. A report that is being written is told as not complete, one that another version of the job has written as
+   such (`app.core.global_report`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from app.console.answers import ApiError, json_response
 from app.console.describe import described
 from app.console.offsets import told_apart
-from app.core.global_report import PARTS, folded
+from app.core.global_report import FORMAT, PARTS, folded
 from app.kafka.clusters import LATEST, ClusterClient, ClusterUnreachable
 from app.kafka.consumers import stop_consumer
 from app.topics import ControlTopics
@@ -56,7 +57,7 @@ class ReportRoutes:
         """The newest report over all regions: traffic, loss, owners, readiness; as Spark's job has written it
         into this region's report topic.
 
-        Null as `generated`: there is none, and `detail` says how to make one.
+        Null as `generated`: there is none, or one of another format, and `detail` says how to make one.
         """
         layout, topic = self._api.runtime.catalog.audits.layout, ControlTopics(self._api.region).report.name
         assert layout is not None, "a worker has one"
@@ -68,10 +69,18 @@ class ReportRoutes:
             if end != self._read[0]:
                 self._read = end, folded(await _values(client, topic, end))
             found = self._read[1]
+        how = HOW.format(topic=topic)
         if found is None:
             none: dict[str, Any] = {part: [] for part in PARTS}
-            detail = f"Nobody has written one yet: {HOW.format(topic=topic)}"
+            detail = f"Nobody has written one yet: {how}"
             return json_response({"complete": False, "generated": None, "detail": detail, **none})
+        if found.get("format") != FORMAT:
+            its = "of an older version" if found["format"] is None else f"of format {found['format']}"
+            detail = (
+                f"The report in {topic} is {its}, and this console reads format {FORMAT}. "
+                f"Write it anew with the console's version: {how}"
+            )
+            return json_response({**found, "detail": detail})
         return json_response(found)
 
 

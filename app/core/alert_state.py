@@ -107,7 +107,10 @@ class AlertState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
     @property
     def is_news(self) -> bool:
-        """Whether this is what people are told: it has just fired, or was resolved; not what follows."""
+        """Whether this is what people are told: it has just fired, or was resolved, or is gone while it
+        fires, as with its rule; not what follows."""
+        if self.state == "gone":
+            return self.fired_ms > 0 and not self.resolved_ms
         return self.noticed_ms == self.at_ms and (self.notice == 1 or self.state == "resolved")
 
 

@@ -7,9 +7,9 @@ Rules
 1. A record is of one fleet (isolation group) or one workload, as it was forecast at one time; it stands for
    itself. Its key is a JSON list: kind, name, and the day (UTC) it was made, so that a topic keeps one a day.
 2. Of an hour the newest record counts that covers it. Only the `KEPT` newest of a name are kept here.
-3. A record counts while its hours last, up to `max_age_s`, and while its error is known and not above
-   `max_error`: how good the same method was in the last week. What does not count is told, and changes
-   nothing.
+3. A record counts while its hours last, up to `max_age_s` after it was made and after its history ended, and
+   while its error is known and not above `max_error`: how good the same method was in the last week. What
+   does not count is told, and changes nothing.
 4. Workers recommended are the most of what is measured now and what the hours say that begin before
    `look_ahead_s` is over: never below what is measured.
 5. What is no record, is of another region, too long, or made in the future is passed over, counted and told.
@@ -23,19 +23,21 @@ from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
+from app.core.job import MAX_NAME_CHARS
 from app.core.sizing import Figure
 
 HOUR_MS = 3_600_000
 HOURS_A_WEEK = 168
 MOST_HOURS = 10 * HOURS_A_WEEK  # that a record may cover
 MOST_KEY_BYTES = 2048
+MOST_MARGIN = 1e6
 MOST_RECORD_BYTES = 64 * 1024  # the hours of ten weeks take half of it
 MOST_BYTES = 16 * 1024 * 1024  # of all records that are kept: three each of five thousand names
 KEPT = 3  # of a name: the newest, one for the hour in which that was made, and one more
 AHEAD_MS = HOUR_MS  # by which the clocks of who makes and who reads may differ
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 
-_Name = Annotated[str, msgspec.Meta(max_length=400)]
+_Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME_CHARS)]
 _Text = Annotated[str, msgspec.Meta(max_length=1000)]
 _Hour = Annotated[int, msgspec.Meta(ge=0, le=10_000_000)]
 _Workers = Annotated[int, msgspec.Meta(ge=0, le=10_000)]
@@ -90,7 +92,7 @@ class WorkloadForecast(Made, frozen=True, kw_only=True, tag_field="kind", tag="w
 
     workload: _Name
     rates: Annotated[tuple[_Amount, ...], _OfHours]
-    margin: Annotated[float, msgspec.Meta(ge=1, le=1e6)]
+    margin: Annotated[float, msgspec.Meta(ge=1, le=MOST_MARGIN)]
     partitions: _Partitions | None
     partitions_now: _Partitions
     partitions_why: _Text
@@ -280,6 +282,12 @@ class Forecasts:
         """Why it does not count (rule 3), "" when it does."""
         if now_ms - record.made_ms > self.rules.max_age_s * 1000:
             return f"older than {_span(self.rules.max_age_s)}; run python -m spark size --publish again"
+        if now_ms - record.from_hour * HOUR_MS > self.rules.max_age_s * 1000:
+            ended = (
+                f"its history ended on {words(record.from_hour)}, more than {_span(self.rules.max_age_s)} ago"
+            )
+            remedy = "bring it up to date with python -m spark dashboard, then run size --publish again"
+            return f"{ended}; {remedy}"
         if record.error is None:
             return "how good it is is not known yet: that takes two weeks of history"
         if record.error > self.rules.max_error:

@@ -21,11 +21,11 @@ MAX_PARTITION = 2**31 - 1  # int32 on the wire
 _NAME = re.compile(r"[A-Za-z0-9._/-]+", re.ASCII)
 _TOPIC = re.compile(r"[A-Za-z0-9._-]+", re.ASCII)
 _PARTITION = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
-_JOB = re.compile(  # all rules at once but the partition's bound: the control log has a hundred thousand
+PATTERN = (  # all rules at once but the partition's bound: the control log has a hundred thousand
     rf"(?:dispatch|replicate|audit):[A-Za-z0-9._/-]{{1,{MAX_NAME_CHARS}}}"
-    rf":[A-Za-z0-9._-]{{1,{MAX_TOPIC_CHARS}}}:(0|[1-9][0-9]{{0,9}})",
-    re.ASCII,
+    rf":[A-Za-z0-9._-]{{1,{MAX_TOPIC_CHARS}}}:(0|[1-9][0-9]{{0,9}})"
 )
+_JOB = re.compile(PATTERN, re.ASCII)
 
 
 class Kind(StrEnum):

@@ -92,7 +92,8 @@ def rows_by_partition(files: list[File], query: Query) -> dict[int, int]:
 @dataclass(frozen=True, slots=True)
 class Needs:
     """What a topic must take: so many partitions, the largest record as a batch of its own, the most bytes of
-    a partition (both at most), records without a key, and timestamps in [oldest_ms, newest_ms]."""
+    a partition (both at most, or as they are compressed), records without a key, and timestamps in
+    [oldest_ms, newest_ms]."""
 
     partitions: int
     record_bytes: int
@@ -114,6 +115,12 @@ class Needs:
             newest_ms=max(row["last_ms"] for row in rows),
         )
 
+    def packed(self, sizes: Iterable[Mapping[str, int]]) -> Needs:
+        """With what the records need once they are compressed, from rows of `packed.packed`."""
+        rows = list(sizes)
+        largest = {name: max(row[name] for row in rows) for name in ("record_bytes", "partition_bytes")}
+        return replace(self, **largest)
+
 
 def target_config(needs: Needs, now_ms: int) -> dict[str, str]:
     """The settings of a topic made for it, whatever the cluster's defaults are."""
@@ -132,6 +139,16 @@ def target_config(needs: Needs, now_ms: int) -> dict[str, str]:
 def batch_bytes(config: Mapping[str, str]) -> int:
     """What a batch may have before it is compressed, for a topic of this configuration to take it."""
     return min(BATCH_BYTES, max(1, int(config.get("max.message.bytes", KAFKA_MAX_BYTES)) - LZ4_BYTES))
+
+
+def is_tight(config: Mapping[str, str], needs: Needs) -> bool:
+    """Whether a topic takes less than the records may need: whether they fit, their compressed size tells
+    (`Needs.packed`)."""
+    retention_bytes = int(config.get("retention.bytes", FOREVER))
+    is_short = "delete" in config.get("cleanup.policy", "delete") and (
+        0 <= retention_bytes < needs.partition_bytes
+    )
+    return is_short or int(config.get("max.message.bytes", KAFKA_MAX_BYTES)) < needs.record_bytes
 
 
 def check_target(

@@ -29,7 +29,7 @@ from spark.errors import NotFit
 GLOBAL = "global"
 TURN = Partition(GLOBAL, "", 0)
 RECENT_DAYS = 2
-MADE = "3"  # another one when what is made of the same files is another
+MADE = "made-4-"  # another one when what is made of the same files is another; digests begin with it
 
 Stores = Mapping[str, tuple[Archive, State]]  # by region
 
@@ -99,6 +99,21 @@ def _compared(spark: SparkSession, stores: Stores, bounds: Bounds) -> dict[str, 
     return compared(frames.tiers_of(tiers), frames.regions_of(tiers), plans, bounds.silence_ms)
 
 
+def check_made(root: Path, state: State) -> None:
+    """Whether this version has made all dates of the global store.
+
+    Raises:
+        NotFit: another one has made some, which may lack what is read now.
+    """
+    made = (*files_of(state, TRAFFICS), *files_of(state, VERDICTS))
+    others = sorted({file.date for file in made if not file.topic_id.startswith(MADE)})
+    if others:
+        raise NotFit(
+            f"{root}: {len(others)} dates, the first {others[0]}, were made by another version: "
+            "run `python -m spark dashboard --once`, which makes them anew"
+        )
+
+
 def stale_dates(stores: Stores, state: State, now_ms: int) -> dict[str, str]:
     """The dates to make anew, each with the digest of what it is made of now: while it is recent another one,
     so that what is provisional then is looked at once more."""
@@ -109,10 +124,12 @@ def stale_dates(stores: Stores, state: State, now_ms: int) -> dict[str, str]:
                 made_of.setdefault(file.date, []).append(f"{region}/{file.path}")
     recent = {date_of(max(0, now_ms - days * DAY_MS)) for days in range(RECENT_DAYS)} | {UNDATED}
     digests = {
-        date: hashlib.sha256(
-            "\n".join([MADE, "recent" if date in recent else "", *sorted(paths)]).encode()
-        ).hexdigest()[:16]
+        date: MADE + _digest("recent" if date in recent else "", *sorted(paths))
         for date, paths in made_of.items()
     }
     known = {file.date: file.topic_id for file in files_of(state, TRAFFICS)}
     return {date: one for date, one in digests.items() if known.get(date) != one or date in recent}
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]

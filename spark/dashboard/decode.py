@@ -146,6 +146,11 @@ def _act(value: bytes) -> Entry:
     return Entry(f"{offset:020}", date_of(at_ms), offset)
 
 
+def is_refused(value: bytes) -> bool:
+    """Whether the control log refused the event of an entry of the activity; False where it does not say."""
+    return _activity.decode(value).get("counted") is False
+
+
 def _position(offset: int) -> int:
     """Where a record stands that a table holds; -1: it does not say. Raises BadEvent."""
     if not -1 <= offset <= MOST:

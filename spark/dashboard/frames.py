@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from pyspark.sql import DataFrame, Row, Window
+from pyspark.sql import Column, DataFrame, Row, Window
 from pyspark.sql import functions as f
 from pyspark.sql.types import (
     BinaryType,
@@ -32,6 +32,10 @@ from spark.rows import mapped
 
 HOUR_MS = 3_600_000
 AMISS = ("lossy", "duplicated", "corrupted", "absent-audit")  # states that the timeline tells
+COUNTED = (
+    "lossy",
+    "duplicated",
+)  # of which `missing` and `extra` are known to be so: an absent audit is no loss
 
 
 def _schema(**columns: type) -> StructType:
@@ -67,8 +71,9 @@ WINDOW = _schema(
 )  # fmt: skip
 # What happened (`timeline.Event`).
 EVENT = _schema(
-    kind=str, episode=str, region=str, at_ms=int, position=int, from_ms=int, until_ms=int, what=str, who=str
-)
+    kind=str, episode=str, region=str, at_ms=int, position=int, from_ms=int, until_ms=int, what=str, who=str,
+    subject=str, rank=int,
+)  # fmt: skip
 # By hour of event time; `hour_ms` -1: of records without a time. `latencies` merge further. `region`: of what
 # groups have finished and clients have counted, whose count it is; "" of clusters, which count once.
 TRAFFIC = _schema(
@@ -278,13 +283,15 @@ def _verdicts(
 
 def happened(entries: DataFrame) -> DataFrame:
     """`EVENT` of the entries of the activity and of incidents of all regions (`ENTRY` with `region`), one an
-    episode (rule 1 of `timeline`)."""
+    episode, and until when (rules 1 and 2 of `timeline`)."""
     told = mapped(entries, _happened, EVENT)
     newest = f.max_by(f.struct(*EVENT.names), f.struct("at_ms", "position", "region")).alias("one")
     found = told.groupBy("kind", "episode").agg(newest, f.min("from_ms").alias("first_ms"))
-    return found.select(
-        *(f.col("first_ms" if name == "from_ms" else f"one.{name}").alias(name) for name in EVENT.names)
-    )
+    found = found.select("one.*", "first_ms").withColumn("from_ms", f.col("first_ms"))
+    above = Window.partitionBy("subject").orderBy("rank", "region").rowsBetween(1, Window.unboundedFollowing)
+    ended_ms = f.min("from_ms").over(above)  # null: by none
+    ended_ms = f.when(ended_ms.isNotNull(), f.greatest("at_ms", ended_ms))
+    return found.withColumn("until_ms", f.coalesce("until_ms", ended_ms)).to(EVENT)
 
 
 def _happened(rows: Iterable[Row]) -> Iterator[tuple[Any, ...]]:
@@ -296,7 +303,7 @@ def _happened(rows: Iterable[Row]) -> Iterator[tuple[Any, ...]]:
 
 def audit_runs(verdicts: DataFrame) -> DataFrame:
     """Windows of `VERDICT` that are `AMISS`, those that follow on each other together: a row a topic, region,
-    pair of tiers, group, state, and run of windows; [from_ms, until_ms)."""
+    pair of tiers, group, state, and run of windows; [from_ms, until_ms). `missing`, `extra`: of `COUNTED`."""
     of = ("topic", "region", "from_tier", "to_tier", "group", "state")
     by = Window.partitionBy(*of).orderBy("start_ms", "width_ms")
     end_ms = f.col("start_ms") + f.col("width_ms")
@@ -308,9 +315,14 @@ def audit_runs(verdicts: DataFrame) -> DataFrame:
         f.min("start_ms").alias("from_ms"),
         f.max(end_ms).alias("until_ms"),
         f.count("*").alias("windows"),
-        *(f.sum(f.greatest(name, f.lit(0))).alias(name) for name in ("missing", "extra")),
+        *(f.sum(differing(name)).alias(name) for name in ("missing", "extra")),
         f.max("absent").alias("absent"),
     )
+
+
+def differing(name: str) -> Column:
+    """`missing` or `extra` of a verdict, 0 where that is not known."""
+    return f.when(f.col("state").isin(*COUNTED), f.greatest(name, f.lit(0))).otherwise(0)
 
 
 def regions_of(entries: Sequence[Row]) -> dict[tuple[str, Place], set[str]]:

@@ -50,6 +50,10 @@ WIDTH, HEIGHT, LEFT, BOTTOM = 420.0, 150.0, 52.0, 22.0
 COLORS = 5
 STATES = {"ok": "good", "lossy": "bad", "corrupted": "bad", "duplicated": "warn", "late": "warn"}
 HOUR_MS = 3_600_000
+WHOSE = (
+    '<p class="soft">What is said of topics is of their whole way, for all who read them, and counts for '
+    "each of their owners; what was delivered is of the owner's own workloads.</p>"
+)
 
 Cell = tuple[str, str]  # HTML, and the class of the cell
 Column = tuple[str, Callable[[Mapping[str, Any]], Cell]]
@@ -103,7 +107,7 @@ def page(told: Mapping[str, Any]) -> str:
         section("Failover readiness", table(told["readiness"], READINESS)),
         section("What workloads have finished", table(_workloads(told), DELIVERIES)),
         section("Workloads and routes", table(told["workloads"], WORKLOADS)),
-        section("Owners", table(told["owners"], OWNERS)),
+        section("Owners", table(told["owners"], OWNERS) + (WHOSE if told["owners"] else "")),
         section(
             f"Quarantine: {number(bad)} records",
             table(told["quarantine"], QUARANTINE) + left_out(told, "quarantine", "rarer"),
@@ -312,9 +316,12 @@ def _span(name: str) -> Column:
     return title, lambda row: (span(row[name]), "n")
 
 
-def _audited(name: str, bad: str = "") -> Column:
-    title, made = _count(name, bad)
-    return title, lambda row: (NOT, "n soft") if row[name] is None and row["workloads"] else made(row)
+def _audited(name: str, bad: str = "", title: str = "") -> Column:
+    of_name, made = _count(name, bad)
+    return (
+        title or of_name,
+        lambda row: (NOT, "n soft") if row[name] is None and row["workloads"] else made(row),
+    )
 
 
 def _until(row: Mapping[str, Any]) -> Cell:
@@ -366,8 +373,9 @@ WORKLOADS = [
     _bytes("memory_bytes"), _span("position_age_ms"),
 ]  # fmt: skip
 OWNERS = [
-    _word("owner"), _count("workloads"), _count("not_audited", "warn"), _count("topics"), _audited("records"),
-    _audited("missing", "bad"), _audited("extra", "warn"), _audited("delivered"),
+    _word("owner"), _count("workloads"), _count("not_audited", "warn"), _count("topics"),
+    _audited("records", title="Topics' records"), _audited("missing", "bad", "Topics' missing"),
+    _audited("extra", "warn", "Topics' too many"), _audited("delivered"),
     _audited("duplicates", "warn"), _span("p50_ms"), _span("p95_ms"), _span("p99_ms"),
     _count("ready"), _count("not_ready", "warn"),
     _count("lag_messages"), _count("core_hours"), _bytes("network_bytes"),

@@ -17,13 +17,13 @@ from pyspark.sql.types import BinaryType, LongType, StringType, StructField, Str
 
 from app.core.audit.pairing import ORDER
 from app.core.audit.tiers import CONSUMER, group_of
+from app.core.global_report import FORMAT
 from spark.archive.log import Archive
 from spark.dashboard import daily, decode, people, timeline
-from spark.dashboard.frames import HOUR_MS, audit_runs, happened, merged
+from spark.dashboard.frames import HOUR_MS, audit_runs, differing, happened, merged
 from spark.dashboard.store import LOADS, QUARANTINE, TRAFFICS, VERDICTS, files_of, stored
 from spark.dashboard.times import iso
 
-FORMAT = 2  # 2: `timeline` instead of `incidents`
 MOST_WINDOWS, MOST_SERIES = 100, 24
 MOST_LINES, MOST_POINTS = 8, 240  # of a topic's series
 MOST_PLACES = 200  # of tiers, and of records without a time
@@ -42,11 +42,12 @@ def summarize(spark: SparkSession, root: Path, from_ms: int, to_ms: int, now_ms:
     hours that these times are in: traffic is kept by the hour. Of records without a time: all.
 
     Raises:
-        NotFit: there is none.
+        NotFit: there is none, or another version has made it.
     """
     stores = daily.open_stores(root)
     world = Archive.create(root / daily.GLOBAL, daily.GLOBAL)
     state = world.state()
+    daily.check_made(root, state)
     from_ms, to_ms = from_ms - from_ms % HOUR_MS, to_ms + -to_ms % HOUR_MS
     hourly = stored(spark, world, files_of(state, TRAFFICS), TRAFFICS)
     traffic = hourly.where(f.col("hour_ms").between(from_ms, to_ms - 1))
@@ -142,7 +143,6 @@ def deliveries(
 def pair_rows(verdicts: DataFrame) -> list[dict[str, Any]]:
     """By topic, region and pair of tiers: windows by state, what is missing and too much, lag."""
     by = ("topic", "region", "from_tier", "to_tier", "group")
-    counted = f.when(f.col("state").isin("lossy", "duplicated"), f.lit(1)).otherwise(0)
     found: dict[tuple[str, ...], dict[str, Any]] = {}
     rows = (
         verdicts.groupBy(*by, "state")
@@ -150,8 +150,7 @@ def pair_rows(verdicts: DataFrame) -> list[dict[str, Any]]:
             f.count("*").alias("windows"),
             f.sum("from_count").alias("from_count"),
             f.sum("to_count").alias("to_count"),
-            f.sum(f.greatest("missing", f.lit(0)) * counted).alias("missing"),
-            f.sum(f.greatest("extra", f.lit(0)) * counted).alias("extra"),
+            *(f.sum(differing(name)).alias(name) for name in ("missing", "extra")),
             f.max("behind_ms").alias("behind_ms"),
             f.sum("lag_ms").alias("lag_sum"),
             f.count("lag_ms").alias("lag_count"),
@@ -210,11 +209,12 @@ def topic_rows(
 
 
 def worst_windows(verdicts: DataFrame) -> list[dict[str, Any]]:
-    """Windows that are not as they should be: those with most missing or too much first."""
-    differs = f.greatest("missing", "extra")
+    """Windows that are not as they should be: those with most missing or too much first, and behind them
+    those of which that is not known."""
+    known, differs = f.greatest(differing("missing"), differing("extra")), f.greatest("missing", "extra")
     rows = (
         verdicts.where(f.col("state").isin(*NOT_OK))
-        .orderBy(f.desc(differs), f.desc("start_ms"), "topic", "region", "from_tier", "group")
+        .orderBy(f.desc(known), f.desc(differs), f.desc("start_ms"), "topic", "region", "from_tier", "group")
         .limit(MOST_WINDOWS)
         .drop("date")
         .collect()

@@ -3,8 +3,10 @@ of failovers, roles, alerts, leaders and operators, and what the audit found. Pu
 
 Rules
 1. An event is of an episode: a failover, a role's epoch, an alert from firing to its end. The newest event
-   of an episode says what it is, the first one since when. Everything else is a moment.
-2. `until_ms` is None of what is not known to be over.
+   of an episode says what it is, the first one since when. Everything else is a moment: also what the control
+   log refused, which is told as such and changes no episode.
+2. `until_ms` is None of what is not known to be over. A failover that was only planned is over when its plan
+   expires, a role that has not come anywhere when a higher one of its workload begins (`frames.happened`).
 3. What others wrote is told in printable characters, and no longer than `MOST_CHARS`.
 """
 
@@ -36,7 +38,8 @@ ENDED = ("done", "aborted")  # states of a failover
 
 
 class Event(NamedTuple):
-    """A row of `frames.EVENT`; times in ms. `at_ms`, `position`: which one of an episode is the newest."""
+    """A row of `frames.EVENT`; times in ms. `at_ms`, `position`: which one of an episode is the newest.
+    `subject`, `rank`: an episode of a higher rank ends those of the same subject."""
 
     kind: str
     episode: str
@@ -47,6 +50,8 @@ class Event(NamedTuple):
     until_ms: int | None
     what: str
     who: str
+    subject: str
+    rank: int
 
 
 class _Said(NamedTuple):
@@ -56,7 +61,10 @@ class _Said(NamedTuple):
     episode: str = ""
     from_ms: int | None = None  # None: when it was written
     is_over: bool = True
+    expires_ms: int = 0  # of what is not over: when it is if nothing else is said; 0: never
     region: str = ""  # "": the one whose log it is
+    subject: str = ""  # "": the episode is its own
+    rank: int = 0
 
 
 def event(region: str, table: str, key: str, position: int, value: bytes) -> Event | None:
@@ -70,17 +78,26 @@ def event(region: str, table: str, key: str, position: int, value: bytes) -> Eve
     said = _incident(told) if isinstance(told, Incident) else _said(told)
     if said is None:
         return None
+    if table == decode.ACTIVITY and decode.is_refused(value):
+        said = _Said(said.kind, f"refused: {said.what}", said.who)
     from_ms = told.at_ms if said.from_ms is None else said.from_ms
+    until_ms: int | None = told.at_ms
+    if not said.is_over:
+        until_ms = max(told.at_ms, min(said.expires_ms, decode.LATEST_MS)) if said.expires_ms else None
+    # Its time, too: a log that was made anew uses its keys again.
+    episode = said.episode or f"{region}/{table}/{key}/{told.at_ms}"
     return Event(
         said.kind,
-        said.episode or f"{region}/{table}/{key}",
+        episode,
         clipped(said.region or region),
         told.at_ms,
         position,
         max(0, min(from_ms, told.at_ms)),
-        told.at_ms if said.is_over else None,
+        until_ms,
         clipped(said.what),
         clipped(said.who),
+        said.subject or episode,
+        max(0, min(said.rank, decode.MOST)),
     )
 
 
@@ -94,14 +111,19 @@ def _said(told: AnyControlEvent) -> _Said | None:
         case FailoverRun():
             why = f": {told.result or told.reason}" if told.result or told.reason else ""
             what = f"{told.id} to {told.to}: {'forced, ' if told.forced else ''}{told.state}{why}"
-            return _Said(FAILOVER, what, told.actor, f"failover/{told.id}", is_over=told.state in ENDED)
+            expires_ms = told.expires_ms if told.state == "planned" else 0
+            is_over = told.state in ENDED
+            return _Said(FAILOVER, what, told.actor, f"failover/{told.id}", None, is_over, expires_ms)
         case RolePut():
             former = f" instead of {told.previous}" if told.previous else ""
             why = f": {told.reason}" if told.reason else ""
             state = "is active" if told.state == "active" else "is to be active"
             what = f"{told.key} {state} in {told.region}{former}, epoch {told.epoch}{why}"
             episode = f"role/{told.key}/{told.epoch}/{told.region}"  # the same in every region's log
-            return _Said(ROLE, what, told.actor, episode, is_over=told.state == "active", region=told.region)
+            return _Said(
+                ROLE, what, told.actor, episode, is_over=told.state == "active", region=told.region,
+                subject=f"role/{told.key}", rank=told.epoch,
+            )  # fmt: skip
         case AlertState():
             if not told.fired_ms:
                 return None  # it never fired

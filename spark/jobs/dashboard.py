@@ -87,6 +87,8 @@ def run(options: Namespace) -> int:
             except (BadOption, NotFit):
                 raise
             except SparkJobError as failure:  # it does not answer, or went away while it was read
+                if common.ended(spark):
+                    raise
                 away[region] = str(failure)
                 say(f"{region} could not be read, the others go on: {failure}")
         dates: list[str] = []
@@ -96,7 +98,7 @@ def run(options: Namespace) -> int:
             except (BadOption, NotFit):
                 raise
             except SparkJobError as failure:
-                if options.once:
+                if options.once or common.ended(spark):
                     raise
                 say(f"{failure}; again with the next round")
         say(f"Brought up: {', '.join(dates) or 'no date'}; {time.monotonic() - began_s:.1f} s")

@@ -118,7 +118,7 @@ def replace(path: Path, content: str) -> None:
 
 def rows(told: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Key and value, JSON both, of every row that a topic gets, as `app.core.global_report` reads them."""
-    head = {name: told[name] for name in ("generated", "from", "to", "totals", "regions", "cut")}
+    head = {name: told[name] for name in ("format", "generated", "from", "to", "totals", "regions", "cut")}
     yield json.dumps([HEAD]), json.dumps({**head, "rows": sum(len(told[part]) for part in KEYS)})
     for part, names in KEYS.items():
         for number, row in enumerate(told[part]):

@@ -11,16 +11,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from spark.archive.frames import asked, read_files, sizes
 from spark.archive.log import Archive
+from spark.archive.packed import packed
 from spark.archive.reader import LAST_MS, LAST_OFFSET, Query, Reader
 from spark.archive.restore import (
     Needs,
     batch_bytes,
     check_target,
     client_options,
+    is_tight,
     restore_name,
     restore_parts,
     split,
@@ -103,6 +105,9 @@ def run(options: Namespace) -> int:
     there = target.topics(re.escape(options.into)).get(options.into)
     config = target.topic_config(options.into) if there else {}
     if there:
+        if is_tight(config, needs):
+            with watching(spark, "Compressing"), common.spark_failures("Compressing the archived records"):
+                needs = _packed(spark, reader, query, needs, batch_bytes(config))
         _check(options, len(there.partitions), config, needs)
     say(
         f"At most {planned['records_at_most']:,} records of {len(parts)} partitions to {options.into}"
@@ -131,9 +136,19 @@ def _nothing(planned: dict[str, Any]) -> int:
 
 def _needs(spark: SparkSession, reader: Reader, query: Query) -> Needs | None:
     """None: files may hold records of the query, and do not."""
-    paths = [str(reader.archive.root / file.path) for file in reader.files(query)]
-    rows = sizes(asked(read_files(spark, paths), query)).collect()
+    rows = sizes(_asked(spark, reader, query)).collect()
     return Needs.of(row.asDict() for row in rows) if rows else None
+
+
+def _packed(spark: SparkSession, reader: Reader, query: Query, needs: Needs, most_bytes: int) -> Needs:
+    rows = packed(_asked(spark, reader, query), most_bytes).collect()
+    return needs.packed(row.asDict() for row in rows)
+
+
+def _asked(spark: SparkSession, reader: Reader, query: Query) -> DataFrame:
+    return asked(
+        read_files(spark, [str(reader.archive.root / file.path) for file in reader.files(query)]), query
+    )
 
 
 def _check(options: Namespace, partitions: int, config: Mapping[str, str], needs: Needs) -> None:

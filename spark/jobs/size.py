@@ -9,7 +9,7 @@ import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
@@ -30,7 +30,7 @@ from spark.progress import say, watching
 from spark.schemas import RECORD
 from spark.sizing import compare, publish
 from spark.sizing.advice import Prices
-from spark.sizing.history import LOAD
+from spark.sizing.history import LOAD, left_out_words
 from spark.sizing.report import Asked, size, tables
 from spark.sizing.scenarios import Scenario
 
@@ -38,8 +38,8 @@ DESCRIPTION = """\
 Forecasts what every job will take (hour of the week x trend, see spark/sizing), and says how many workers and
 partitions that needs, by the placement that the controller uses; what it costs; and what if a region came, a
 topic grew, or a zone were lost. Says how good its forecast would have been in the last week, and what each
-past week would have needed. Loads come from the store of `dashboard`, from archives of heartbeats, or from
-Parquet files with the columns of the store's loads and `region`.
+past week would have needed, as it was and what if. Loads come from the store of `dashboard`, from archives of
+heartbeats, or from Parquet files with the columns of the store's loads and `region`.
 
 With --publish each region's forecast, hour by hour, goes to the topic switchyard-<region>-forecast of its
 control cluster: its workers read it, and recommend at least what this hour and the coming one are forecast to
@@ -109,11 +109,21 @@ def run(options: Namespace) -> int:
         return _compare(options, asked)
     spark = common.session("size", options)
     with watching(spark, "Sizing"), common.spark_failures("Sizing"):
-        loads, owners = _read(spark, options)
-        found = size(loads, asked, owners)
+        read = _read(spark, options)
+        found = size(read.loads, asked, read.owners)
     say(tables(found))
+    _tell_left_out(found, read.bad)
     _tell(options, found)
     return _publish(spark, options, found) if options.publish else 0
+
+
+def _tell_left_out(found: dict[str, Any], bad: Bad) -> None:
+    """Says what was left out of the history, and adds heartbeats that could not be read to the document."""
+    found["left_out"]["heartbeats"] = bad._asdict()
+    for line in left_out_words(found["left_out"]):
+        say(line)
+    if bad.records:
+        say(f"{bad.records:,} archived heartbeats cannot be used, and are left out; one: {bad.why}")
 
 
 def _tell(options: Namespace, found: Mapping[str, Any]) -> None:
@@ -126,6 +136,9 @@ def _tell(options: Namespace, found: Mapping[str, Any]) -> None:
 def _publish(spark: SparkSession, options: Namespace, found: Mapping[str, Any]) -> int:
     """Every region's records into its topic; one that is away is told, and the others go on."""
     records = msgspec.convert(found["forecasts"], list[Record])
+    if found["refused"]["records"]:
+        told = f"{found['refused']['records']:,} forecasts are not published, as no worker would take them"
+        say(f"{told}; the first: {found['refused']['first'][0]}")
     away = 0
     for region, bootstrap in options.region:
         its = [record for record in records if record.region == region]
@@ -171,10 +184,11 @@ def _compare(options: Namespace, asked: Asked) -> int:
             its = [record for record in kept.records.values() if record.region == region]
             say(f"{region}: {len(its)} published forecasts{_bad(kept)}")
             records += its
-        loads, _ = _read(spark, options)
+        read = _read(spark, options)
         price = asked.prices.worker_hour
-        found = compare.compare(loads, records, time.time_ns() // 1_000_000, asked.rules, price)
+        found = compare.compare(read.loads, records, time.time_ns() // 1_000_000, asked.rules, price)
     say(compare.tables(found))
+    _tell_left_out(found, read.bad)
     if options.csv:
         replace(options.csv, compare.csv_text(found))
     if options.json or not options.csv:
@@ -205,13 +219,15 @@ def _asked(options: Namespace) -> Asked:
     scenarios += [Scenario(f"a region like {like} more", "region", like) for like in options.add_region]
     if options.lose_zone:
         scenarios.append(Scenario(f"one of {options.lose_zone} zones lost", "zone", zones=options.lose_zone))
+    now_ms = time.time_ns() // 1_000_000
     return Asked(
         scenarios,
         weeks=options.weeks,
         percentile=options.percentile,
         rules=SizingRules(spare_workers=options.spare),
         prices=Prices(options.price_worker_hour, options.price_gb),
-        publish_at_ms=time.time_ns() // 1_000_000 if options.publish else None,
+        now_ms=now_ms,
+        publish_at_ms=now_ms if options.publish else None,
     )
 
 
@@ -229,10 +245,26 @@ def _check_regions(options: Namespace) -> None:
         raise BadOption(f"--weeks {options.weeks}: with --publish at most {MOST_HOURS // HOURS_A_WEEK}")
 
 
-def _read(spark: SparkSession, options: Namespace) -> tuple[DataFrame, dict[tuple[str, str], str]]:
-    """`LOAD` of all that was named, and owners by region and name."""
+class Bad(NamedTuple):
+    """Heartbeats that cannot be used, and why one of them cannot."""
+
+    records: int = 0
+    why: str = ""
+
+
+class Read(NamedTuple):
+    """`LOAD` of all that was named, owners by region and name, and what could not be read."""
+
+    loads: DataFrame
+    owners: dict[tuple[str, str], str]
+    bad: Bad
+
+
+def _read(spark: SparkSession, options: Namespace) -> Read:
+    """All that was named."""
     found: list[DataFrame] = []
     owners: dict[tuple[str, str], str] = {}
+    bad = Bad()
     if options.from_store:
         stores = daily.open_stores(options.from_store)
         for region, (archive, state) in stores.items():
@@ -251,6 +283,7 @@ def _read(spark: SparkSession, options: Namespace) -> tuple[DataFrame, dict[tupl
         if paths:
             records = read_files(spark, paths).withColumn("topic", f.lit(topic)).select(RECORD.names)
             found.append(frames.loads(records).withColumn("region", f.lit(region)))
+            bad = _with_bad(bad, region, records)
     if options.loads:
         found.append(spark.read.schema(LOAD).parquet(str(options.loads)))
     if not found:
@@ -258,7 +291,14 @@ def _read(spark: SparkSession, options: Namespace) -> tuple[DataFrame, dict[tupl
     loads = found[0].select(LOAD.names)
     for one in found[1:]:
         loads = loads.union(one.select(LOAD.names))
-    return loads, owners
+    return Read(loads, owners, bad)
+
+
+def _with_bad(before: Bad, region: str, records: DataFrame) -> Bad:
+    """With the bad ones of a region's heartbeats."""
+    told = frames.bad_heartbeats(records).agg(f.count("*").alias("records"), f.max("reason").alias("why"))
+    (one,) = told.collect()
+    return Bad(before.records + one["records"], f"{region}: {one['why']}") if one["records"] else before
 
 
 def _archive(given: str) -> tuple[str, Path]:

@@ -23,5 +23,7 @@ Method, stated in every report
    and the highest hour counts. A job that was not seen for a week is gone: it counts in the past only.
 3. What is placed is the forecast at its busiest hour, times what real hours were above their forecast in
    `percentile` of cases.
-4. The error is measured: the last week is forecast from those before it, and compared with what came.
+4. What is asked of the busiest hours to come is asked of each past week's busiest hours, as they were, too;
+   a week without the topic or the region that is asked for has no answer.
+5. The error is measured: the last week is forecast from those before it, and compared with what came.
 """

@@ -50,9 +50,10 @@ def compare(
         records: that were published, of all regions.
         price: of a worker for an hour.
     """
-    hours = history.hourly(loads).where(f.col("hour") < now_ms // HOUR_MS).persist()
+    sound = history.sound(loads, now_ms)
+    hours = history.hourly(sound.loads).where(f.col("hour") < now_ms // HOUR_MS).persist()
     try:
-        had = history.workers(loads).collect()
+        had = history.workers(sound.loads).collect()
         rows = _fleet_hours(hours, had, _counting(records, FleetForecast, now_ms), rules)
         rows += _workload_hours(hours, _counting(records, WorkloadForecast, now_ms))
     finally:
@@ -66,6 +67,7 @@ def compare(
             "came": "workers that the hour's measured loads need by the same placement; messages a second",
             "spare_workers": rules.spare_workers,
         },
+        "left_out": sound.left_out,
         "published": len(records),
         "fleets": [_fleet_row(name, its, price) for name, its in _by_name(fleets)],
         "workloads": [

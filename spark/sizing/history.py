@@ -5,14 +5,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as f
 from pyspark.sql.types import ArrayType, DoubleType, LongType, StringType, StructField, StructType
 
+from app.core.job import PATTERN
 from spark.dashboard import frames
 from spark.rows import mapped
 from spark.sizing.forecast import HOURS_A_WEEK, forecast
@@ -48,6 +49,52 @@ FORECAST = StructType(
         *(StructField(f"{name}_hours", ArrayType(DoubleType())) for name in FIGURES),
     ]
 )  # fmt: skip
+
+
+class Sound(NamedTuple):
+    """Loads that can be used, and what of them cannot."""
+
+    loads: DataFrame
+    left_out: dict[str, Any]
+
+
+def sound(loads: DataFrame, now_ms: int | None) -> Sound:
+    """Of `LOAD` what can be used: heartbeats say what their worker believes, also names that no job has, and
+    hours of a clock that is wrong.
+
+    Args:
+        now_ms: what is of hours after this one is left out; None: every hour counts.
+    """
+    after = (
+        f.lit(False) if now_ms is None else f.floor(f.col("start_ms") / f.lit(HOUR_MS)) > now_ms // HOUR_MS
+    )
+    named = (f.col("job") == "") | f.col("job").rlike(rf"\A{PATTERN}\z")
+    odd = f.when(after, "after_now").when(~f.coalesce(named, f.lit(False)), "no_job")
+    marked = loads.withColumn("odd", odd)
+    told = marked.where(f.col("odd").isNotNull()).groupBy("odd")
+    one = f.min(f.struct("region", "worker", "job")).alias("one")
+    found = {row["odd"]: row for row in told.agg(f.count("*").alias("rows"), one).collect()}
+    left_out = {
+        what: {
+            "rows": found[what]["rows"] if what in found else 0,
+            "one": found[what]["one"].asDict() if what in found else None,
+        }
+        for what in ("after_now", "no_job")
+    }
+    return Sound(marked.where(f.col("odd").isNull()).drop("odd"), left_out)
+
+
+def left_out_words(left_out: Mapping[str, Any]) -> Iterator[str]:
+    """A line for each kind that was left out."""
+    words = {
+        "after_now": "rows of loads are of hours to come, and left out: compare the clocks of the workers",
+        "no_job": "rows of loads are of no job's name, and left out",
+    }
+    for what, told in words.items():
+        if left_out[what]["rows"]:
+            one = left_out[what]["one"]
+            where = f"worker {one['worker']!r} of {one['region']!r}, job {(one['job'] or '')[:80]!r}"
+            yield f"{left_out[what]['rows']:,} {told}; one: {where}"
 
 
 def hourly(loads: DataFrame) -> DataFrame:

@@ -92,10 +92,10 @@ def fleet_series(hours: DataFrame) -> DataFrame:
 
 def workload_series(hours: DataFrame) -> DataFrame:
     """`SERIES` of `history.HOURLY`: messages that arrive a second in the main topic of each workload."""
-    part = f.split("job", ":")
+    part = f.split("job", ":")  # `get`: an index beyond the parts of a name is null, not an error
     named = hours.select(
         "region", "hour", "arriving",
-        part[0].alias("kind"), part[1].alias("name"), part[2].alias("topic"),
+        *(f.get(part, f.lit(at)).alias(name) for at, name in enumerate(("kind", "name", "topic"))),
     )  # fmt: skip
     main = named.where(
         (f.col("kind") == "dispatch")

@@ -18,6 +18,8 @@ from pyspark.sql import functions as f
 from app.core.forecasts import (
     HOUR_MS,
     HOURS_A_WEEK,
+    MOST_KEY_BYTES,
+    MOST_MARGIN,
     BadForecast,
     FleetForecast,
     Record,
@@ -87,11 +89,25 @@ def make(
             made.append(
                 WorkloadForecast(
                     **_common(row, plan, first), workload=row["name"], rates=rates,
-                    margin=round(row["margin"], 4), partitions=size["partitions"],
+                    margin=round(min(row["margin"], MOST_MARGIN), 4), partitions=size["partitions"],
                     partitions_now=size["partitions_now"], partitions_why=size["partitions_why"],
                 )
             )  # fmt: skip
     return made
+
+
+def fit(made: Iterable[Record]) -> tuple[list[Record], list[str]]:
+    """Those that workers take in, and of each other one why they would pass it over."""
+    found: list[Record] = []
+    refused: list[str] = []
+    for record in made:
+        try:
+            if len(key(record)) > MOST_KEY_BYTES:
+                raise BadForecast(f"its key has more than {MOST_KEY_BYTES:,} bytes")
+            found.append(decode(msgspec.json.encode(record)))
+        except BadForecast as error:
+            refused.append(f"{record.region[:80]}, {record.name[:80]!r}: {error}")
+    return found, refused
 
 
 def _common(row: Row, plan: Plan, first: int) -> dict[str, Any]:

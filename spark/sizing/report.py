@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from pyspark.sql import DataFrame, Row, SparkSession
@@ -23,6 +23,9 @@ from spark.sizing.hours import Key
 from spark.sizing.scenarios import Answer, Fleet, Scenario, answer, changed
 
 FORMAT = 1
+REFUSED_TOLD = 10  # of forecasts that no worker would take
+PAST = ("hour", "region", "group", "workers_then", "workers_needed")
+T = TypeVar("T")
 
 
 class Asked(NamedTuple):
@@ -33,7 +36,8 @@ class Asked(NamedTuple):
     percentile: float = 0.95
     rules: SizingRules = RULES
     prices: Prices = Prices()
-    publish_at_ms: int | None = None  # when forecasts by the hour are made, too
+    now_ms: int | None = None  # what is of later hours is left out; None: every hour counts
+    publish_at_ms: int | None = None  # when forecasts by the hour are made, too; counts as now
 
 
 def size(loads: DataFrame, asked: Asked, owners: Mapping[Key, str]) -> dict[str, Any]:
@@ -43,12 +47,16 @@ def size(loads: DataFrame, asked: Asked, owners: Mapping[Key, str]) -> dict[str,
         NotFit: no job's load is known. BadOption: a scenario names what is not there.
     """
     spark = loads.sparkSession
+    loads, left_out = history.sound(
+        loads, asked.now_ms if asked.publish_at_ms is None else asked.publish_at_ms
+    )
     hours = history.hourly(loads).persist()
     found = history.forecasts(hours, asked.weeks * HOURS_A_WEEK, asked.percentile).persist()
     try:
         needs = [_need(row) for row in history.busiest(found).collect()]
         if not needs:
-            raise NotFit("no job's load is known there: heartbeats tell it from a worker's second minute on")
+            why = "no job's load is known there: heartbeats tell it from a worker's second minute on"
+            raise NotFit("; ".join([why, *history.left_out_words(left_out)]))
         had = {
             ((row["region"], row["group"] or ""), row["hour"]): row
             for row in history.workers(loads).collect()
@@ -56,7 +64,7 @@ def size(loads: DataFrame, asked: Asked, owners: Mapping[Key, str]) -> dict[str,
         fleets = _fleets(needs, had)
         mean = _at_mean(found)
         answers = _placed(spark, asked, list(fleets.values()))
-        past = _past(spark, history.busiest_by_week(hours).collect(), had, asked)
+        past, past_what_if = _past(spark, history.busiest_by_week(hours).collect(), had, asked)
         workers = {key: fleet.worker for key, fleet in fleets.items()}
         widest = max(workers.values(), key=lambda load: load.cpu_cores)
         workloads = workload_rows(needs, widest, asked.rules)
@@ -74,6 +82,8 @@ def size(loads: DataFrame, asked: Asked, owners: Mapping[Key, str]) -> dict[str,
             "forecast": "median share of each hour of the week x straight trend of weekly means (Theil-Sen),"
             f" at most x {MOST_GROWTH:g}; margin: what real hours were above it in {asked.percentile:.0%}",
             "placement": "app.core.placement, round by round to rest, at the fleet's busiest hours to come",
+            "past": "the same placement of each week's hour of most cpu, as it was measured, and what if;"
+            " weeks without the topic or the region asked for have no what if",
             "weeks_ahead": asked.weeks,
             "spare_workers": asked.rules.spare_workers,
         },
@@ -84,10 +94,12 @@ def size(loads: DataFrame, asked: Asked, owners: Mapping[Key, str]) -> dict[str,
             if scenario
         ],
         "past": past,
+        "past_what_if": past_what_if,
         "workloads": workloads,
         "jobs": sorted(jobs, key=lambda row: (-(row["cpu_p95"] or 0), row["job"])),
         "cost": cost_rows(needs, enough, workers, mean, asked.prices, owners),
         "prices": asked.prices._asdict(),
+        "left_out": left_out,
         **made,
     }
 
@@ -104,7 +116,9 @@ def _forecasts(
         return {}
     plan = publish.Plan(asked.publish_at_ms, asked.weeks, asked.percentile, asked.rules)
     made = publish.make(hours, found, workloads, workers, plan)
-    return {"made_ms": plan.made_ms, "forecasts": msgspec.to_builtins(made)}
+    fit, refused = publish.fit(made)
+    told = {"records": len(refused), "first": refused[:REFUSED_TOLD]}
+    return {"made_ms": plan.made_ms, "forecasts": msgspec.to_builtins(fit), "refused": told}
 
 
 def _need(row: Row) -> JobNeed:
@@ -140,18 +154,18 @@ def _placed(spark: SparkSession, asked: Asked, fleets: list[Fleet]) -> list[tupl
 
 
 def _answered(
-    spark: SparkSession, questions: list[tuple[int, Scenario, Fleet]], rules: SizingRules
-) -> list[tuple[int, Fleet, Answer]]:
-    """In the order of the questions."""
+    spark: SparkSession, questions: list[tuple[T, Scenario, Fleet]], rules: SizingRules
+) -> list[tuple[T, Fleet, Answer]]:
+    """In the order of the questions; what marks each stays with it."""
     if not questions:
         return []
     spread = spark.sparkContext.parallelize(list(enumerate(questions)), len(questions))
     told = dict(spread.mapPartitions(partial(_answers, rules)).collect())
-    return [(number, fleet, told[at]) for at, (number, _, fleet) in enumerate(questions)]
+    return [(mark, fleet, told[at]) for at, (mark, _, fleet) in enumerate(questions)]
 
 
 def _answers(
-    rules: SizingRules, questions: Iterable[tuple[int, tuple[int, Scenario, Fleet]]]
+    rules: SizingRules, questions: Iterable[tuple[int, tuple[T, Scenario, Fleet]]]
 ) -> Iterator[tuple[int, Answer]]:
     for at, (_, scenario, fleet) in questions:
         yield at, answer(fleet, scenario, Rules(fill=rules.fill), rules.spare_workers)
@@ -159,27 +173,61 @@ def _answers(
 
 def _past(
     spark: SparkSession, rows: Sequence[Row], had: Mapping[tuple[Key, int], Row], asked: Asked
-) -> list[dict[str, Any]]:
-    """What each past week would have needed at its busiest hour, beside what there was then."""
-    jobs: defaultdict[tuple[Key, int], dict[str, Load]] = defaultdict(dict)
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """What each past week would have needed at its busiest hour, beside what there was then: as it was, and
+    by each other scenario.
+
+    Args:
+        rows: of `history.busiest_by_week`.
+        had: rows of `history.workers` by fleet and hour.
+    """
+    jobs: defaultdict[tuple[int, int, Key], dict[str, Load]] = defaultdict(dict)
     for row in rows:
         load = Load(row["cpu"] or 0.0, row["memory"] or 0.0, row["network"] or 0.0)
-        jobs[(row["region"], row["group"] or ""), row["hour"]][row["job"]] = load
-    at = sorted(jobs, key=lambda one: (one[1], one[0]))
+        jobs[row["week"], row["hour"], (row["region"], row["group"] or "")][row["job"]] = load
+    weeks: defaultdict[int, dict[Key, tuple[int, Fleet]]] = defaultdict(dict)
+    for week, hour, key in sorted(jobs):
+        weeks[week][key] = hour, _fleet(key, jobs[week, hour, key], had.get((key, hour)))
     questions = [
-        (hour, Scenario("past"), _fleet(key, jobs[key, hour], had.get((key, hour)))) for key, hour in at
+        ((number, hour), scenario, fleet)
+        for number, scenario in enumerate(asked.scenarios)
+        for week in weeks.values()
+        for hour, fleet in _as_asked(scenario, week)
     ]
+    answers = _answered(spark, questions, asked.rules)
+    return (
+        [_past_row(hour, fleet, one) for (scenario, hour), fleet, one in answers if scenario == 0],
+        [
+            {"scenario": asked.scenarios[scenario].name, **_past_row(hour, fleet, one)}
+            for (scenario, hour), fleet, one in answers
+            if scenario
+        ],
+    )
+
+
+def _as_asked(scenario: Scenario, week: Mapping[Key, tuple[int, Fleet]]) -> list[tuple[int, Fleet]]:
+    """A past week's fleets as the scenario has them, with their busiest hours, a new region's being that of
+    the one it is like; none, when the topic or region asked for was not there in that week."""
+    try:
+        fleets = changed(scenario, [fleet for _, fleet in week.values()])
+    except ValueError:
+        return []
+    hours = {key: hour for key, (hour, _) in week.items()}
     return [
-        {
-            "region": fleet.region,
-            "group": fleet.group,
-            "hour": datetime.fromtimestamp(hour * 3600, UTC).strftime("%Y-%m-%dT%H:00Z"),
-            "workers_needed": one.workers,
-            "workers_then": one.now,
-            "why": one.why,
-        }
-        for hour, fleet, one in _answered(spark, questions, asked.rules)
+        (hours.get((fleet.region, fleet.group)) or hours[scenario.subject, fleet.group], fleet)
+        for fleet in fleets
     ]
+
+
+def _past_row(hour: int, fleet: Fleet, one: Answer) -> dict[str, Any]:
+    return {
+        "region": fleet.region,
+        "group": fleet.group,
+        "hour": datetime.fromtimestamp(hour * 3600, UTC).strftime("%Y-%m-%dT%H:00Z"),
+        "workers_needed": one.workers,
+        "workers_then": one.now,
+        "why": one.why,
+    }
 
 
 def _at_mean(found: DataFrame) -> dict[Key, float]:
@@ -222,7 +270,8 @@ def tables(found: Mapping[str, Any]) -> str:
     parts = [
         ("Workers", found["fleets"], ("region", "group", "jobs", "cores", "workers_now", "workers", "why")),
         ("What if", found["what_if"], ("scenario", "region", "group", "workers_now", "workers", "why")),
-        ("Past weeks", found["past"], ("hour", "region", "group", "workers_then", "workers_needed")),
+        ("Past weeks", found["past"], PAST),
+        ("What if, past weeks", found["past_what_if"], ("scenario", *PAST)),
         ("Workloads", found["workloads"], ("region", "workload", "partitions_now", "partitions", "workers")),
         ("Cost a month", found["cost"], ("region", "name", "owner", "workers", "network_gb", "cost")),
     ]

@@ -99,7 +99,7 @@ def changed(scenario: Scenario, fleets: Iterable[Fleet]) -> list[Fleet]:
             found.append(fleet._replace(jobs={**fleet.jobs, **copies}))
         for fleet in like:
             copies = _copies(fleet, given, new) if not fleet.group else {}
-            found.append(fleet._replace(region=new, jobs={**fleet.jobs, **copies}))
+            found.append(fleet._replace(region=new, workers=0, jobs={**fleet.jobs, **copies}))
         return found
     return given
 

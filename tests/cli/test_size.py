@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import threading
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import msgspec
@@ -126,6 +131,52 @@ def test_recommend_tells_the_forecast_in_lines_of_its_own() -> None:
         )
         assert "up to 3,000 messages/s on" in shown.stdout
         assert "1 of the forecast topic's records passed over" in shown.stderr
+
+
+@contextmanager
+def older(url: str) -> Iterator[str]:
+    """The address of a worker of the version before forecasts: this one's answers, without what that did not
+    say."""
+
+    class Older(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            with urllib.request.urlopen(url + self.path) as answer:  # noqa: S310 - our own worker
+                told = json.load(answer)
+            for one in (told, *told.get("fleets", []), *told.get("items", [])):
+                for name in ("forecasts", "forecast"):
+                    one.pop(name, None)
+            body = json.dumps(told).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            """Nothing on standard error."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Older) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_worker_that_is_older_than_forecasts_tells_what_it_measures() -> None:
+    fed = HandFed()
+    with serving(fed) as now, older(now) as url:
+        busy_region(fed)
+        shown = run("size", "recommend", url=url)
+        assert shown.exit_code == 0, shown.output
+        assert shown.stdout.splitlines()[1].split()[:4] == ["(all)", "workers", "1", "3"]
+        assert "forecast" not in shown.stdout
+        assert "older than this command, and knows no forecasts" in shown.stderr
+        assert "older" not in run("size", "recommend", url=now).stderr
+        assert json.loads(run("size", "recommend", "-o", "json", url=url).stdout)["forecasts"] is None
+        assert run("size", "recommend", "billing/orders", url=url).exit_code == 0
+        assert run("size", "recommend", "--check", url=url).exit_code == 9
 
 
 def test_check_ends_with_nine_while_workers_are_missing() -> None:

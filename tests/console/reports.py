@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from app.core.global_report import FORMAT
+
 EVIL = "<img src=x onerror=\"document.title='owned'\">"
 NOON_MS = 1_769_860_800_000  # 2026-01-31T12:00Z
 HOUR_MS = 3_600_000
@@ -62,6 +64,7 @@ def workload(key: str, audited: str, delivered: int | None) -> dict[str, Any]:
 WAVE = [400, 900, 1600, 2500, 3300, 3900, 4000, 3600, 2800, 1900, 1100, 500]
 
 REPORT: dict[str, Any] = {
+    "format": FORMAT,
     "generated": "2026-01-31T12:00:00Z",
     "from": "2026-01-24T12:00:00Z",
     "to": "2026-01-31T12:00:00Z",

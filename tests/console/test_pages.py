@@ -143,13 +143,15 @@ def test_the_report_page_shows_what_spark_wrote_as_text(console: Any, browse: An
     page = browse("/report")
     page.get_by_text("python -m spark report").wait_for(timeout=ENOUGH_MS)
 
-    async def write() -> None:
+    async def write(**other: Any) -> None:
         topic = ControlTopics(stage.region).report.name
         async with AIOKafkaProducer(bootstrap_servers=stage.yard.bootstrap("east-regional")) as producer:
-            for key, value in rows(REPORT):
+            for key, value in rows({**REPORT, **other}):
                 await producer.send_and_wait(topic, value.encode(), key=key.encode())
 
     with ThreadPoolExecutor(1) as other:  # the browser's loop runs in this thread
+        other.submit(asyncio.run, write(format=1)).result()
+        page.get_by_text("is of format 1").wait_for(timeout=ENOUGH_MS)
         other.submit(asyncio.run, write()).result()
     page.get_by_text("119").first.wait_for(timeout=ENOUGH_MS)
     page.get_by_text("it is not deployed in west").wait_for(timeout=ENOUGH_MS)

@@ -103,6 +103,13 @@ def test_alerts_are_activity_when_they_fire_and_when_they_are_resolved() -> None
     assert log.view.alert_states.states == {}
 
 
+def test_an_alert_that_is_gone_while_it_fires_is_activity() -> None:
+    """As when its rule is deleted: who reads only the activity would hold it for firing for ever."""
+    fired = {"state": "gone", "fired_ms": 5}
+    log = read(claim(1), alert(1, fired_ms=5), alert(1, 9, **fired), alert(1, 99, resolved_ms=9, **fired))
+    assert [told["state"] for told in log.recent if told["event"] == "alert-state"] == ["firing", "gone"]
+
+
 def test_what_a_deposed_leader_says_of_an_alert_is_remembered_to_be_written_over() -> None:
     log = read(claim(1), claim(2), alert(2), alert(1, state="gone"))
     assert log.refused_alerts == {"f00-1"}
@@ -211,3 +218,5 @@ def test_the_activity_table_is_a_ring_in_which_the_latest_stand_with_their_offse
     told = [orjson.loads(value) for value in rows.values()]
     assert {row["offset"] for row in told} == set(range(25_000 - wire.ACTIVITY_KEEP, 25_000))
     assert all(row["offset"] == row["term"] and row["event"] == "claim" for row in told)
+    assert all(row["counted"] for row in told)
+    assert orjson.loads(wire.activity_entry(1, claim(1), counted=False)[1])["counted"] is False

@@ -86,11 +86,16 @@ def test_of_an_hour_the_newest_record_counts_that_covers_it() -> None:
     assert need(newer, older, rules=ForecastRules(look_ahead_s=0)).workers == 2, "the newer one begins later"
 
 
+# Published an hour ago, of a store that nobody brought up to date for nine days; its hours last.
+STALE = fleet(*[9] * 2 * HOURS_A_WEEK, made_ms=NOW_MS - HOUR_MS, from_hour=NOON_H - 9 * 24)
+
+
 @pytest.mark.parametrize(
     ("record", "now_ms", "words"),
     [
         (fleet(9, 9), NOW_MS + 3 * HOUR_MS, "its hours are over"),
         (fleet(9, 9, made_ms=NOW_MS - 8 * DAY_MS), NOW_MS, "older than 7 days"),
+        (STALE, NOW_MS, "its history ended on Thursday 13 Nov 12:00 UTC, more than 7 days ago"),
         (fleet(9, 9, error=0.51), NOW_MS, "51% off, above 50%"),
         (fleet(9, 9, error=None), NOW_MS, "not known yet"),
         (fleet(None, None), NOW_MS, "no number of workers that is enough"),
@@ -171,7 +176,7 @@ BAD = [
     (msgspec.json.encode(fleet()), "`$.workers`"),
     (msgspec.json.encode(fleet(1, format=2)), "`$.format`"),
     (msgspec.json.encode(fleet(1, from_hour=10**12)), "`$.from_hour`"),
-    (msgspec.json.encode(fleet(1, group="g" * 401)), "`$.group`"),
+    (msgspec.json.encode(fleet(1, group="g" * 513)), "`$.group`"),
     (msgspec.json.encode(workload(float("nan"))), "no forecast"),
     (msgspec.json.encode(fleet(1)).replace(b"0.1", b"1e999"), "no forecast"),
     (msgspec.json.encode(fleet(1, region="west")), "is of region 'west'"),

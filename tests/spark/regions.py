@@ -146,11 +146,10 @@ def act(offset: int, event: AnyControlEvent) -> bytes:
     return wire.activity_entry(offset, event)[1]
 
 
-def run_of(state: Any, at_ms: int) -> FailoverRun:
+def run_of(state: Any, at_ms: int, **given: Any) -> FailoverRun:
     """A failover."""
-    return FailoverRun(
-        at_ms=at_ms, id="f-1", to="west", workloads=[], state=state, actor="ann", reason="drill"
-    )
+    said = {"actor": "ann", "reason": "drill", **given}
+    return FailoverRun(at_ms=at_ms, id="f-1", to="west", workloads=[], state=state, **said)
 
 
 def incident(at_ms: int, kind: str, message: str = "it is shorter") -> wire.Incident:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from spark.archive.layout import File, Span
 from spark.archive.log import Archive, State
-from spark.dashboard.daily import DAY_MS, stale_dates
+from spark.dashboard.daily import DAY_MS, MADE, check_made, stale_dates
 from spark.dashboard.decode import WINDOWS
-from spark.dashboard.store import STATE, TRAFFICS
+from spark.dashboard.store import STATE, TRAFFICS, VERDICTS
+from spark.errors import NotFit
 from tests.spark.conftest import NOON_MS
 
 DATE = "2025-11-22"  # of NOON_MS
@@ -34,3 +37,15 @@ def test_a_date_is_made_as_long_as_it_is_recent_and_once_more_afterwards(tmp_pat
     assert made(last, NOON_MS + 3 * DAY_MS) == ""
     stores["east"][1].files["b"] = file("b", STATE, WINDOWS)
     assert made(last, NOON_MS + 3 * DAY_MS) not in ("", last)
+
+
+@pytest.mark.parametrize("table", [TRAFFICS, VERDICTS])
+def test_what_another_version_has_made_is_told_and_made_anew(tmp_path: Path, table: str) -> None:
+    """Its files may lack columns, of which a report would say that they are unknown, or fail."""
+    stores = {"east": (Archive.create(tmp_path, "cluster"), State(files={"a": file("a", STATE, WINDOWS)}))}
+    now = stale_dates(stores, State(files={}), NOON_MS + 9 * DAY_MS)[DATE]
+    check_made(tmp_path, State(files={"t": file("t", table, "all", now)}))
+    former = State(files={"t": file("t", table, "all", now.removeprefix(MADE))})
+    with pytest.raises(NotFit, match=f"first {DATE}, were made by another version: run .*dashboard --once"):
+        check_made(tmp_path, former)
+    assert stale_dates(stores, former, NOON_MS + 9 * DAY_MS) == {DATE: now}

@@ -70,8 +70,7 @@ def test_rounds_go_on_where_one_fails_and_a_single_one_tells_it(
         if len(slept) == 2:
             raise Ended
 
-    monkeypatch.setattr(job.common, "session", lambda *_: None)
-    monkeypatch.setattr(job.common, "cluster", lambda *_: None)
+    unconnected(monkeypatch)
     monkeypatch.setattr(job, "_catch_up", lambda *_: None)
     monkeypatch.setattr(job.time, "sleep", sleep)
     failing(monkeypatch, *PASSING, Outdone("for the third time"))
@@ -83,6 +82,31 @@ def test_rounds_go_on_where_one_fails_and_a_single_one_tells_it(
     failing(monkeypatch, *PASSING, Outdone("for the third time"))
     with pytest.raises(Outdone):
         job.run(options(root, "--once"))
+
+
+@pytest.mark.parametrize("where", ["_catch_up", "_bring_up"])
+def test_no_round_follows_when_the_session_has_ended(
+    root: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    def lost(*_: Any) -> None:
+        raise SparkJobError("its master is gone")
+
+    def sleep(_: float) -> None:
+        raise AssertionError("another round was to follow")
+
+    unconnected(monkeypatch, ended=True)
+    monkeypatch.setattr(job, "_catch_up", lambda *_: None)
+    monkeypatch.setattr(job, where, lost)
+    monkeypatch.setattr(job.time, "sleep", sleep)
+    with pytest.raises(SparkJobError, match="its master is gone"):
+        job.run(options(root, "--every", "1s"))
+
+
+def unconnected(monkeypatch: pytest.MonkeyPatch, *, ended: bool = False) -> None:
+    """No session is made, and no cluster is asked."""
+    for name in ("session", "cluster"):
+        monkeypatch.setattr(job.common, name, lambda *_: None)
+    monkeypatch.setattr(job.common, "ended", lambda _: ended)
 
 
 def options(root: Path, *more: str) -> Namespace:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as f
 
 from app.core.forecasts import (
     HOUR_MS,
@@ -92,6 +93,31 @@ def fleet(workers: int, made_h: int, hours: int = 4, **fields: Any) -> FleetFore
         "history_hours": 400, "error": 0.1, "method": "by hand",
     }  # fmt: skip
     return FleetForecast(**known | {"workers": (workers,) * hours} | fields)
+
+
+def test_what_no_worker_would_take_is_refused_and_told_and_the_others_stay() -> None:
+    longest, odd = fleet(2, made_h=END_H, group="g" * 512), fleet(2, made_h=END_H, group="g" * 513)
+    wide = fleet(2, made_h=END_H, group="😀" * 512)  # its key has more than 2 kB
+    none, far = workload(float("nan"), made_h=END_H), workload(1e300, made_h=END_H)
+    good = workload(5.0, made_h=END_H)
+    found, refused = publish.fit([odd, longest, none, far, wide, good])
+    assert found == [longest, good]
+    assert len(refused) == 4
+    assert "`$.group`" in refused[0]
+    assert "its key has more than 2,048 bytes" in refused[3]
+
+
+def test_a_fleet_whose_name_no_worker_would_take_ends_no_publication(session: SparkSession) -> None:
+    east = loads(session).where(f"start_ms < {(BEGAN_H + 30) * HOUR_MS}")
+    west = east.withColumn("region", f.lit("west")).withColumn("group", f.lit("g" * 513))
+    asked = Asked([Scenario("as it is")], publish_at_ms=(BEGAN_H + 30) * HOUR_MS)
+    found = size(east.union(west), asked, {})
+    made = msgspec.convert(found["forecasts"], list[Record])
+    assert sorted((one.region, one.name) for one in made) == [
+        ("east", ""), ("east", "g/orders"), ("west", "g/orders"),
+    ]  # fmt: skip
+    assert found["refused"]["records"] == 1
+    assert found["refused"]["first"][0].startswith("west, 'ggg")
 
 
 def workload(*rates: float, made_h: int) -> WorkloadForecast:

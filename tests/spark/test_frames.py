@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
 from spark.archive.frames import FAR_FUTURE, FUTURE_MS, NO_TIMESTAMP, asked, content, placed, sizes, totals
+from spark.archive.packed import packed
 from spark.archive.reader import Query
 from spark.quarantine import part
 from tests.spark.conftest import HOUR_MS, NOON_MS, frame, row
@@ -138,3 +139,12 @@ def test_what_a_record_needs_is_enough_where_lz4_makes_it_larger(session: SparkS
     builder = DefaultRecordBatchBuilder(2, lz4, transactional, -1, -1, -1, 1)
     assert builder.append(0, NOON_MS, one[5], one[6], one[7]) is not None
     assert needs.record_bytes - 200 < len(builder.build()) <= needs.record_bytes
+
+
+def test_what_records_take_once_they_are_compressed(session: SparkSession) -> None:
+    rows = [row(offset, b"x" * 9_000, partition=offset % 2) for offset in range(6)]
+    bounds = sizes(placed(frame(session, *rows), NOON_MS)).collect()
+    first, second = packed(placed(frame(session, *rows), NOON_MS), 20_000).orderBy("partition").collect()
+    assert (first["partition"], second["partition"]) == (0, 1)
+    assert all(100 < one["record_bytes"] <= one["partition_bytes"] < 1_000 for one in (first, second))
+    assert all(one["record_bytes"] > 9_000 for one in bounds)

@@ -9,12 +9,13 @@ from pyspark.sql import SparkSession
 
 from app.core.audit.count import UNTIMED
 from app.core.audit.tiers import place_of
-from app.core.global_report import PARTS
+from app.core.global_report import PARTS, folded
 from spark.dashboard import summary
 from spark.dashboard.page import page
 from spark.dashboard.summary import summarize
 from spark.dashboard.times import iso
 from spark.jobs.report import rows
+from tests.console.reports import REPORT
 from tests.spark.conftest import HOUR_MS, NOON_MS
 from tests.spark.regions import WIDTH_MS, Region, audit_plan, latencies, window, workload
 from tests.spark.test_dashboard import NOW_MS, take, told, two_regions
@@ -132,3 +133,10 @@ def test_traffic_and_verdicts_are_of_the_same_hours_and_what_has_no_time_is_told
     assert "Records without a time" in page(whole)
     none = summarize(session, tmp_path, NOON_MS + HOUR_MS, NOON_MS + 2 * HOUR_MS, NOW_MS)
     assert (none["totals"]["records"], none["totals"]["windows"]) == (0, 0)
+
+
+def test_what_is_written_is_what_the_console_reads() -> None:
+    found = folded({key.encode(): value.encode() for key, value in rows(REPORT)})
+    assert found is not None
+    assert found.pop("complete")
+    assert found == {**REPORT, "rows": sum(len(REPORT[part]) for part in PARTS)}

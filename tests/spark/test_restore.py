@@ -8,10 +8,12 @@ from dataclasses import replace
 
 import pytest
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
+from pyspark.sql import Row
 
 from spark.archive import restore
 from spark.archive.layout import Change, File, Partition, Reach, Span
 from spark.archive.log import Archive
+from spark.archive.packed import batches
 from spark.archive.reader import Query, Reader, Record
 from spark.archive.restore import (
     Needs,
@@ -85,6 +87,55 @@ def test_a_batch_is_what_the_topic_takes_though_it_cannot_be_compressed(most: in
     while builder.append(records, 0, None, made.randbytes(50), []) is not None:
         records += 1
     assert records == 1 or len(builder.build()) <= most
+
+
+def test_what_fits_once_it_is_compressed_is_not_refused_and_what_does_not_is() -> None:
+    """Two partitions; the bounds are of records that cannot be compressed."""
+    noise = random.Random(1).randbytes(3_000)
+    plain = [Row(partition=0, timestamp_ms=9_000, key=None, value=bytearray(3_000), headers=None)] * 4
+    noisy = [Row(partition=1, timestamp_ms=9_000, key=b"k", value=bytearray(noise), headers=[("h", None)])]
+    config = CONFIG | {"retention.ms": "-1", "retention.bytes": "4000", "max.message.bytes": "3100"}
+    bounds = replace(NEEDS, record_bytes=3_200, partition_bytes=12_800)
+    with pytest.raises(NotFit):
+        check_target("into", 3, config, bounds, NOW_MS)
+    assert restore.is_tight(config, bounds)
+    few = bounds.packed(told_of(config, plain))
+    assert few.partition_bytes < 1_000
+    check_target("into", 3, config, few, NOW_MS)
+    many = bounds.packed(told_of(config, [*noisy, *plain]))
+    assert 3_000 < many.record_bytes < 3_100
+    check_target("into", 3, config, many, NOW_MS)
+    with pytest.raises(NotFit, match=r"retention\.bytes=4000 .* up to 6\d\d\d bytes"):
+        check_target("into", 3, config, bounds.packed(told_of(config, noisy * 2)), NOW_MS)
+    less = config | {"max.message.bytes": "3000"}
+    with pytest.raises(NotFit, match=r"needs up to 30\d\d: set max\.message\.bytes=30\d\d"):
+        check_target("into", 3, less, bounds.packed(told_of(less, [*plain, *noisy])), NOW_MS)
+
+
+def told_of(config: dict[str, str], rows: list[Row]) -> list[dict[str, int]]:
+    """What `packed` tells of them."""
+    found: dict[int, dict[str, int]] = {}
+    for partition, largest, size in batches(restore.batch_bytes(config), rows):
+        known = found.setdefault(partition, {"record_bytes": 0, "partition_bytes": 0})
+        known["record_bytes"] = max(known["record_bytes"], largest)
+        known["partition_bytes"] += size
+    return list(found.values())
+
+
+@pytest.mark.parametrize(
+    ("config", "tight"),
+    [
+        ({}, False),
+        ({"retention.bytes": "9000", "max.message.bytes": "2000"}, False),
+        ({"retention.bytes": "8999"}, True),
+        ({"retention.bytes": "8999", "cleanup.policy": "compact"}, False),
+        ({"max.message.bytes": "1999"}, True),
+    ],
+)
+def test_records_are_compressed_to_know_their_size_only_where_a_topic_takes_less(
+    config: dict[str, str], tight: bool
+) -> None:
+    assert restore.is_tight(CONFIG | config, NEEDS) == tight
 
 
 def test_a_transaction_has_so_many_records_or_bytes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,6 +119,7 @@ def test_a_topic_doubled_and_a_region_more() -> None:
     assert set(more) == {"east", "west", "new-east"}
     # The two that are there copy ten partitions of the new one; the new one ten of each.
     assert {name: len(one.jobs) for name, one in more.items()} == {"east": 20, "west": 20, "new-east": 30}
+    assert {name: one.workers for name, one in more.items()} == {"east": 3, "west": 3, "new-east": 0}
 
 
 def need(job: str, cpu: float, arriving: float | None = None, ceiling: float | None = None) -> JobNeed:

@@ -9,6 +9,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
+from app.core.forecasts import iso
 from spark.__main__ import main
 from spark.archive.log import Archive
 from spark.dashboard import frames
@@ -76,6 +77,8 @@ def test_the_size_of_a_fleet_with_its_past_cost_and_what_if(session: SparkSessio
     assert zones["workers"] == 3
     assert [one["workers_needed"] for one in found["past"]] == [3, 3, 3]
     assert [one["workers_then"] for one in found["past"]] == [2, 2, 2]
+    past = [(one["scenario"], one["workers_needed"]) for one in found["past_what_if"]]
+    assert past == [("orders x 2", 7)] * 3 + [("zones", 3)] * 3
     (workload,) = found["workloads"]
     assert (workload["partitions_now"], workload["partitions"]) == (JOBS, 16)  # 600 x 1.3 / 50
     jobs = {one["job"]: one for one in found["jobs"]}
@@ -104,6 +107,53 @@ def test_jobs_that_are_gone_for_a_week_need_nothing_and_stay_in_the_past(session
     assert found["fleets"][0]["jobs"] == JOBS - 1
     first, *_ = found["past"]
     assert first["workers_needed"] == 3, "with all of them"
+
+
+def an_hour(
+    hour: int, topic: str, jobs: int, cpu: float, workers: int, region: str
+) -> list[tuple[object, ...]]:
+    """Rows of loads: so many jobs of `cpu` each, and workers of one core."""
+    at_ms = (BEGAN_H + hour) * HOUR_MS
+    measured = (10, 10 * cpu, cpu, 1e6, 1e5, 2e4, 10, 1000.0, 120.0, 50.0, 5, 5, at_ms + 1)
+    capacity = (10, 10.0, 1.0, 2e9, 1e9, 1e8, 0, 0.0, 0.0, 0.0, -1, -1, at_ms + 1)
+    names = [f"dispatch:g/{topic}:{topic}:{number}" for number in range(jobs)]
+    return [
+        *(("2025-11-22", name, "w-0", "", at_ms, *measured, region) for name in names),
+        *(("2025-11-22", "", f"w-{number}", "", at_ms, *capacity, region) for number in range(workers)),
+    ]
+
+
+def test_what_if_is_asked_of_each_past_week_that_had_what_it_is_about(session: SparkSession) -> None:
+    rows = [
+        *an_hour(0, "orders", 4, 0.2, 2, "east"),
+        *an_hour(168, "orders", 4, 0.3, 3, "east"),  # the busiest of the weeks
+        *an_hour(336, "orders", 4, 0.2, 2, "east"),
+        *an_hour(337, "bills", 2, 0.2, 1, "west"),  # a region that is new
+    ]
+    scenarios = [
+        Scenario("as it is"),
+        Scenario("orders x 2", "topic", "orders", 2.0),
+        Scenario("bills x 2", "topic", "bills", 2.0),
+        Scenario("another west", "region", "west"),
+    ]
+    found = size(session.createDataFrame(rows, LOAD), Asked(scenarios), {})
+    first, second, third, last = (iso((BEGAN_H + hour) * HOUR_MS) for hour in (0, 168, 336, 337))
+    told = ("hour", "region", "workers_then", "workers_needed")
+    assert [tuple(one[name] for name in told) for one in found["past"]] == [
+        (first, "east", 2, 2), (second, "east", 3, 3), (third, "east", 2, 2), (last, "west", 1, 2),
+    ]  # fmt: skip
+    assert [tuple(one[name] for name in ("scenario", *told)) for one in found["past_what_if"]] == [
+        ("orders x 2", first, "east", 2, 4),  # 0.4 each: one a worker, and two on one when one is lost
+        ("orders x 2", second, "east", 3, 5),  # 0.6 each: one a worker, and one more
+        ("orders x 2", third, "east", 2, 4),
+        ("orders x 2", last, "west", 1, 2),
+        ("bills x 2", third, "east", 2, 2),
+        ("bills x 2", last, "west", 1, 2),
+        ("another west", third, "east", 2, 3),  # copies two partitions more
+        ("another west", last, "west", 1, 2),
+        ("another west", last, "new-west", 0, 3),  # its two, and copies of all six
+    ]
+    assert "What if, past weeks" in tables(found)
 
 
 def test_hours_of_a_job_do_not_depend_on_how_its_loads_were_cut(session: SparkSession) -> None:

@@ -12,7 +12,7 @@ from app import wire
 from app.core.alert_state import AlertState
 from app.core.control_events import AnyControlEvent, Claim, Drain, Moving, OperatorAct, Paused, RolePut
 from spark.archive.log import Archive
-from spark.dashboard import decode, summary, timeline
+from spark.dashboard import decode, frames, summary, timeline
 from spark.dashboard.page import page
 from spark.dashboard.store import STATE, files_of
 from spark.dashboard.summary import summarize
@@ -201,10 +201,93 @@ def test_of_a_flood_the_newest_are_told_and_how_many_are_not(
     assert "Quarantine: 3 records" in html
 
 
+def happened(session: SparkSession, *acts: tuple[str, int, AnyControlEvent, bool]) -> list[Told]:
+    """What the timeline tells of acts: of each the region, its offset, the event, whether it counted."""
+    rows = [
+        (region, decode.ACTIVITY, f"{offset:020}", offset,
+         wire.activity_entry(offset, event, counted=counted)[1])
+        for region, offset, event, counted in acts
+    ]  # fmt: skip
+    names = "region string, table string, key string, position long, value binary"
+    found = frames.happened(session.createDataFrame(rows, names)).collect()
+    return of(timeline.in_order(map(timeline.event_row, (one.asDict() for one in found))), *timeline.KINDS)
+
+
+def test_what_the_log_refused_is_told_as_refused_and_changes_no_episode(session: SparkSession) -> None:
+    late = alert(NOON_MS + 70, "resolved", resolved_ms=NOON_MS + 70)  # of a leader that was deposed
+    of_east = role(NOON_MS + 90, "active")
+    found = happened(
+        session,
+        ("east", 1, Claim(at_ms=NOON_MS + 1, worker="w-1", term=4), True),
+        ("east", 2, Claim(at_ms=NOON_MS + 2, worker="w-2", term=4), False),
+        ("east", 3, alert(NOON_MS + 5, "firing"), True),
+        ("east", 4, late, False),
+        ("east", 5, run_of("done", NOON_MS + 80), True),
+        ("east", 6, run_of("aborted", NOON_MS + 85), False),
+        ("east", 7, of_east, False),
+    )
+    assert found == [
+        ("role", "east", 90, 90,
+         "refused: billing/orders is active in west instead of east, epoch 3", "ann"),
+        ("failover", "east", 85, 85, "refused: f-1 to west: aborted: drill", "ann"),
+        ("failover", "east", 80, 80, "f-1 to west: done: drill", "ann"),
+        ("alert", "east", 70, 70, "refused: lost: orders, regional to aggregate: resolved", ""),
+        ("leader", "east", 2, 2, "refused: claims term 4", "w-2"),
+        ("leader", "east", 1, 1, "claims term 4", "w-1"),
+        ("alert", "east", 0, None, "lost: orders, regional to aggregate: firing", ""),
+    ]  # fmt: skip
+
+
+def test_a_role_that_came_nowhere_is_over_when_a_higher_one_begins(session: SparkSession) -> None:
+    back = RolePut(at_ms=NOON_MS + 50, key="billing/orders", region="east", epoch=64, state="active")
+    other = RolePut(at_ms=NOON_MS + 30, key="mail/letters", region="east", epoch=64, state="active")
+    refused = RolePut(at_ms=NOON_MS + 40, key="billing/orders", region="east", epoch=9, state="active")
+    moving = "billing/orders is to be active in west instead of east, epoch 3"
+
+    def moved(*more: tuple[str, int, AnyControlEvent, bool]) -> list[int | None]:
+        acts = [(region, 1, role(NOON_MS + 20, "moving"), True) for region in ("east", "west")]
+        return [until for _, _, _, until, what, _ in happened(session, *acts, *more) if what == moving]
+
+    beside = ("east", 2, other, True), ("east", 3, refused, False)
+    assert moved(*beside) == [None]
+    assert moved(*beside, ("east", 4, back, True)) == [50]
+
+
+def test_events_of_a_log_that_was_made_anew_are_not_those_of_the_former_at_the_same_offsets(
+    session: SparkSession,
+) -> None:
+    drains = [Drain(at_ms=NOON_MS + at, worker="w-1", draining=True, actor="ann") for at in (0, 7)]
+    found = happened(session, *(("east", 5, one, True) for one in drains))
+    assert [(from_ms, until_ms) for _, _, from_ms, until_ms, *_ in found] == [(7, 7), (0, 0)]
+
+
+def test_an_absent_audit_is_no_loss(session: SparkSession) -> None:
+    def verdict(number: int, state: str, missing: int, absent: str = "") -> tuple[Any, ...]:
+        start_ms = NOON_MS + number * WIDTH_MS
+        tiers = ("regional", "aggregate", "", state, 10, 10 - missing)
+        rest = ("count", absent, None, 0, True, "")
+        return ("2025-11-22", "west", "orders", start_ms, WIDTH_MS, *tiers, missing, 0, *rest)
+
+    rows = [verdict(0, "lossy", 2), verdict(1, "absent-audit", 9, "aggregate"), verdict(2, "corrupted", -1)]
+    verdicts = session.createDataFrame(rows, frames.VERDICT)
+    runs = sorted(
+        timeline.audit_row(one.asDict(), [])["what"] for one in frames.audit_runs(verdicts).collect()
+    )
+    way = "orders, regional to aggregate: "
+    assert runs == [
+        f"{way}absent-audit, not heard: aggregate, 1 window", f"{way}corrupted, 1 window",
+        f"{way}lossy, 2 missing, 1 window",
+    ]  # fmt: skip
+    assert [one["state"] for one in summary.worst_windows(verdicts)] == ["lossy", "absent-audit", "corrupted"]
+
+
 @pytest.mark.parametrize(
     ("told", "what", "until_ms"),
     [
         (run_of("planned", NOON_MS), "f-1 to west: planned: drill", None),
+        (run_of("planned", NOON_MS, expires_ms=NOON_MS + 9), "f-1 to west: planned: drill", NOON_MS + 9),
+        (run_of("executing", NOON_MS, expires_ms=NOON_MS + 9), "f-1 to west: executing: drill", None),
+        (run_of("planned", NOON_MS, expires_ms=2**70), "f-1 to west: planned: drill", decode.LATEST_MS),
         (run_of("aborted", NOON_MS), "f-1 to west: aborted: drill", NOON_MS),
         (role(NOON_MS, "moving"), "billing/orders is to be active in west instead of east, epoch 3", None),
         (Drain(at_ms=NOON_MS, worker="w-1", draining=True, actor="ann"), "w-1 is drained", NOON_MS),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import msgspec
 import orjson
@@ -40,10 +41,13 @@ def test_what_the_control_log_refuses_is_never_in_a_table(stage: Stage, topic_na
 
     last = asyncio.run(append())
 
-    def is_written() -> bool:
-        activity = asyncio.run(read_all(control, f"{app}-activity-changelog"))
-        return any(orjson.loads(record.value)["offset"] == last for record in activity)
+    def activity() -> dict[int, dict[str, Any]]:
+        told = asyncio.run(read_all(control, f"{app}-activity-changelog"))
+        return {entry["offset"]: entry for entry in (orjson.loads(record.value) for record in told)}
 
-    wait_until(is_written, ENOUGH_S, worker.tail, 0.5)
+    wait_until(lambda: last in activity(), ENOUGH_S, worker.tail, 0.5)
+    puts = [(one["etag"], one["counted"]) for one in activity().values() if one["event"] == "workload-put"]
+    assert {etag for etag, counted in puts if counted} == {stands.etag}
+    assert {etag for etag, counted in puts if not counted} >= {one.etag for one in wrong}
     told = asyncio.run(read_all(control, f"{app}-workloads-changelog"))
     assert {wire.control_event(record.value).etag for record in told} == {stands.etag}  # type: ignore[union-attr]

@@ -46,7 +46,7 @@ function windows(rows) {
 }
 
 function owners(rows) {
-  const columns = [["Owner"], ["Workloads", "n"], ["Not audited", "n"], ["Records", "n"], ["Missing", "n"], ["Finished", "n"], ["Doubles", "n"], ["p50", "n"], ["p95", "n"], ["p99", "n"], ["Ready", "n"], ["Not ready", "n"], ["Core hours", "n"]];
+  const columns = [["Owner"], ["Workloads", "n"], ["Not audited", "n"], ["Topics' records", "n"], ["Topics' missing", "n"], ["Finished", "n"], ["Doubles", "n"], ["p50", "n"], ["p95", "n"], ["p99", "n"], ["Ready", "n"], ["Not ready", "n"], ["Core hours", "n"]];
   return table("Owners", columns, rows.map((r) => [r.owner, number(r.workloads), lost(r.not_audited), whole(r.records), lostOf(r.missing), whole(r.delivered), whole(r.duplicates), ms(r.p50_ms), ms(r.p95_ms), ms(r.p99_ms), number(r.ready), lost(r.not_ready), r.core_hours.toFixed(2)]), "No owner.");
 }
 
@@ -88,7 +88,7 @@ export function reportPage(r, tiles) {
     el("h2", {}, "Traffic"), traffic(r.traffic),
     el("h2", {}, "Latencies by cluster and group"), tiers(r.tiers), more("tiers", "smaller ones are"),
     el("h2", {}, "Records without a time"), untimed(r.untimed), more("untimed", "smaller ones are"),
-    el("h2", {}, "Owners"), owners(r.owners),
+    el("h2", {}, "Owners"), owners(r.owners), r.owners.length ? el("p", { class: "where" }, "What is said of topics is of their whole way, for all who read them, and counts for each of their owners; what was finished is of the owner's own workloads.") : "",
     el("h2", {}, "What workloads have finished"), deliveries(r.workloads),
     el("h2", {}, "Workloads and routes"), workloads(r.workloads),
     el("h2", {}, "Failover readiness"), readiness(r.readiness),

@@ -1,0 +1,49 @@
+"""On real Kafka: a restore to a topic that takes less than the records would need if they could not be
+compressed."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from pyspark.sql import SparkSession
+
+from spark.__main__ import main
+from spark.archive.log import Archive
+from spark.kafka import Cluster
+from tests.spark.archiving import archive_rows
+from tests.spark.conftest import row
+from tests.spark.test_end_to_end import told
+
+LARGE = b"x" * 2_000_000
+SMALL = {"max.message.bytes": "100000", "retention.bytes": "1000000", "retention.ms": "-1"}
+
+
+async def create(bootstrap: str, topic: str) -> None:
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await admin.start()
+    try:
+        await admin.create_topics([NewTopic(topic, 1, 1, topic_configs=SMALL)])
+    finally:
+        await admin.close()
+
+
+def test_what_fits_once_it_is_compressed_is_restored(
+    session: SparkSession,
+    bootstrap: str,
+    topic_name: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    root = tmp_path / "archive"
+    archive_rows(session, Archive.create(root, "cluster"), *(row(offset, LARGE) for offset in range(3)))
+    asyncio.run(create(bootstrap, topic_name))
+    restoring = ("restore", "--archive", str(root), "--topic", "orders", "--bootstrap", bootstrap)
+    assert main((*restoring, "--into", topic_name, "--execute")) == 0
+    assert told(capsys)["records"] == 3
+    (bounds,) = (
+        Cluster(session, bootstrap).topics(topic_name.replace(".", r"\."))[topic_name].partitions.values()
+    )
+    assert bounds.end >= 3

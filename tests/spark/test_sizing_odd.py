@@ -1,0 +1,98 @@
+"""Odd heartbeats, odd records and wrong clocks: left out, counted and told; the rest is sized as before."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from app.core.sizing import RULES
+from spark.__main__ import main
+from spark.archive.log import Archive
+from spark.errors import NotFit
+from spark.jobs import size as job
+from spark.sizing import compare, history, hours
+from spark.sizing.history import LOAD, hourly
+from spark.sizing.report import Asked, size
+from spark.sizing.scenarios import Scenario
+from tests.spark.archiving import archive_rows
+from tests.spark.conftest import HOUR_MS, row
+from tests.spark.regions import Region, beat, status
+from tests.spark.test_sizing_frames import BEGAN_H, JOBS, ORDERS, loads
+
+pytestmark = pytest.mark.beside  # Spark without brokers: long, and in no haste
+
+END_H = BEGAN_H + 30
+NOW_MS = END_H * HOUR_MS - 1
+AS_IT_IS = Scenario("as it is")
+YEAR_9999_MS = 253_402_300_799_999
+
+
+def known(session: SparkSession) -> DataFrame:
+    """Thirty hours."""
+    return loads(session).where(f"start_ms < {END_H * HOUR_MS}")
+
+
+def odd(session: SparkSession, name: str, at_ms: int = NOW_MS) -> DataFrame:
+    """One five minutes of a job of that name."""
+    start_ms = at_ms - at_ms % 300_000
+    measured = (10, 1.0, 0.1, 1e6, 1e5, 2e4, 10, 1000.0, 120.0, 50.0, 5, 5, at_ms)
+    return session.createDataFrame([("", name, "w-9", "", start_ms, *measured, "west")], LOAD)
+
+
+@pytest.mark.parametrize("name", ["x", "dispatch:g/a:a:x", "dispatch", ":", "dispatch:g/a:a:0\n", "\u2028"])
+def test_a_name_that_no_job_has_is_left_out_and_the_others_are_published(
+    session: SparkSession, name: str
+) -> None:
+    found = size(known(session).union(odd(session, name)), Asked([AS_IT_IS], publish_at_ms=NOW_MS), {})
+    assert {one["job"] for one in found["jobs"]} == {ORDERS.format(number) for number in range(JOBS)}
+    assert {record["region"] for record in found["forecasts"]} == {"east"}
+    told = found["left_out"]["no_job"]
+    assert (told["rows"], told["one"]) == (1, {"region": "west", "worker": "w-9", "job": name})
+    (line,) = history.left_out_words(found["left_out"])
+    assert "1 rows of loads are of no job's name" in line
+
+
+def test_a_name_of_few_parts_is_in_no_series(session: SparkSession) -> None:
+    both = hourly(known(session).union(odd(session, "x")))
+    assert {row["name"] for row in hours.workload_series(both).collect()} == {"g/orders"}
+
+
+def test_a_comparison_leaves_odd_names_and_clocks_out_too(session: SparkSession) -> None:
+    both = known(session).union(odd(session, "x")).union(odd(session, ORDERS.format(0), YEAR_9999_MS))
+    found = compare.compare(both, [], NOW_MS, RULES, 0.0)
+    assert {what: told["rows"] for what, told in found["left_out"].items()} == {"no_job": 1, "after_now": 1}
+
+
+@pytest.mark.parametrize("publish", [True, False])
+def test_a_clock_that_is_far_ahead_moves_no_forecast(session: SparkSession, publish: bool) -> None:
+    both = known(session).union(odd(session, ORDERS.format(0), YEAR_9999_MS))
+    asked = Asked([AS_IT_IS], now_ms=NOW_MS, publish_at_ms=NOW_MS if publish else None)
+    found = size(both, asked, {})
+    assert found["jobs"] == size(known(session), asked, {})["jobs"]
+    assert [record["from_hour"] for record in found.get("forecasts", [])] == [END_H, END_H] * publish
+    assert found["left_out"]["after_now"]["rows"] == 1
+
+
+def test_when_nothing_is_left_that_is_told_with_what_was_left_out(session: SparkSession) -> None:
+    with pytest.raises(NotFit, match="1 rows of loads are of no job's name"):
+        size(odd(session, "x"), Asked([AS_IT_IS]), {})
+
+
+def test_archived_heartbeats_that_cannot_be_used_are_counted(
+    session: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job.common, "session", lambda _name, _options: session)
+    east = Region("east")
+    east.beat(beat("w-1", BEGAN_H * HOUR_MS, status("dispatch:g/a:a:0", 0.2)))
+    topic = east.topics.heartbeats.name
+    bad = row(1, b"nonsense", topic=topic, at_ms=BEGAN_H * HOUR_MS)
+    archive_rows(session, Archive.create(tmp_path / "east", "c"), *east.rows, bad)
+    answer = tmp_path / "size.json"
+    assert main(["size", "--archive", f"east={tmp_path / 'east'}", "--json", str(answer)]) == 0
+    told = json.loads(answer.read_text())["left_out"]["heartbeats"]
+    assert told["records"] == 1
+    assert told["why"].startswith("east: the value is")
+    assert "1 archived heartbeats cannot be used" in capsys.readouterr().err
