@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,8 @@ from spark.errors import BadOption, NotFit, Unreachable, cause
 from spark.schemas import RECORD
 
 TIMEOUT_MS = 30_000
+POLL_MS = 1_000
+BYTES = "org.apache.kafka.common.serialization.ByteArrayDeserializer"
 COMMITTED = "read_committed"
 
 
@@ -115,6 +118,44 @@ class Cluster:
             reader = reader.option("minPartitions", self._spark.sparkContext.defaultParallelism)
         return records(reader.load())
 
+    def has_records(self, ranges: Sequence[Range]) -> bool:
+        """Whether there is any record in these ranges, found out without Spark: it reads up to the first.
+
+        Raises:
+            Unreachable: nothing came for `TIMEOUT_MS`.
+        """
+        jvm: Any = self._spark._jvm
+        properties = self._properties()
+        for what in ("key", "value"):
+            properties.setProperty(f"{what}.deserializer", BYTES)
+        properties.setProperty("isolation.level", COMMITTED)
+        consumer = jvm.org.apache.kafka.clients.consumer.KafkaConsumer(properties)
+        partition = jvm.org.apache.kafka.common.TopicPartition
+        try:
+            waiting = [(partition(one.topic, one.partition), one) for one in ranges]
+            consumer.assign(self._list([at for at, _ in waiting]))
+            for at, one in waiting:
+                consumer.seek(at, one.start)
+            reached, moved_s = 0, time.monotonic()
+            while waiting:
+                found = consumer.poll(jvm.java.time.Duration.ofMillis(POLL_MS))
+                for at, one in waiting:
+                    rows = found.records(at)
+                    if rows.size() and rows.get(0).offset() < one.end:
+                        return True
+                before, reached = reached, sum(consumer.position(at) for at, _ in waiting)
+                moved_s = time.monotonic() if reached != before else moved_s
+                if time.monotonic() - moved_s > TIMEOUT_MS / 1000:
+                    raise Unreachable(
+                        f"{self.options['bootstrap.servers']}: nothing came of {ranges[0].topic}"
+                    )
+                waiting = [(at, one) for at, one in waiting if consumer.position(at) < one.end]
+            return False
+        except Py4JJavaError as failure:
+            raise Unreachable(f"{self.options['bootstrap.servers']}: {cause(failure)}") from failure
+        finally:
+            consumer.close()
+
     def topic_config(self, topic: str) -> dict[str, str]:
         """The topic's configuration in force."""
         jvm: Any = self._spark._jvm
@@ -174,11 +215,7 @@ class Cluster:
     @contextmanager
     def _admin(self) -> Iterator[Any]:
         jvm: Any = self._spark._jvm
-        properties = jvm.java.util.Properties()
-        for key, value in self.options.items():
-            properties.setProperty(key, value)
-        properties.setProperty("default.api.timeout.ms", str(TIMEOUT_MS))
-        properties.setProperty("request.timeout.ms", str(TIMEOUT_MS))
+        properties = self._properties()
         try:
             admin = jvm.org.apache.kafka.clients.admin.Admin.create(properties)
         except Py4JJavaError as failure:
@@ -187,6 +224,14 @@ class Cluster:
             yield admin
         finally:
             admin.close()
+
+    def _properties(self) -> Any:
+        properties = self._spark._jvm.java.util.Properties()  # type: ignore[union-attr]
+        for key, value in self.options.items():
+            properties.setProperty(key, value)
+        properties.setProperty("default.api.timeout.ms", str(TIMEOUT_MS))
+        properties.setProperty("request.timeout.ms", str(TIMEOUT_MS))
+        return properties
 
     def _get(self, future: Any) -> Any:
         try:

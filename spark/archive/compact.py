@@ -1,8 +1,8 @@
 """Joining small files, and deleting what nobody counts any more.
 
 Rules
-1. Files are joined within a lineage, table, date and hour; the records in them stay the same, down to their
-   digests, which are compared before the change is made.
+1. Files are joined within a lineage, table, date and hour; the records in them stay the same: as many as the
+   log says, down to their digests, which are compared before the change is made.
 2. The replaced files stay on the disk for those who read them; `stale` names those that were replaced, or
    never came to count, longer ago than a reader takes.
 3. Columns of a later version are left to it: here they would be lost.
@@ -10,9 +10,11 @@ Rules
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 
@@ -20,9 +22,9 @@ from pyspark.sql import SparkSession
 
 from spark.archive.frames import PLACE, later_columns, ordered, read_files, replaced
 from spark.archive.landing import STAGING, land
-from spark.archive.layout import QUARANTINE, RECORDS, Change, File
-from spark.archive.log import Archive, State
-from spark.errors import NotFit, Outdone
+from spark.archive.layout import QUARANTINE, RECORDS, VISIBLE, Change, File
+from spark.archive.log import Archive, State, sync
+from spark.errors import NotFit, Outdone, SparkJobError
 
 TARGET_BYTES = 128 * 1024 * 1024
 SMALL_SHARE = 0.5  # of the target: two files below it fit into one
@@ -88,8 +90,8 @@ def join(spark: SparkSession, archive: Archive, together: list[Group], now_ms: i
     """Makes one change of these groups.
 
     Raises:
-        Outdone: another compaction was there first; nothing changed. SparkJobError: what was written differs.
-        NotFit: files of a later version.
+        Outdone: another compaction was there first; nothing changed. SparkJobError: what was written differs,
+        or not all was read. NotFit: files of a later version.
     """
     files = [file for group in together for file in group.files]
     paths = [str(archive.root / file.path) for file in files]
@@ -104,14 +106,44 @@ def join(spark: SparkSession, archive: Archive, together: list[Group], now_ms: i
     else:
         frame = frame.repartition(len(together), *PLACE)  # a folder's records meet in one task
     landed = land(ordered(frame), archive.root, {file.topic: file.topic_id for file in files}, compare=True)
+    if landed.rows != (held := sum(file.rows for file in files)):
+        raise SparkJobError(
+            f"{archive.root}: {landed.rows:,} records were read of files that hold {held:,}; nothing was "
+            "changed, run it again"
+        )
     archive.commit(Change("compact", now_ms, added=landed.files, removed=tuple(file.path for file in files)))
     return Joined(landed.rows, len(files), len(landed.files))
+
+
+def unhide(archive: Archive, now_ms: int) -> int:
+    """Gives files that Spark does not see other names; how many. The former ones stay as replaced ones do.
+
+    Raises:
+        Outdone: another job did it first; nothing changed.
+    """
+    files = [file for file in archive.state().files.values() if file.hidden]
+    added = []
+    for file in files:
+        path = archive.root / file.path
+        seen = path.with_name(f"{VISIBLE}{path.name}")
+        os.utime(path)  # `stale` takes what does not count yet for new
+        with contextlib.suppress(FileExistsError):  # of a job that was killed here
+            os.link(path, seen)
+        added.append(replace(file, path=seen.relative_to(archive.root).as_posix()))
+    for folder in {(archive.root / file.path).parent for file in added}:
+        sync(folder)
+    if files:
+        removed = tuple(file.path for file in files)
+        archive.commit(Change("compact", now_ms, added=tuple(added), removed=removed))
+    return len(files)
 
 
 def compact(
     spark: SparkSession, archive: Archive, now_ms: int, target_bytes: int = TARGET_BYTES
 ) -> Iterator[Joined]:
     """Joins what is small, change by change; what another one joined meanwhile is left to it."""
+    with contextlib.suppress(Outdone):
+        unhide(archive, now_ms)
     for together in rounds(groups(archive.state(), target_bytes)):
         try:
             yield join(spark, archive, together, now_ms)

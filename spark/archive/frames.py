@@ -5,11 +5,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
+from pyspark.sql.types import StructType
 
-from spark.archive.layout import QUARANTINE, RECORDS
+from spark.archive.layout import QUARANTINE, RECORDS, is_hidden
 from spark.archive.reader import Query
+from spark.errors import NotFit, SparkJobError
 from spark.quarantine import REASON, judge
 from spark.schemas import FILE, HEADERS, RECORD
 
@@ -77,9 +81,39 @@ def replaced(files: DataFrame) -> DataFrame:
 
 
 def read_files(spark: SparkSession, paths: list[str]) -> DataFrame:
-    """`FILE` columns with `path`, of files or of folders of any depth; columns that a file lacks are null,
-    those of later versions are left out."""
-    frame = spark.read.schema(FILE).option("recursiveFileLookup", "true").parquet(*paths)
+    """`FILE` columns with `path`, of all of these files, as `read_parquet` does."""
+    return _with_path(read_parquet(spark, FILE, paths))
+
+
+def read_parquet(spark: SparkSession, schema: StructType, paths: list[str]) -> DataFrame:
+    """All of these files; columns that a file lacks are null, those of later versions are left out.
+
+    Spark passes over files that are hidden, or gone when it lists them, without a word: here that fails.
+
+    Raises:
+        NotFit: a file's name hides it. SparkJobError: Spark does not find all of them.
+    """
+    if hidden := [path for path in paths if is_hidden(path)]:
+        raise NotFit(
+            f"{hidden[0]}: Spark passes over files of such names, which an earlier version gave to "
+            f"{len(hidden)} of these: `python -m spark compact` gives them others"
+        )
+    frame = spark.read.schema(schema).option("recursiveFileLookup", "true").parquet(*paths)
+    there = len(frame.inputFiles())
+    if there != len(set(paths)):
+        raise SparkJobError(
+            f"Spark finds {there} of {len(set(paths))} files, as {paths[0]}; another job may have deleted "
+            "some: run it again"
+        )
+    return frame
+
+
+def read_folder(spark: SparkSession, folder: Path) -> DataFrame:
+    """The same of what Spark has written into a folder, at any depth."""
+    return _with_path(spark.read.schema(FILE).option("recursiveFileLookup", "true").parquet(str(folder)))
+
+
+def _with_path(frame: DataFrame) -> DataFrame:
     return frame.select(f.col("_metadata.file_path").alias("path"), *FILE.names)
 
 

@@ -6,7 +6,8 @@ Rules
    files hold, not what was meant.
 2. Files are brought to the disk and moved to their final folders before the log's change that makes them
    count.
-3. Their names begin with the topic's id and are never used twice.
+3. Their names are never used twice, and tell the topic's id: behind a word, since ids may begin with `_`,
+   and Spark takes files whose names do for hidden and leaves them out without saying so.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from uuid import uuid4
 from pyspark.sql import Column, DataFrame, Observation, Row, SparkSession
 from pyspark.sql import functions as f
 
-from spark.archive.frames import PLACE, read_files, spans, totals
-from spark.archive.layout import QUARANTINE, File, Span
+from spark.archive.frames import PLACE, read_folder, spans, totals
+from spark.archive.layout import QUARANTINE, VISIBLE, File, Span
 from spark.archive.log import sync
 from spark.errors import SparkJobError
 
@@ -64,7 +65,7 @@ def land(frame: DataFrame, root: Path, topic_ids: Mapping[str, str], *, compare:
         written = write(frame, staging, checks)
         held = index(frame.sparkSession, staging)
         if compare and held:
-            there = read_files(frame.sparkSession, [str(staging)]).agg(*checks).collect()[0].asDict()
+            there = read_folder(frame.sparkSession, staging).agg(*checks).collect()[0].asDict()
         else:
             there = {"rows": sum(span.rows for _, spans_ in held for span in spans_)}
         if there != written:
@@ -96,7 +97,7 @@ def index(spark: SparkSession, staging: Path) -> list[tuple[Path, tuple[Span, ..
     found: dict[str, list[Row]] = defaultdict(list)
     if not any(staging.rglob("*.parquet")):
         return []
-    for row in spans(read_files(spark, [str(staging)])).collect():
+    for row in spans(read_folder(spark, staging)).collect():
         found[row["path"]].append(row)
     return [
         (
@@ -117,7 +118,7 @@ def _moved(
     place = dict(part.split("=", 1) for part in path.parts if "=" in part and part.partition("=")[0] in PLACE)
     topic_id = topic_ids[place["topic"]]
     folder = Path(place["table"], *(f"{key}={place[key]}" for key in PLACE[1:]))
-    target = folder / f"{topic_id}-{name}-{number}.parquet"
+    target = folder / f"{VISIBLE}{topic_id}-{name}-{number}.parquet"
     (root / folder).mkdir(parents=True, exist_ok=True)
     sync(path)
     path.rename(root / target)

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 RECORDS, QUARANTINE = "records", "quarantine"
+VISIBLE = "id-"  # before the topic's id in a file's name
+HIDDEN = ("_", ".")  # what begins so is hidden from Spark
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,11 @@ class File:
     hour: str
     size_bytes: int
     spans: tuple[Span, ...]
+
+    @property
+    def hidden(self) -> bool:
+        """Whether Spark passes over it, as over those of earlier versions for some topics' ids."""
+        return is_hidden(self.path)
 
     @property
     def rows(self) -> int:
@@ -140,6 +147,11 @@ class Change:
             reach=reach_from_json(found["reach"]),
             gaps=gaps_from_json(found["gaps"]),
         )
+
+
+def is_hidden(path: str) -> bool:
+    """Whether Spark passes over a file of this name."""
+    return path.rpartition("/")[2].startswith(HIDDEN)
 
 
 def reach_as_json(reach: Mapping[Partition, Reach]) -> list[list[Any]]:

@@ -16,6 +16,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import StructType
 
 from spark.archive.compact import stale
+from spark.archive.frames import read_parquet
 from spark.archive.layout import File, Span
 from spark.archive.log import Archive, State, sync
 from spark.dashboard.frames import ENTRY, LOAD, TRAFFIC, VERDICT
@@ -33,7 +34,7 @@ def stored(spark: SparkSession, archive: Archive, files: Iterable[File], table: 
     """The rows of these of the store's files, all of `table`."""
     paths = [str(archive.root / file.path) for file in files if file.table == table]
     schema = SCHEMAS[table]
-    return spark.read.schema(schema).parquet(*paths) if paths else spark.createDataFrame([], schema)
+    return read_parquet(spark, schema, paths) if paths else spark.createDataFrame([], schema)
 
 
 def files_of(state: State, table: str, dates: Iterable[str] | None = None) -> list[File]:

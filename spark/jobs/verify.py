@@ -13,14 +13,15 @@ from pyspark.sql import functions as f
 
 from app.yard.jars import switchyard_home
 from spark.archive.frames import read_files
+from spark.archive.layout import File
 from spark.archive.log import Archive
 from spark.archive.reader import Query, Reader
-from spark.errors import NotFit
+from spark.errors import NotFit, SparkJobError
 from spark.jobs import common
-from spark.kafka import Range, Topic
+from spark.kafka import Cluster, Range, Topic
 from spark.progress import say, watching
-from spark.schemas import FINDING, PAIR
-from spark.verify.compare import between, by_offset, counted, judged, match, without_headers
+from spark.schemas import FILE, FINDING, PAIR
+from spark.verify.compare import between, counted, differing, judged, match, met, without_headers
 
 DESCRIPTION = """\
 Compares record by record: a topic with its copy (`topic`: missing, doubled, foreign, reordered), or with its
@@ -80,12 +81,17 @@ def _compare(spark: SparkSession, options: Namespace, folder: Path) -> int:
         compare = _topic if options.against == "topic" else _archive
         try:
             found, read = compare(spark, options, folder)
-            found.write.parquet(str(folder / "findings"))
+            written = Observation()
+            found.observe(written, f.count("*").alias("records")).write.parquet(str(folder / "findings"))
             records = read()
+        except SparkJobError:  # what was found of half a side is nobody's finding
+            shutil.rmtree(folder / "findings", ignore_errors=True)
+            raise
         finally:
             shutil.rmtree(folder / "pairs", ignore_errors=True)
         findings = spark.read.schema(FINDING).parquet(str(folder / "findings"))
         kinds = {row["kind"]: row["records"] for row in _kinds(findings)}
+        _check_same(folder / "findings", written.get["records"], sum(kinds.values()))
         rows = (
             findings.orderBy("kind", "partition", "source_offset", "copy_offset")
             .limit(EXAMPLES_SHOWN)
@@ -116,21 +122,36 @@ def _kinds(findings: DataFrame) -> list[dict[str, int]]:
 
 
 def _topic(spark: SparkSession, options: Namespace, folder: Path) -> Compared:
-    """By files of all records with their copies: both topics are read once."""
+    """By files of all records with their copies: both topics are read once.
+
+    How many records a topic has nobody knows who has not read it. But none, or more than it has offsets, is
+    checked of both.
+    """
     ours = common.cluster(spark, options.bootstrap, options.command_config)
     theirs = common.cluster(spark, options.copy_bootstrap, options.copy_command_config)
     source, copy = ours.topic(options.topic), theirs.topic(options.copy)
     lanes = "partition" if len(source.partitions) == len(copy.partitions) else "key"
+    read = [(ours, _whole(source), Observation()), (theirs, _whole(copy), Observation())]
     sides = (
-        without_headers(between(side, options.from_ms, options.to_ms), options.ignore_header)
-        for side in (ours.read(_whole(source)), theirs.read(_whole(copy)))
+        without_headers(
+            between(_observed(cluster.read(ranges), seen), options.from_ms, options.to_ms),
+            options.ignore_header,
+        )
+        for cluster, ranges, seen in read
     )
-    match(*sides, lanes=lanes).write.parquet(str(folder / "pairs"))
+    sums = [f.count(name).alias(name) for name in ("source_offset", "copy_offset")]
+    written = Observation()
+    match(*sides, lanes=lanes).observe(written, *sums).write.parquet(str(folder / "pairs"))
     pairs = spark.read.schema(PAIR).parquet(str(folder / "pairs"))
-    return judged(pairs), pairs.where("source_offset IS NOT NULL").count
+    held = pairs.agg(*sums).collect()[0].asDict()
+    _check_same(folder / "pairs", written.get, held)
+    for (cluster, ranges, seen), records in zip(read, held.values(), strict=True):
+        check_topic(cluster, ranges, seen.get["records"], records)
+    return judged(pairs), lambda: int(held["source_offset"])
 
 
 def _archive(spark: SparkSession, options: Namespace, _folder: Path) -> Compared:
+    """By offsets. What was compared is counted: of the archive it must be what its log says of the files."""
     cluster = common.cluster(spark, options.bootstrap, options.command_config)
     topic = cluster.topic(options.topic)
     reader = Reader(Archive.open(options.archive))
@@ -143,17 +164,69 @@ def _archive(spark: SparkSession, options: Namespace, _folder: Path) -> Compared
         if start < end:
             common_ranges.append(Range(topic.name, covered.partition, start, end))
     files = reader.files(Query(topic.name, topic_id=topic.topic_id, quarantined=True))
-    paths = [str(reader.archive.root / file.path) for file in files]
-    if not common_ranges or not paths:
+    if not common_ranges or not files:
         raise NotFit(
             f"{options.archive} and topic {topic.name} have no offsets in common: nothing to compare"
         )
     inside = f.lit(False)
     for one in common_ranges:
         inside |= (f.col("partition") == one.partition) & f.col("offset").between(one.start, one.end - 1)
-    seen = Observation()
-    source = cluster.read(common_ranges).observe(seen, f.count("*").alias("records"))
-    return by_offset(source, read_files(spark, paths).where(inside)), lambda: int(seen.get["records"])
+    files = [file for file in files if _touches(file, common_ranges)]
+    paths = [str(reader.archive.root / file.path) for file in files]
+    copy = read_files(spark, paths) if paths else spark.createDataFrame([], FILE)
+    seen = Observation()  # behind the shuffle: there no task that is done twice counts twice
+    both = met(cluster.read(common_ranges), copy).observe(
+        seen, f.sum("sources").alias("sources"), f.sum("copies").alias("copies")
+    )
+
+    def read() -> int:
+        sources, copies = (seen.get[name] or 0 for name in ("sources", "copies"))
+        check_archive(reader.archive, files, copies)
+        check_topic(cluster, common_ranges, sources, sources)
+        return int(sources)
+
+    return differing(both.where(inside)), read
+
+
+def check_archive(archive: Archive, files: list[File], read: int) -> None:
+    """Raises SparkJobError: of these files not every record was read, once."""
+    held = sum(file.rows for file in files)
+    if read != held:
+        raise SparkJobError(
+            f"read {read:,} of {held:,} records of {archive.root}: nothing was compared; run it again"
+        )
+
+
+def check_topic(cluster: Cluster, ranges: list[Range], seen: int, records: int) -> None:
+    """Whether the topic can have given as many as this: `seen` where it was read, `records` where it was
+    compared.
+
+    Raises:
+        SparkJobError: nothing was read and there is something; or more than there can be.
+    """
+    most = sum(one.end - one.start for one in ranges)
+    if records > most or (not seen and cluster.has_records(ranges)):
+        raise SparkJobError(
+            f"read {records:,} records of {ranges[0].topic}, which has up to {most:,}: nothing was compared; "
+            "run it again"
+        )
+
+
+def _check_same(folder: Path, written: object, read: object) -> None:
+    if written != read:
+        raise SparkJobError(f"{folder}: {written} was written, {read} is there: nothing was compared")
+
+
+def _observed(records: DataFrame, seen: Observation) -> DataFrame:
+    return records.observe(seen, f.count("*").alias("records"))
+
+
+def _touches(file: File, ranges: list[Range]) -> bool:
+    return any(
+        span.partition == one.partition and span.overlaps(one.start, one.end)
+        for span in file.spans
+        for one in ranges
+    )
 
 
 def _whole(topic: Topic) -> list[Range]:

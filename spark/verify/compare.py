@@ -27,12 +27,25 @@ BLOCK_OFFSETS = 1 << 18  # sorted by one task at once
 
 def by_offset(source: DataFrame, copy: DataFrame) -> DataFrame:
     """`FINDING`s of a copy that keeps offsets: missing, foreign, doubled (one a surplus), altered."""
-    sides = _sided(source, copy)
-    met = sides.groupBy("partition", "offset").agg(
-        f.count_if("ours").alias("sources"),
-        f.count_if(~f.col("ours")).alias("copies"),
-        ((f.min("one") != f.max("one")) | (f.min("two") != f.max("two"))).alias("differ"),
+    return differing(met(source, copy))
+
+
+def met(source: DataFrame, copy: DataFrame) -> DataFrame:
+    """What is at each offset: `partition`, `offset`, how many `sources` and `copies`, and whether they
+    `differ`."""
+    return (
+        _sided(source, copy)
+        .groupBy("partition", "offset")
+        .agg(
+            f.count_if("ours").alias("sources"),
+            f.count_if(~f.col("ours")).alias("copies"),
+            ((f.min("one") != f.max("one")) | (f.min("two") != f.max("two"))).alias("differ"),
+        )
     )
+
+
+def differing(met: DataFrame) -> DataFrame:
+    """`FINDING`s of what `met` brought together."""
     sources, copies = f.col("sources"), f.col("copies")
     kinds = f.filter(
         f.array(

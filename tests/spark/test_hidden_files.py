@@ -1,0 +1,118 @@
+"""Files whose names hide them from Spark: of topics whose ids begin with `_`, as one in 64 does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from spark.archive import compact as compaction
+from spark.archive.compact import compact
+from spark.archive.frames import read_files
+from spark.archive.layout import Change
+from spark.archive.log import Archive
+from spark.archive.reader import Query, Reader
+from spark.errors import NotFit, SparkJobError
+from tests.spark.archiving import archive_rows
+from tests.spark.conftest import HOUR_MS, NOON_MS, row
+
+pytestmark = pytest.mark.beside  # Spark without brokers: long, and in no haste
+
+ID = "_kAxFeIgRS-sUoyV5uqfpA"
+
+
+def fill(session: SparkSession, archive: Archive, topic: str, topic_id: str) -> list[int]:
+    """Two rounds over two hours; the offsets."""
+    rows = [row(offset, topic=topic, at_ms=NOON_MS + offset % 2 * HOUR_MS) for offset in range(8)]
+    for count in (4, 8):
+        archive_rows(session, archive, *rows[:count], topic_id=topic_id)
+    return list(range(8))
+
+
+def paths(archive: Archive, topic: str) -> list[str]:
+    """Of the files that count."""
+    return [str(archive.root / file.path) for file in Reader(archive).files(Query(topic))]
+
+
+def offsets(archive: Archive, topic: str) -> list[int]:
+    """As the reader without Spark finds them."""
+    return [one.offset for one in Reader(archive).records(Query(topic))]
+
+
+def hide(archive: Archive) -> None:
+    """Names as an earlier version gave them."""
+    files = list(archive.state().files.values())
+    hidden = []
+    for file in files:
+        path = PurePosixPath(file.path)
+        former = path.with_name(path.name.removeprefix("id-"))
+        (archive.root / file.path).rename(archive.root / former)
+        hidden.append(replace(file, path=former.as_posix()))
+    archive.commit(Change("compact", NOON_MS, tuple(hidden), tuple(file.path for file in files)))
+
+
+def test_spark_reads_what_is_archived_whatever_the_topics_id_begins_with(
+    session: SparkSession, archive: Archive
+) -> None:
+    wanted = fill(session, archive, "orders", ID)
+    found = read_files(session, paths(archive, "orders")).collect()
+    assert sorted(one["offset"] for one in found) == wanted == offsets(archive, "orders")
+
+
+def test_hidden_files_are_refused_and_compaction_gives_them_names_that_spark_reads(
+    session: SparkSession, archive: Archive
+) -> None:
+    wanted = fill(session, archive, "orders", ID)
+    fill(session, archive, "others", "id-2")
+    hide(archive)
+    assert offsets(archive, "orders") == wanted
+    files = len(paths(archive, "orders"))
+    told = rf"/_kAxFeIgRS.*: Spark passes over .* {files} of these: `python -m spark compact`"
+    with pytest.raises(NotFit, match=told):
+        read_files(session, paths(archive, "orders"))
+    assert sum(joined.records for joined in compact(session, archive, NOON_MS)) == 16
+    for topic in ("orders", "others"):
+        assert offsets(archive, topic) == wanted
+        assert read_files(session, paths(archive, topic)).count() == len(wanted)
+
+
+def test_a_compaction_that_was_killed_while_it_gave_names_is_done_again(
+    session: SparkSession, archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies(*_change: object) -> None:
+        raise KeyboardInterrupt
+
+    wanted = fill(session, archive, "orders", ID)
+    hide(archive)
+    with monkeypatch.context() as patch:
+        patch.setattr(Archive, "commit", dies)
+        with pytest.raises(KeyboardInterrupt):
+            list(compact(session, archive, NOON_MS))
+    assert offsets(archive, "orders") == wanted
+    list(compact(session, archive, NOON_MS))
+    assert offsets(archive, "orders") == wanted
+    assert read_files(session, paths(archive, "orders")).count() == len(wanted)
+
+
+def test_a_file_that_spark_does_not_find_is_told(session: SparkSession, archive: Archive) -> None:
+    fill(session, archive, "orders", ID)
+    there = paths(archive, "orders")
+    empty = Path(there[0]).with_name("folder.parquet")
+    empty.mkdir()  # as it treats what is deleted while it lists
+    with pytest.raises(SparkJobError, match=f"finds {len(there)} of {len(there) + 1} files"):
+        read_files(session, [*there, str(empty)])
+
+
+def test_a_compaction_that_does_not_read_all_records_changes_nothing(
+    session: SparkSession, archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def short(spark: SparkSession, files: list[str]) -> DataFrame:
+        return read_files(spark, files).where("offset <> 3")
+
+    wanted = fill(session, archive, "orders", ID)
+    monkeypatch.setattr(compaction, "read_files", short)
+    with pytest.raises(SparkJobError, match="7 records were read of files that hold 8"):
+        list(compact(session, archive, NOON_MS))
+    assert offsets(archive, "orders") == wanted

@@ -1,0 +1,156 @@
+"""`verify` counts what it compared: where a side was not read whole, it tells that and no findings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from spark.__main__ import main
+from spark.archive.frames import read_files
+from spark.archive.log import Archive
+from spark.jobs import verify
+from spark.kafka import Bounds, Range, Topic
+from tests.spark.archiving import Frames, archive_rows
+from tests.spark.conftest import HOUR_MS, NOON_MS, Row, row
+
+pytestmark = pytest.mark.beside  # Spark without brokers: long, and in no haste
+
+ROWS = [row(offset, at_ms=NOON_MS + offset % 2 * HOUR_MS) for offset in range(8)]
+
+
+@dataclass(slots=True)
+class Side(Frames):
+    """A cluster of these rows that begins at `start`, and whose records Spark reads as `seen` says."""
+
+    start: int = 0
+    seen: str = "true"
+    times: int = 1
+
+    def cluster_id(self) -> str:
+        """As the archive's."""
+        return "cluster"
+
+    def topic(self, name: str) -> Topic:
+        """The one topic, from `start` on."""
+        found = Frames.topics(self, name)[name]
+        bounds = {number: Bounds(self.start, one.end) for number, one in found.partitions.items()}
+        return Topic(name, found.topic_id, bounds)
+
+    def read(self, ranges: Sequence[Range]) -> DataFrame:
+        """What Spark is said to read of them."""
+        whole = Frames.read(self, ranges).where(self.seen)
+        for _ in range(self.times - 1):
+            whole = whole.unionByName(Frames.read(self, ranges))
+        return whole
+
+    def has_records(self, ranges: Sequence[Range]) -> bool:
+        """As Kafka knows it."""
+        return any(one.start <= at < one.end for _, _, at, *_ in self.rows for one in ranges)
+
+
+Verify = Callable[..., int]
+
+
+@pytest.fixture
+def run(session: SparkSession, archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Verify:
+    """Runs the job with this source, and as what it is compared with the archive, or that copy."""
+    monkeypatch.setattr(verify.common, "session", lambda _name, _options: session)
+    monkeypatch.setattr(verify, "switchyard_home", lambda: tmp_path / "home")
+
+    def found(source: Side, copy: Side | None = None, *more: str) -> int:
+        sides = {"source": source, "copy": copy}
+        monkeypatch.setattr(verify.common, "cluster", lambda _spark, bootstrap, _config: sides[bootstrap])
+        options = ["--bootstrap", "source", "--topic", "orders", *more]
+        if copy is None:
+            return main(["verify", "archive", *options, "--archive", str(archive.root)])
+        return main(["verify", "topic", *options, "--copy-bootstrap", "copy", "--copy", "orders"])
+
+    return found
+
+
+def test_only_what_topic_and_archive_have_in_common_is_compared_and_counted(
+    run: Verify, session: SparkSession, archive: Archive, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for count in (4, 8):
+        archive_rows(session, archive, *ROWS[:count])
+    assert run(Side(session, ROWS, start=2)) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["records"], told["findings"]) == (6, {})
+    assert run(Side(session, [one for one in ROWS if one[2] != 5], start=2)) == verify.EXIT_DIFFERS
+    assert json.loads(capsys.readouterr().out)["findings"] == {"foreign": 1}
+
+
+@pytest.mark.parametrize("seen", ["offset <> 5", "offset < 0"])
+def test_an_archive_that_is_not_read_whole_is_told_instead_of_findings(
+    run: Verify,
+    session: SparkSession,
+    archive: Archive,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    seen: str,
+) -> None:
+    archive_rows(session, archive, *ROWS)
+    monkeypatch.setattr(verify, "read_files", lambda spark, paths: read_files(spark, paths).where(seen))
+    assert run(Side(session, ROWS, seen=seen), None, "--findings", str(tmp_path / "kept")) == 1
+    said = capsys.readouterr()
+    assert f"read {7 if '<>' in seen else 0} of 8 records of {archive.root}" in said.err
+    assert said.out == ""
+    assert list((tmp_path / "kept").rglob("*.parquet")) == []
+
+
+def test_a_topic_of_which_nothing_is_read_and_kafka_has_records_is_told(
+    run: Verify, session: SparkSession, archive: Archive, capsys: pytest.CaptureFixture[str]
+) -> None:
+    archive_rows(session, archive, *ROWS)
+    blind, whole = Side(session, ROWS, seen="offset < 0"), Side(session, ROWS)
+    for sides in ((blind,), (blind, whole), (whole, blind), (blind, blind)):
+        assert run(*sides) == 1
+        said = capsys.readouterr()
+        assert "read 0 records of orders, which has up to 8: nothing was compared; run it again" in said.err
+        assert said.out == ""
+
+
+def test_more_records_than_the_topic_has_offsets_are_told(
+    run: Verify, session: SparkSession, archive: Archive, capsys: pytest.CaptureFixture[str]
+) -> None:
+    archive_rows(session, archive, *ROWS)
+    twice, whole = Side(session, ROWS, times=2), Side(session, ROWS)
+    for sides in ((twice,), (twice, whole), (whole, twice)):
+        assert run(*sides) == 1
+        assert "read 16 records of orders, which has up to 8" in capsys.readouterr().err
+
+
+def test_a_copy_without_records_or_a_time_without_any_is_no_failure(
+    run: Verify, session: SparkSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @dataclass(slots=True)
+    class Aborted(Side):
+        def has_records(self, _ranges: Sequence[Range]) -> bool:
+            """What it has was aborted."""
+            return False
+
+    whole = Side(session, ROWS)
+    assert run(whole, Aborted(session, ROWS, seen="offset < 0")) == verify.EXIT_MISSING
+    assert json.loads(capsys.readouterr().out)["findings"] == {"missing": 8}
+    assert run(whole, whole, "--to", str(NOON_MS)) == 0
+    assert json.loads(capsys.readouterr().out)["records"] == 0
+
+
+def test_findings_that_cannot_be_read_back_are_told(
+    run: Verify,
+    session: SparkSession,
+    archive: Archive,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    archive_rows(session, archive, *ROWS)
+    monkeypatch.setattr(verify, "_kinds", lambda _findings: [])
+    other: list[Row] = [row(0, b"other", at_ms=NOON_MS), *ROWS[1:]]
+    assert run(Side(session, other)) == 1
+    assert "1 was written, 0 is there" in capsys.readouterr().err
