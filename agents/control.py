@@ -9,6 +9,7 @@ Nothing here raises: an exception would skip the event anyway and stall the agen
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import structlog
@@ -50,14 +51,14 @@ async def write_control_tables(stream: Any) -> None:
             if event.value is not None:
                 runtime = await app.started_runtime()
                 view = await runtime.control.up_to(offset)
-                _write(wire.control_event(event.value), offset, view, runtime.control.counted(offset))
+                _write(wire.control_event(event.value), offset, view, runtime.control.counted)
         except wire.BadEvent as error:
             log.error("a record of the control log is no event", offset=offset, error=str(error))
         except Exception as error:
             log.exception("a control event failed and is passed over", error=repr(error))
 
 
-def _write(event: AnyControlEvent, offset: int, view: ControlState, counted: bool) -> None:
+def _write(event: AnyControlEvent, offset: int, view: ControlState, counted: Callable[[int], bool]) -> None:
     match event:
         case WorkloadPut() | WorkloadDeleted():
             _show(workloads, event.key, view.standing(event))
@@ -71,7 +72,7 @@ def _write(event: AnyControlEvent, offset: int, view: ControlState, counted: boo
             pass
     is_told = event.is_news if isinstance(event, AlertState) else not isinstance(event, Begun | RegionPulse)
     if is_told:
-        key, entry = wire.activity_entry(offset, event, counted=counted)
+        key, entry = wire.activity_entry(offset, event, counted=counted(offset))
         activity[key] = entry
 
 

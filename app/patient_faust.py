@@ -10,13 +10,19 @@ And Faust commits although a record of a table's changelog still waits to be sen
 
 1. a position is committed once all that events before it have changed in tables is in the changelogs;
 2. so is a table recovered, which would get a former value of its own otherwise;
-3. nobody waits for that for ever: a stop, and a revocation, which all of the group wait for, go on after
-   `FLUSH_S`. What is not sent by then was not committed either: its events come again.
+3. a record that Kafka refuses ends the worker, and nothing is committed from then on, as its value would be
+   lost. So does any other error that aiokafka ends a record with: what a broker's return heals it tries again
+   by itself, for ever, and a record that was sent again from here could overtake, or follow, a later one;
+4. nobody waits for that for ever: a stop, and a revocation, which all of the group wait for, go on after
+   `FLUSH_S`. What is not sent by then was not committed either: its events come again. After a revocation
+   it may be sent yet, behind what the next owner of its partition wrote: as with Faust's own clients, a key
+   may show a former value then, until it changes again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -99,6 +105,7 @@ class PatientProducer(driver.Producer):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        self._refused = False
         self.buffer = PatientBuffer(loop=self.loop, beacon=self.beacon)
         self.buffer.app = self.app
 
@@ -108,7 +115,8 @@ class PatientProducer(driver.Producer):
 
     async def flushed(self) -> bool:
         """Waits until all that was given before is in the log; returns False when the worker ends before
-        that: it waits for `FLUSH_S` then, and not at all once it cannot send any more."""
+        that: it waits for `FLUSH_S` then, and not at all once it cannot send any more; and ever after a
+        record was refused, for which aiokafka's flush waits no longer."""
         flushing, waited_s = asyncio.ensure_future(super().flush()), 0.0
         try:
             while not flushing.done() and waited_s < FLUSH_S and not self.should_stop:
@@ -117,7 +125,7 @@ class PatientProducer(driver.Producer):
             if not flushing.done():
                 return False
             await flushing
-            return self.buffer.state == "running"
+            return self.buffer.state == "running" and not self._refused
         finally:
             flushing.cancel()
 
@@ -126,7 +134,8 @@ class PatientProducer(driver.Producer):
         return PatientAIOKafkaProducer
 
     async def send(self, topic: str, *args: Any, **options: Any) -> Any:
-        """Waits for room in the buffer, and for a topic's leaders, as long as it takes.
+        """Waits for room in the buffer, and for a topic's leaders, as long as it takes. Returns a future,
+        which ends when the record is in the log, or refused: that ends the worker (rule 3).
 
         Raises:
             ProducerSendError: the record cannot be sent ever: it is too large, or the like.
@@ -134,7 +143,9 @@ class PatientProducer(driver.Producer):
         """
         while not self.should_stop:
             try:
-                return await super().send(topic, *args, **options)
+                sent: Any = await super().send(topic, *args, **options)
+                sent.add_done_callback(partial(self._on_sent, topic))
+                return sent
             except ProducerSendError as error:
                 if self.should_stop and isinstance(error.__cause__, ProducerClosed):
                     break
@@ -146,6 +157,15 @@ class PatientProducer(driver.Producer):
                 )  # fmt: skip
             await self.sleep(RETRY_S)
         raise asyncio.CancelledError(f"a record for {topic} was not sent before the stop")
+
+    def _on_sent(self, topic: str, sent: asyncio.Future[Any]) -> None:
+        if sent.cancelled() or (error := sent.exception()) is None:
+            return
+        is_first, self._refused = not self._refused, True
+        if is_first and not self.app.should_stop:  # a stop ends as it would, only without a commit
+            reason = ProducerSendError(f"a record for {topic} was refused: {error!r}")
+            reason.__cause__ = error
+            self.add_future(self.crash(reason))
 
 
 class PatientConsumerThread(driver.AIOKafkaConsumerThread):
@@ -209,17 +229,27 @@ class PatientConsumer(driver.Consumer):
 
     async def _commit_offsets(self, offsets: Mapping[TP, int], start_new_transaction: bool = True) -> bool:
         """Commits once all that was done up to these offsets is in the logs; whether it did. What a rebalance
-        took meanwhile begins where it was committed before, also if it came back."""
+        took meanwhile begins where it was committed before, also if it came back.
+
+        Instead of Faust's, which flushes once more, so that a rebalance may come before it commits.
+        """
         producer, rebalances = self.app.producer, self.app.rebalancing_count
         assert isinstance(producer, PatientProducer), "of the same transport"
         if not await producer.flushed() or self.app.rebalancing_count != rebalances:
             log.info(
-                "positions of the control topics are not committed: a stop, or a rebalance, came before all "
-                "that was done up to them was written; their events come again",
+                "positions of the control topics are not committed: a stop, a rebalance, or a record that is "
+                "refused, came before all that was done up to them was written; their events come again",
                 partitions=len(offsets),
             )
             return False
-        return await super()._commit_offsets(offsets, start_new_transaction)
+        assigned = self.assignment()
+        offsets = {tp: offset for tp, offset in offsets.items() if tp in assigned}
+        did_commit = bool(offsets) and await self._commit(offsets)
+        if did_commit:
+            self.app.tables.on_commit(offsets)
+        self._committed_offset.update(offsets)  # as Faust does: what failed goes with what comes next
+        self.app.monitor.on_tp_commit(offsets)
+        return did_commit
 
     def _new_consumer_thread(self) -> driver.AIOKafkaConsumerThread:
         return PatientConsumerThread(self, loop=self.loop, beacon=self.beacon)
@@ -242,15 +272,20 @@ class PatientApp(faust.App):
         return PatientTransport(self.conf.broker_producer, self)
 
     async def _producer_flush(self, logger: Any) -> None:
-        """When partitions are revoked, and at the stop: rule 3."""
-        try:
+        """When partitions are revoked, and at the stop: rule 4."""
+        producer, is_flushed = self._producer, False
+        if not isinstance(producer, PatientProducer) or not producer.buffer.started:
+            return  # which has been given nothing yet
+        logger.info("Flush producer buffer...")
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FLUSH_S):
-                await super()._producer_flush(logger)
-        except TimeoutError:
+                is_flushed = await producer.flushed()
+        if not is_flushed:
             log.warning(
-                "the control cluster takes no records now; a rebalance, or this stop, goes on without",
-                waited_s=FLUSH_S,
-                remedy="see that its brokers run; nothing was committed, and nothing is lost",
+                "not all that was written to tables is in the control cluster; a rebalance, or this stop, "
+                "goes on without", waits_s=FLUSH_S,
+                remedy="see that its brokers run, and take records; nothing was committed of what is "
+                "missing: its events come again",
             )  # fmt: skip
 
 

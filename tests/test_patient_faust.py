@@ -10,8 +10,16 @@ from typing import Any
 import faust
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.errors import IllegalStateError, KafkaTimeoutError, TopicAuthorizationFailedError
+from aiokafka.errors import (
+    IllegalStateError,
+    KafkaTimeoutError,
+    MessageSizeTooLargeError,
+    TopicAuthorizationFailedError,
+    UnknownError,
+)
+from aiokafka.producer.message_accumulator import MessageBatch
 from faust.types import TP
+from structlog.testing import capture_logs
 
 from app import patient_faust
 from app.kafka.clusters import ClusterClient, ClusterSpec
@@ -176,6 +184,122 @@ async def test_nothing_is_committed_of_what_a_rebalance_took_meanwhile() -> None
         shut.opened.set()
         async with asyncio.timeout(ENOUGH_S):
             assert await committing is False
+
+
+async def test_no_rebalance_comes_between_the_last_flush_and_the_commit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Faust's own flush, which followed, waits for what was written after it, while a rebalance comes."""
+    app, tp = make_app(), TP("here", 0)
+    committed: list[int] = []
+
+    async def commit(offsets: Mapping[TP, int]) -> bool:
+        committed.append(app.rebalancing_count)
+        return True
+
+    monkeypatch.setattr(app.consumer, "_commit", commit)
+    async with a_producer(app) as (producer, shut), a_thread(app):
+        committing = asyncio.ensure_future(app.consumer._commit_offsets({tp: 7}))  # type: ignore[attr-defined]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        later = Shut(app)
+        producer.send_soon(later.as_future_message(value=b"later"))
+        shut.opened.set()
+        async with asyncio.timeout(ENOUGH_S):
+            await later.asked.wait()
+            await asyncio.wait([committing], timeout=10 * SOON_S)
+            app.rebalancing_count += 1
+            later.opened.set()
+            assert await committing
+        assert committed == [0]
+
+
+class Offline(PatientAIOKafkaProducer):
+    """Batches what it is given, and has no broker."""
+
+    async def send(self, topic: str, value: Any = None, *_: Any, key: Any = None, **__: Any) -> Any:
+        """A batch's future."""
+        return await self._message_accumulator.add_message(TopicPartition(topic, 0), key, value, ENOUGH_S)
+
+    @property
+    def batch(self) -> MessageBatch:
+        """The only one."""
+        batch: MessageBatch
+        ((batch,),) = self._message_accumulator._batches.values()
+        return batch
+
+
+@asynccontextmanager
+async def a_flush(app: PatientApp) -> AsyncIterator[tuple[MessageBatch, asyncio.Task[bool]]]:
+    """What waits for a batch of two records, which has been given to a producer's client."""
+    producer = app.producer
+    assert isinstance(producer, PatientProducer)
+    await producer.buffer.start()
+    client: Any = Offline(bootstrap_servers="127.0.0.1:1")
+    producer._producer = client
+    for value in (b"first", b"second"):
+        await producer.send("here", None, value, 0, None, None)
+    flushing = asyncio.create_task(producer.flushed())
+    await asyncio.wait([flushing], timeout=SOON_S)
+    assert not flushing.done()
+    client.batch.drain_ready()  # as its sender does
+    try:
+        yield client.batch, flushing
+    finally:
+        client._closed = True  # there is nothing to be closed
+        await producer.buffer.stop()
+
+
+@pytest.mark.parametrize("error", [MessageSizeTooLargeError(), UnknownError(), KafkaTimeoutError()])
+async def test_what_kafka_refuses_was_never_flushed_and_ends_the_worker(error: Exception) -> None:
+    """aiokafka's flush is over then, and Faust only warns: the position was committed, the value lost."""
+    app = make_app()
+    async with a_flush(app) as (batch, flushing):
+        batch.failure(error)
+        async with asyncio.timeout(ENOUGH_S):
+            assert await flushing is False
+            while app.crash_reason is None:  # noqa: ASYNC110 - a task of its own
+                await asyncio.sleep(0)
+        assert repr(error) in str(app.crash_reason)
+        assert "here" in str(app.crash_reason)
+        assert await app.producer.flushed() is False  # type: ignore[attr-defined]
+
+
+async def test_what_kafka_refuses_at_a_stop_is_no_crash_but_nothing_is_committed() -> None:
+    app = make_app()
+    async with a_flush(app) as (batch, flushing):
+        app._stopped.set()
+        batch.failure(MessageSizeTooLargeError())
+        async with asyncio.timeout(ENOUGH_S):
+            assert await flushing is False
+        await asyncio.sleep(SOON_S)
+    assert app.crash_reason is None
+
+
+@pytest.mark.parametrize("is_left", [False, True])
+async def test_a_record_that_is_written_or_left_by_a_stop_is_not_refused(is_left: bool) -> None:
+    app = make_app()
+    async with a_flush(app) as (batch, flushing):
+        if is_left:
+            for sent, _ in batch._msg_futures:
+                sent.cancel()
+        batch.done(7)
+        async with asyncio.timeout(ENOUGH_S):
+            assert await flushing
+    assert app.crash_reason is None
+
+
+@pytest.mark.parametrize("is_sent", [False, True])
+async def test_a_stop_says_what_was_not_written_however_the_wait_for_it_ended(is_sent: bool) -> None:
+    app = make_app()
+    async with a_producer(app) as (producer, shut):
+        if is_sent:
+            shut.opened.set()
+        else:
+            producer.buffer._crash(RuntimeError("the record is too large"))  # nobody waits for that
+        with capture_logs() as told:
+            await app._producer_flush(app.log)
+    assert [entry["log_level"] for entry in told] == ([] if is_sent else ["warning"])
 
 
 async def test_a_revocation_does_not_wait_for_ever_for_what_cannot_be_sent(

@@ -295,7 +295,7 @@ class ReplicaPump:
     @snapshot_version.setter
     def snapshot_version(self, version: int) -> None:
         self._snapshot_version = version
-        self.unsaved.saved(version)
+        self.runtime.verifier.noted(self.job, self.ledger.delivered, self.unsaved.saved(version))
 
     @property
     def awaits_snapshot(self) -> bool:

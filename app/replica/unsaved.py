@@ -54,11 +54,13 @@ class Unsaved:
         if not self._taken or self._taken[-1][0] != version:
             self._taken.append((version, count))
 
-    def saved(self, version: int) -> None:
-        """The table has the snapshot of this version."""
+    def saved(self, version: int) -> int | None:
+        """The table has the snapshot of this version. How many it covers; None when that is not known."""
+        found = None
         while self._taken and self._taken[0][0] <= version:
-            self._saved = self._taken.popleft()[1]
+            self._saved = found = self._taken.popleft()[1]
         self._count()
+        return found
 
     def close(self) -> None:
         """They are the successor's from now on."""

@@ -103,6 +103,7 @@ class Verifier:
     def __init__(self, target: ClusterClient, tell: Tell, budget: Budget) -> None:
         self.compared, self.differing = Counter[JobId](), Counter[JobId]()
         self.uncompared, self._owed = Counter[JobId](), Counter[JobId]()  # the latter wait
+        self._unnoted = Counter[JobId]()  # of those at most so many came after the last note was made
         self.everything = False
         self._target = target
         self._tell = tell
@@ -142,12 +143,20 @@ class Verifier:
         self._waiting.setdefault(target, deque()).append(copied)
         self._count += 1
         self._owed[job] += copied.record_count
+        self._unnoted[job] += copied.record_count
         self._budget.waiting += copied.weight
 
     def begin(self, job: JobId, uncompared: int) -> None:
         """A replica begins, maybe again: when its position was saved so many copies were not compared, by
-        whomever; those that still wait here are among them."""
-        self.uncompared[job] = max(0, uncompared - self._waits(job))
+        whomever; those that still wait here are among them, but for the last, which came after it."""
+        noted = max(0, self._waits(job) - self._unnoted[job])
+        self.uncompared[job] = max(0, uncompared - noted)
+
+    def noted(self, job: JobId, acknowledged: int, covered: int | None) -> None:
+        """A note of what the job owes was saved: when it was made, `covered` of the records were acknowledged
+        (None: nobody knows); by now so many are."""
+        if covered is not None:
+            self._unnoted[job] = acknowledged - covered
 
     def pass_by(self, job: JobId, record_count: int) -> None:
         """So many copies of the job are not compared, and will not be."""

@@ -65,7 +65,8 @@ Second = Mapping[str, Slice]  # what each did in it
 
 
 class Ratio(NamedTuple):
-    """The median of a ratio over seconds, and between what the true one lies (19 of 20 times)."""
+    """The median of a ratio over seconds, and about between what the true one lies: 19 of 20 times, were each
+    second independent of the one before, which it is not quite."""
 
     value: float
     low: float

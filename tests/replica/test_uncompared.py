@@ -129,6 +129,33 @@ async def test_what_still_waits_is_counted_once_when_its_replica_begins_again() 
         assert verifier.owes(JOB) == 10
 
 
+@pytest.mark.parametrize("is_saved_late", [False, True])
+async def test_what_was_copied_after_the_note_is_not_taken_for_a_part_of_it(is_saved_late: bool) -> None:
+    """It was counted too few by that, and a comparison of all passed."""
+    async with a_runtime() as runtime:
+        verifier, after = runtime.verifier, 6
+
+        def copied(pump: ReplicaPump, base_offset: int) -> None:
+            pump.ledger.delivered += after
+            verifier.add(JOB, TARGET, base_offset, a_copy())
+
+        former = begun(runtime, Note(LogId(), 0, 9, 0, 0, uncompared=10).to_bytes())
+        copied(former, 0)
+        version = former.version
+        former.snapshot()
+        note = Note.from_bytes(former.note)
+        assert note.uncompared == 16
+        if is_saved_late:
+            copied(former, 6)
+        former.snapshot_version = version
+        if not is_saved_late:
+            copied(former, 6)
+        former.close()
+        former.snapshot_version = version + 1  # whatever was on its way
+        begun(runtime, note.to_bytes())
+        assert (verifier.uncompared[JOB], verifier.owes(JOB)) == (10, 16 + after)
+
+
 def comparing(client: ClusterClient, tell: verify.Tell) -> Verifier:
     """All, of which much waits."""
     verifier = Verifier(client, tell, Budget(1e9))
