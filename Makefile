@@ -34,7 +34,7 @@ lint: $(STAMP) ## format, rules, types, direction of imports
 	$(BIN)/lint-imports
 
 bench: $(STAMP) ## one benchmark: make bench NAME=tracker
-	@test -n "$(NAME)" || { echo "make bench: give NAME=..., one of: $$(ls tests/bench/*.py | xargs -n1 basename | grep -vE '^(_|run|simulate)' | sed 's/\.py//;s/_/-/g' | tr '\n' ' ')" >&2; exit 2; }
+	@test -n "$(NAME)" || { echo "make bench: give NAME=..., one of: $$(ls tests/bench/*.py | xargs -n1 basename | grep -vE '^(_|run|simulate|slices)' | sed 's/\.py//;s/_/-/g' | tr '\n' ' ')" >&2; exit 2; }
 	@$(BIN)/python -m tests.bench $(NAME)
 
 docs: $(STAMP) ## the JSON Schema of definitions and the OpenAPI document, to stdout

@@ -23,6 +23,12 @@ def _has_counted(worker: Process, topic: str, enough: int) -> bool:
     return counted(worker, topic, "consumer").total() > enough
 
 
+def _stands(workers: list[Process], tier: str, known: int, sent: int) -> str:
+    """Where the count of a tier stands, and what its workers were at."""
+    tails = "\n".join(f"{worker.name}, {worker.jobs()}:\n{worker.tail(40)}" for worker in workers)
+    return f"{known} of {sent} records counted at {tier} for {ENOUGH_S:.0f} s\n{tails}"
+
+
 def _verdicts(worker: Process, topic: str) -> list[tuple[Any, str]]:
     rows = listed(worker, "loss", topic=topic)
     return [(row["group"], row["state"]) for row in rows if row["state"] not in {"late", "provisional"}]
@@ -60,7 +66,7 @@ def test_what_a_group_finishes_is_counted_once_although_workers_are_killed(
         while (known := counted(worker, topic_name, tier).total()) < sent.total():
             wait_until(
                 lambda tier=tier, known=known: counted(worker, topic_name, tier).total() > known, ENOUGH_S,
-                lambda tier=tier: f"{tier} {counted(worker, topic_name, tier)} of {sent}\n{worker.tail()}",
+                lambda tier=tier, known=known: _stands(workers, tier, known, sent.total()),
             )  # fmt: skip
         assert counted(worker, topic_name, tier) == sent
     places = {row["cluster"] for row in listed(worker, "windows", topic=topic_name, tier="consumer")}
