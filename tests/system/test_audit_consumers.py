@@ -66,7 +66,7 @@ def test_what_a_group_finishes_is_counted_once_although_workers_are_killed(
         while (known := counted(worker, topic_name, tier).total()) < sent.total():
             wait_until(
                 lambda tier=tier, known=known: counted(worker, topic_name, tier).total() > known, ENOUGH_S,
-                lambda tier=tier, known=known: _stands(workers, tier, known, sent.total()),
+                partial(_stands, workers, tier, known, sent.total()),
             )  # fmt: skip
         assert counted(worker, topic_name, tier) == sent
     places = {row["cluster"] for row in listed(worker, "windows", topic=topic_name, tier="consumer")}
