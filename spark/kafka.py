@@ -129,7 +129,10 @@ class Cluster:
         for what in ("key", "value"):
             properties.setProperty(f"{what}.deserializer", BYTES)
         properties.setProperty("isolation.level", COMMITTED)
-        consumer = jvm.org.apache.kafka.clients.consumer.KafkaConsumer(properties)
+        try:
+            consumer = jvm.org.apache.kafka.clients.consumer.KafkaConsumer(properties)
+        except Py4JJavaError as failure:
+            raise Unreachable(f"{self.options['bootstrap.servers']}: {cause(failure)}") from failure
         partition = jvm.org.apache.kafka.common.TopicPartition
         try:
             waiting = [(partition(one.topic, one.partition), one) for one in ranges]

@@ -1,4 +1,5 @@
-"""What records take in a topic once they are compressed, in batches as a restore sends them.
+"""What records take in a topic once they are compressed, in batches about as a restore sends them: there they
+come in another order, and so its batches have other records. `MARGIN` makes up for that.
 
 The bounds of `frames.sizes` are of records that cannot be compressed, and cheap; this compresses them all,
 and is for where a topic takes less than those bounds.
@@ -18,6 +19,7 @@ from spark.rows import mapped
 
 Batch = Any  # aiokafka's builder, in C or in Python
 MAGIC, LZ4, TRANSACTIONAL, NOBODY = 2, 3, 1, -1  # of Kafka's format
+MARGIN = 1.1  # of all batches of a partition together: in another order they compress otherwise
 PACKED = "partition int, record_bytes long, partition_bytes long"
 
 
@@ -25,11 +27,12 @@ def packed(files: DataFrame, batch_bytes: int) -> DataFrame:
     """By partition of `FILE` columns `record_bytes`, the largest batch, and `partition_bytes`, all of them;
     `batch_bytes`: what a batch may have before it is compressed, if it has several records."""
     records = files.select("partition", "timestamp_ms", "key", "value", "headers")
+    total = f.ceil(f.sum("partition_bytes") * MARGIN).cast("long")
     schema = records.sparkSession.createDataFrame([], PACKED).schema
     return (
         mapped(records, partial(batches, batch_bytes), schema)
         .groupBy("partition")
-        .agg(f.max("record_bytes").alias("record_bytes"), f.sum("partition_bytes").alias("partition_bytes"))
+        .agg(f.max("record_bytes").alias("record_bytes"), total.alias("partition_bytes"))
     )
 
 

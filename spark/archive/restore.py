@@ -92,7 +92,7 @@ def rows_by_partition(files: list[File], query: Query) -> dict[int, int]:
 @dataclass(frozen=True, slots=True)
 class Needs:
     """What a topic must take: so many partitions, the largest record as a batch of its own, the most bytes of
-    a partition (both at most, or as they are compressed), records without a key, and timestamps in
+    a partition (both at most, or about as they are compressed), records without a key, and timestamps in
     [oldest_ms, newest_ms]."""
 
     partitions: int
@@ -211,7 +211,7 @@ def _check_retention(topic: str, config: Mapping[str, str], needs: Needs, now_ms
     if 0 <= retention_bytes < needs.partition_bytes:
         raise NotFit(
             f"topic {topic} has retention.bytes={retention_bytes} and would delete restored records at once, "
-            f"of which a partition has up to {needs.partition_bytes} bytes: "
+            f"of which a partition has up to about {needs.partition_bytes} bytes: "
             f"set retention.bytes={FOREVER} while you need them"
         )
 

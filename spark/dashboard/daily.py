@@ -116,7 +116,8 @@ def check_made(root: Path, state: State) -> None:
 
 def stale_dates(stores: Stores, state: State, now_ms: int) -> dict[str, str]:
     """The dates to make anew, each with the digest of what it is made of now: while it is recent another one,
-    so that what is provisional then is looked at once more."""
+    so that what is provisional then is looked at once more. What another version made of dates that no store
+    of a region has any more cannot be made anew, and goes with the others."""
     made_of: dict[str, list[str]] = {}
     for region, (_, its) in stores.items():
         for file in files_of(its, STATE):
@@ -128,6 +129,9 @@ def stale_dates(stores: Stores, state: State, now_ms: int) -> dict[str, str]:
         for date, paths in made_of.items()
     }
     known = {file.date: file.topic_id for file in files_of(state, TRAFFICS)}
+    for file in (*files_of(state, TRAFFICS), *files_of(state, VERDICTS)):
+        if not file.topic_id.startswith(MADE):
+            digests.setdefault(file.date, MADE)
     return {date: one for date, one in digests.items() if known.get(date) != one or date in recent}
 
 

@@ -288,7 +288,7 @@ def happened(entries: DataFrame) -> DataFrame:
     newest = f.max_by(f.struct(*EVENT.names), f.struct("at_ms", "position", "region")).alias("one")
     found = told.groupBy("kind", "episode").agg(newest, f.min("from_ms").alias("first_ms"))
     found = found.select("one.*", "first_ms").withColumn("from_ms", f.col("first_ms"))
-    above = Window.partitionBy("subject").orderBy("rank", "region").rowsBetween(1, Window.unboundedFollowing)
+    above = Window.partitionBy("subject").orderBy("rank").rangeBetween(1, Window.unboundedFollowing)
     ended_ms = f.min("from_ms").over(above)  # null: by none
     ended_ms = f.when(ended_ms.isNotNull(), f.greatest("at_ms", ended_ms))
     return found.withColumn("until_ms", f.coalesce("until_ms", ended_ms)).to(EVENT)

@@ -49,3 +49,12 @@ def test_what_another_version_has_made_is_told_and_made_anew(tmp_path: Path, tab
     with pytest.raises(NotFit, match=f"first {DATE}, were made by another version: run .*dashboard --once"):
         check_made(tmp_path, former)
     assert stale_dates(stores, former, NOON_MS + 9 * DAY_MS) == {DATE: now}
+
+
+@pytest.mark.parametrize("table", [TRAFFICS, VERDICTS])
+def test_what_another_version_has_made_of_a_region_that_is_gone_goes(tmp_path: Path, table: str) -> None:
+    """Nobody can make it anew, and it would keep every report from being made."""
+    stores = {"east": (Archive.create(tmp_path, "cluster"), State(files={}))}
+    now_ms = NOON_MS + 9 * DAY_MS
+    assert list(stale_dates(stores, State(files={"t": file("t", table, "all", "former")}), now_ms)) == [DATE]
+    assert stale_dates(stores, State(files={"t": file("t", table, "all", f"{MADE}one")}), now_ms) == {}

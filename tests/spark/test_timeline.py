@@ -250,6 +250,8 @@ def test_a_role_that_came_nowhere_is_over_when_a_higher_one_begins(session: Spar
 
     beside = ("east", 2, other, True), ("east", 3, refused, False)
     assert moved(*beside) == [None]
+    twin = RolePut(at_ms=NOON_MS + 60, key="billing/orders", region="east", epoch=3, state="active")
+    assert moved(*beside, ("north", 5, twin, True)) == [None], "only a higher one ends it"
     assert moved(*beside, ("east", 4, back, True)) == [50]
 
 
