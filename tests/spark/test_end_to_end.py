@@ -55,12 +55,12 @@ async def produce(bootstrap: str, topic: str, numbers: range) -> None:
         await producer.stop()
 
 
-async def create(bootstrap: str, topic: str) -> None:
+async def create(bootstrap: str, topic: str, partitions: int = PARTITIONS, **settings: str) -> None:
     """The topic; its records are old, and stay."""
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
     await admin.start()
     try:
-        await admin.create_topics([NewTopic(topic, PARTITIONS, 1, topic_configs=SETTINGS)])
+        await admin.create_topics([NewTopic(topic, partitions, 1, topic_configs=SETTINGS | settings)])
     finally:
         await admin.close()
 

@@ -7,7 +7,6 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from pyspark.sql import SparkSession
 
 from spark.__main__ import main
@@ -15,19 +14,10 @@ from spark.archive.log import Archive
 from spark.kafka import Cluster
 from tests.spark.archiving import archive_rows
 from tests.spark.conftest import row
-from tests.spark.test_end_to_end import told
+from tests.spark.test_end_to_end import create, told
 
 LARGE = b"x" * 2_000_000
-SMALL = {"max.message.bytes": "100000", "retention.bytes": "1000000", "retention.ms": "-1"}
-
-
-async def create(bootstrap: str, topic: str) -> None:
-    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
-    await admin.start()
-    try:
-        await admin.create_topics([NewTopic(topic, 1, 1, topic_configs=SMALL)])
-    finally:
-        await admin.close()
+SMALL = {"max.message.bytes": "100000", "retention.bytes": "1000000"}
 
 
 def test_what_fits_once_it_is_compressed_is_restored(
@@ -39,7 +29,7 @@ def test_what_fits_once_it_is_compressed_is_restored(
 ) -> None:
     root = tmp_path / "archive"
     archive_rows(session, Archive.create(root, "cluster"), *(row(offset, LARGE) for offset in range(3)))
-    asyncio.run(create(bootstrap, topic_name))
+    asyncio.run(create(bootstrap, topic_name, 1, **SMALL))
     restoring = ("restore", "--archive", str(root), "--topic", "orders", "--bootstrap", bootstrap)
     assert main((*restoring, "--into", topic_name, "--execute")) == 0
     assert told(capsys)["records"] == 3
