@@ -31,12 +31,19 @@ from typing import Any
 
 import faust
 import structlog
-from aiokafka import AIOKafkaProducer
-from aiokafka.errors import IllegalStateError, KafkaError, KafkaTimeoutError, ProducerClosed
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka.errors import (
+    ConsumerStoppedError,
+    IllegalStateError,
+    KafkaError,
+    KafkaTimeoutError,
+    ProducerClosed,
+)
 from aiokafka.structs import OffsetAndMetadata
 from faust.exceptions import ProducerSendError
 from faust.tables.manager import TableManager
 from faust.tables.recovery import Recovery
+from faust.transport.consumer import RecordMap
 from faust.transport.drivers import aiokafka as driver
 from faust.transport.producer import ProducerBuffer
 from faust.types import TP, FutureMessage
@@ -48,6 +55,7 @@ log = structlog.get_logger(__name__)
 RETRY_S = 1.0
 FLUSH_S = 5.0  # less than the session's timeout, and than a worker's stop may take (`app.application`)
 LOOK_S = 0.5
+TURN_S = 0.1  # how often it is looked which partitions are active: what was fetched may wait for that
 COMMIT_LATER = (
     "none, once the control cluster's brokers run: what was not committed comes again, and is known"
 )
@@ -198,6 +206,43 @@ class PatientConsumerThread(driver.AIOKafkaConsumerThread):
             )  # fmt: skip
             return False
         return True
+
+    async def _fetch_records(
+        self,
+        consumer: AIOKafkaConsumer,
+        active_partitions: set[TP] | None,
+        timeout: float | None = None,
+        max_records: int | None = None,
+    ) -> RecordMap:
+        """What has come of the active partitions; {}: nothing did in time. Takes nothing while the flow is
+        stopped, or partitions are being assigned: who asked would drop it.
+
+        Faust's asks aiokafka once. What waits there outlasts a rebalance, takes all partitions for active
+        while none is, and so may take the first records of the changelogs that a recovery has just sought:
+        it would wait for them for ever, or end without them.
+        """
+        fetcher: Any = consumer._fetcher
+        until_s = monotonic() + (timeout or 0.0)
+        with fetcher._subscriptions.fetch_context():
+            while self.consumer.flow_active:
+                if consumer._closed or fetcher._closed:
+                    raise ConsumerStoppedError
+                wanted = None if active_partitions is None else set(active_partitions)
+                if wanted != set() and not fetcher._subscriptions.reassignment_in_progress:
+                    records: RecordMap = await fetcher.fetched_records(wanted, 0, max_records)
+                    if records:
+                        return records
+                left_s = until_s - monotonic()
+                if left_s <= 0:
+                    break
+                came = fetcher._create_fetch_waiter()
+                try:
+                    await asyncio.wait([came], timeout=min(left_s, TURN_S))
+                    if came.done():
+                        came.result()  # the right to read it may be missing
+                finally:
+                    came.cancel()
+        return {}
 
     async def highwaters(self, *partitions: TP) -> Mapping[TP, int]:
         """Where these end. Asked anew from here: a question that waited in the consumer's thread would keep

@@ -374,6 +374,45 @@ async def test_a_question_about_changelogs_is_asked_until_it_is_answered(
         await asked(KafkaTimeoutError(), {tp: 7}, stops=True)
 
 
+async def test_nothing_is_taken_from_a_broker_while_nobody_would_process_it(
+    yard: Yard, topic_name: str
+) -> None:
+    bootstrap, tp, at = yard.bootstrap(CLUSTER), TP(topic_name, 0), TopicPartition(topic_name, 0)
+    client = ClusterClient(ClusterSpec(CLUSTER, (bootstrap,)))
+    await client.start()
+    await ensure_topics(client, [TopicSpec(topic_name, 1)])
+    await client.stop()
+    producer: Any = PatientAIOKafkaProducer(bootstrap_servers=bootstrap)
+    await producer.start()
+    for number in range(3):
+        await producer.send_and_wait(topic_name, b"%d" % number, partition=0)
+    await producer.stop()
+    async with a_thread() as thread, asyncio.timeout(ENOUGH_S):
+        consumer: Any = AIOKafkaConsumer(
+            bootstrap_servers=bootstrap, enable_auto_commit=False, auto_offset_reset="earliest"
+        )
+        await consumer.start()
+        try:
+            consumer.assign([at])
+            active: set[TP] = set()  # Faust's own, which it changes while it is asked
+            asked = asyncio.ensure_future(thread._fetch_records(consumer, active, timeout=1.0))
+            await consumer._fetcher._create_fetch_waiter()
+            assert await asked == {}
+            thread.consumer.flow_active = False
+            active.add(tp)
+            assert await thread._fetch_records(consumer, active, timeout=ENOUGH_S) == {}
+            assert await consumer.position(at) == 0
+
+            active.clear()
+            thread.consumer.flow_active = True
+            asked = asyncio.ensure_future(thread._fetch_records(consumer, active, timeout=ENOUGH_S))
+            await asyncio.sleep(SOON_S)
+            active.add(tp)
+            assert [record.value for record in (await asked)[tp]] == [b"0", b"1", b"2"]
+        finally:
+            await consumer.stop()
+
+
 async def test_nothing_that_was_given_to_the_producer_is_dropped_while_its_broker_lies_still(
     killable_yard: Yard, topic_name: str
 ) -> None:

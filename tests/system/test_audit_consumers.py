@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from app.demo.stage import Process, Stage, wait_until, workload
+from app.demo.stage import Process, Stage, http, wait_until, workload
 from app.demo.traffic import create_topic
 from tests.system.fleet import assignments, together
 from tests.system.test_audit import ENOUGH_S, PARTITIONS, Traffic, counted, listed, plan
@@ -26,7 +26,8 @@ def _has_counted(worker: Process, topic: str, enough: int) -> bool:
 def _stands(workers: list[Process], tier: str, known: int, sent: int) -> str:
     """Where the count of a tier stands, and what its workers were at."""
     tails = "\n".join(f"{worker.name}, {worker.jobs()}:\n{worker.tail(40)}" for worker in workers)
-    return f"{known} of {sent} records counted at {tier} for {ENOUGH_S:.0f} s\n{tails}"
+    told = http("GET", f"{workers[0].url}/api/v1/audit/windows?limit=1&tier={tier}")
+    return f"{known} of {sent} records counted at {tier} for {ENOUGH_S:.0f} s, told {told}\n{tails}"
 
 
 def _verdicts(worker: Process, topic: str) -> list[tuple[Any, str]]:
