@@ -4,8 +4,9 @@
 
 Rules
 1. What comes is counted at once, and its bytes go back: nothing of it is on its way to anybody.
-2. Everything below `base` stands in reports that were acknowledged, or is counted again by a successor, which
-   begins where the part began that is being counted (`note`).
+2. Everything below `base` stands in reports that were acknowledged. A successor goes on where this one has
+   come, with the figures of what it had counted (`note`): of the last windows. When a record comes of another
+   one, which is rare, it begins again where the part began (`is_lacking`).
 3. Nothing is counted while `MOST_PENDING` reports wait to be acknowledged: what was fetched waits, too.
 4. A second owner does no harm (`app.core.audit`): no lease is asked.
 """
@@ -16,11 +17,12 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple
 
 from app.audit.how import how_of
+from app.clock import now_ms
 from app.config.audit import AuditPlan, of_job_name
 from app.core.audit.fingerprint import Source
+from app.core.audit.note import AuditNote
 from app.core.audit.reader import PartitionReader
 from app.core.audit.reports import Report, Scope
 from app.core.fencing import LogId
@@ -34,6 +36,7 @@ REPORT_S = 5.0  # what was counted is reported so often
 HEARD_S = 30.0  # and, when nothing was, that it is heard
 SOON = 32  # final reports that wait: they are sent at once
 MOST_PENDING = 256
+PART_OFFSETS = 1 << 18  # fewer reports: one takes a worker some milliseconds
 FRESH_S = 5.0  # so old may be what is known of the log's end
 LOOK_S = 0.05
 
@@ -45,34 +48,12 @@ def group_of(plan: str) -> str:
     return f"switchyard-audit-{plan}"
 
 
-class Note(NamedTuple):
-    """What a successor needs beside the position: where the part began that it is in, by what it was counted
-    (`AuditPlan.counting`), and whether it was not told yet that the first windows are cut."""
-
-    since: int
-    counting: int
-    is_cut: bool
-
-    def to_bytes(self) -> bytes:
-        """For the tracker table."""
-        return b"%d %d %d" % self
-
-    @classmethod
-    def from_bytes(cls, note: bytes) -> Note | None:
-        """None: it is none, or another version's."""
-        try:
-            since, counting, is_cut = map(int, note.split())
-        except ValueError:
-            return None
-        return cls(since, counting, bool(is_cut))
-
-
 class AuditPump:
     """See the module. Owned by the job manager; fed by the audit agent.
 
     Args:
-        next_offset: where counting begins. base: what is known to be finished. is_cut: something of the first
-            windows may have gone, or been counted otherwise, before it.
+        next_offset: where counting begins. base: what is known to be finished. former: what the last owner
+            left. is_cut: something of the first windows may have gone, or been counted otherwise, before it.
         log: which it is. send: makes reports of what was counted last, and returns once they are there.
 
     Raises:
@@ -81,8 +62,8 @@ class AuditPump:
 
     def __init__(
         self, job: JobId, epoch: int, plan: AuditPlan, tier: str, *, next_offset: int, base: int,
-        lineage: int, log: LogId, is_cut: bool, tell: Callable[[str, str, str, str], None],
-        send: SendReports,
+        lineage: int, log: LogId, former: AuditNote | None = None, is_cut: bool,
+        tell: Callable[[str, str, str, str], None], send: SendReports,
     ) -> None:  # fmt: skip
         self.job = job
         self.epoch = epoch
@@ -97,10 +78,18 @@ class AuditPump:
         self.read_bytes = 0
         source = Source(log.cluster_id, log.topic_id, job.partition)
         self.scope = Scope(job.topic, tier, self.cluster, plan.width_ms)
-        self.reader = PartitionReader(self.scope, source, how_of(plan, source), next_offset, lineage=lineage)
+        self.reader = PartitionReader(
+            self.scope, source, how_of(plan, source), next_offset, lineage=lineage, part_offsets=PART_OFFSETS
+        )
         self._base = base
         self._is_cut = is_cut
-        self._saved_since = self.reader.since
+        if former is not None:
+            at_ms = now_ms()
+            self.reader.go_on_from(former.state, at_ms)
+            self.reader.complete_ms = former.complete_ms
+            if self.reader.next_offset != next_offset:
+                self.reader.pass_over(next_offset, at_ms)
+        self._note, self._noted = b"", -1  # of which version
         self._tell = tell
         self._send = send
         self._waiting: deque[Fetched | Gap] = deque()
@@ -119,7 +108,7 @@ class AuditPump:
         self._count()
 
     def _count(self) -> None:
-        while self._waiting and self.reader.pending < MOST_PENDING:
+        while self._waiting and self.reader.pending < MOST_PENDING and not self.is_lacking:
             fetched = self._waiting.popleft()
             if isinstance(fetched, Gap):
                 self._pass(fetched)
@@ -128,9 +117,10 @@ class AuditPump:
                 self._take(fetched)
             finally:
                 fetched.release()
+            self._look()
 
     def _take(self, fetched: Fetched) -> None:
-        reader, at_ms = self.reader, time.time_ns() // 1_000_000
+        reader, at_ms = self.reader, now_ms()
         if fetched.start_offset > reader.next_offset:
             raise ValueError(
                 f"[{reader.next_offset}, {fetched.start_offset}) was not fetched, what follows was"
@@ -141,7 +131,6 @@ class AuditPump:
                     f"headers from {fetched.start_offset} on, where {reader.next_offset} comes next"
                 )
             reader.headed(fetched.headers, fetched.next_offset, at_ms=at_ms, seen_at_ms=fetched.seen_at_ms)
-            self._cut_first()
             return
         data = fetched.data
         if fetched.damage:
@@ -157,10 +146,11 @@ class AuditPump:
             aborted=fetched.aborted,
         )  # fmt: skip
         self.read_bytes += fetched.nbytes
-        self._cut_first()
 
-    def _cut_first(self) -> None:
+    def _look(self) -> None:
         reader = self.reader
+        if reader.is_lacking:
+            self.version += 1  # its note says so
         if self._is_cut and reader.complete_ms < 0 and reader.first_ms >= 0:
             reader.complete_ms = reader.first_ms + self.plan.bounds.lateness_ms
 
@@ -172,7 +162,7 @@ class AuditPump:
 
     def _pass(self, gap: Gap) -> None:
         if gap.end > self.reader.next_offset:
-            at_ms = time.time_ns() // 1_000_000
+            at_ms = now_ms()
             self.reader.fetched(b"", gap.end, at_ms=at_ms)
             # This tier had what is gone: nobody knows of which windows, but that they began before now.
             self.reader.complete_ms = max(self.reader.complete_ms, at_ms)
@@ -186,6 +176,8 @@ class AuditPump:
 
     def is_due(self, now_s: float, interval_s: float) -> bool:
         """Whether reports are to be made. `interval_s`: between those of what was counted."""
+        if self.is_lacking:
+            return False
         if self.reader.pending >= SOON:
             return True
         changed = self.reader.pending or self.reader.next_offset != self._reported_offset
@@ -193,21 +185,30 @@ class AuditPump:
 
     def reports(self, at_ms: int, now_s: float) -> list[Report]:
         """What is to be appended to the topic."""
+        if self.is_lacking:
+            return []
         self._reported_s, self._reported_offset = now_s, self.reader.next_offset
         return self.reader.reports(at_ms)
 
     def acknowledged(self, report: Report) -> None:
         """The topic has it."""
         self.reader.acknowledged(report)
-        base, since = max(self._base, self.reader.committable_offset), self.reader.since
-        is_told = report.complete_ms >= 0
-        if (base, since) != (self._base, self._saved_since) or (self._is_cut and is_told):
-            self._base, self._saved_since, self._is_cut = base, since, self._is_cut and not is_told
+        base, is_cut = (
+            max(self._base, self.reader.committable_offset),
+            self._is_cut and report.complete_ms < 0,
+        )
+        if (base, is_cut) != (self._base, self._is_cut):
+            self._base, self._is_cut = base, is_cut
             self.version += 1
         if not self.closed:
             self._count()
 
     # -- state -----------------------------------------------------------------------------------
+
+    @property
+    def is_lacking(self) -> bool:
+        """Rule 2: it is to begin again, and its `note` says where; nothing is reported before."""
+        return self.reader.is_lacking
 
     @property
     def base(self) -> int:
@@ -216,8 +217,12 @@ class AuditPump:
 
     @property
     def note(self) -> bytes:
-        """For the successor."""
-        return Note(self._saved_since, self.plan.counting, self._is_cut).to_bytes()
+        """For the successor; made once a version."""
+        if self._noted != self.version:
+            reader, self._noted = self.reader, self.version
+            note = AuditNote(self.plan.counting, self._is_cut, reader.state(whole=False), reader.complete_ms)
+            self._note = note.to_bytes()
+        return self._note
 
     @property
     def commits_to(self) -> tuple[str, str]:
@@ -251,8 +256,8 @@ class AuditPump:
 
     @property
     def is_busy(self) -> bool:
-        """Something was counted that is not reported."""
-        return self.reader.next_offset > self._base and not self.closed
+        """Something was counted that is to be reported."""
+        return self.reader.next_offset > self._base and not (self.closed or self.is_lacking)
 
     def stop_intake(self) -> None:
         """Counts nothing new from now on."""

@@ -25,6 +25,7 @@ from app.control.audits_catalog import AuditsCatalog
 from app.control.beginning import Beginning, Trouble
 from app.control.data_clusters import DataCluster
 from app.core.audit.fingerprint import Source
+from app.core.audit.note import AuditNote
 from app.core.audit.reports import PART_OFFSETS, Scope
 from app.core.audit.tiers import CONSUMER, place_of
 from app.core.fencing import LogId, TakeoverAnswer
@@ -33,7 +34,7 @@ from app.core.trail import audit_of
 from app.kafka.clusters import EARLIEST, ClusterUnreachable
 from app.payload.descriptors import DescriptorError
 from app.payload.event_time.instant import UnusableField
-from app.pump.audited import ConsumerAudit, ConsumerNote
+from app.pump.audited import ConsumerAudit
 from app.pump.dispatch import DispatchPump
 
 log = structlog.get_logger(__name__)
@@ -45,7 +46,7 @@ class CountsFrom(NamedTuple):
     """Where a job's figures go on. `former`: what its former owner left; None: nothing of use."""
 
     next_offset: int
-    former: ConsumerNote | None
+    former: AuditNote | None
     is_cut: bool
 
 
@@ -87,7 +88,7 @@ class AuditConsumers:
         if plan is None:
             return None
         goes_on = beginning.lineage == answer.lineage and not answer.log.is_another(beginning.log)
-        former = ConsumerNote.from_bytes(audit_of(answer.note)) if goes_on else None
+        former = AuditNote.from_bytes(audit_of(answer.note)) if goes_on else None
         if former is None or former.counting != plan.counting:
             return CountsFrom(base, None, is_cut=base > 0)
         at = former.next_offset
@@ -108,7 +109,7 @@ class AuditConsumers:
             self._begin(pump, beginning.log, *counts)
 
     def _begin(
-        self, pump: DispatchPump, of: LogId, next_offset: int, former: ConsumerNote | None, is_cut: bool
+        self, pump: DispatchPump, of: LogId, next_offset: int, former: AuditNote | None, is_cut: bool
     ) -> None:
         job, workload = pump.job, pump.runtime.workload
         plan = self._plan(job, workload)

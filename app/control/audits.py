@@ -2,7 +2,8 @@
 dispatch jobs finish (`app.control.audit_consumers`).
 
 Rules
-1. A changed plan is for what is fetched from then on: its pumps report, save, and begin again.
+1. A changed plan is for what is fetched from then on: its pumps report, save, and begin again. So does a pump
+   that lacks figures.
 2. Reports of a pump are made by one round at a time; what the topic did not take is in the next ones.
 3. A worker that has much to report does so more rarely.
 """
@@ -91,15 +92,15 @@ class Audits(Service):
             UnusableField, DescriptorError: the plan's time cannot be read here.
         """
         plan, tier, cluster = await self.check(job)
-        beginning, next_offset, is_cut = await find_audit_beginning(
+        beginning, next_offset, former, is_cut = await find_audit_beginning(
             job, cluster, answer, counting=plan.counting, anew=anew, tell=self._on_trouble
         )
         if not is_mine():
             return None
         pump = AuditPump(
             job, epoch, plan, tier, next_offset=next_offset, base=beginning.snapshot.base,
-            lineage=beginning.lineage, log=beginning.log, is_cut=is_cut, tell=self._on_trouble,
-            send=self.report,
+            lineage=beginning.lineage, log=beginning.log, former=former, is_cut=is_cut,
+            tell=self._on_trouble, send=self.report,
         )  # fmt: skip
         leaves_bytes = int(LEAVES * self._clusters.budget.capacity_bytes)
         return Started(
@@ -112,7 +113,8 @@ class Audits(Service):
         self.consumers.look()
         for job, pump in list(self.pumps.items()):
             plan = self._catalog.plan(pump.plan.name)
-            if plan is not None and plan is not pump.plan and not pump.draining:
+            is_other = plan is not None and plan is not pump.plan
+            if (is_other or pump.is_lacking) and not pump.draining:
                 begin_again(job, pump)
 
     # -- reports ---------------------------------------------------------------------------------

@@ -1,12 +1,11 @@
 """Where an audit begins: what the tracker table and the log itself say of it.
 
 Rules
-1. It begins where the part began that its former owner was counting (`app.core.audit.reader`), so that it
-   says of that part the same, or more. If the log does not have that any more, it begins where the former
-   owner had come: that stretch of the part counts for itself.
+1. It goes on where its former owner had come, with what that one had counted (`app.core.audit.note`). If the
+   log does not have that any more, what is still there is a stretch of its part for itself.
 2. Without a position it begins at the log's start: what was reported before is reported again, and counts
    once.
-3. Who counts otherwise than the former owner begins where that one had come, too. Of that, and of a log that
+3. Who counts otherwise than the former owner begins where that one's reports end. Of that, and of a log that
    has lost its beginning, the first windows are cut: they are counted, and not compared.
 4. Another log (the topic was made anew, or truncated) begins a new lineage.
 """
@@ -15,10 +14,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from app.audit.pump import Note
 from app.control.beginning import Anew, Beginning, Trouble, log_id, read_snapshot
 from app.control.data_clusters import DataCluster
-from app.core.audit.reader import begins_at
+from app.core.audit.note import AuditNote
 from app.core.fencing import TakeoverAnswer
 from app.core.job import JobId
 from app.core.ranges import Snapshot
@@ -26,10 +24,12 @@ from app.kafka.clusters import EARLIEST
 
 
 class AuditBeginning(NamedTuple):
-    """`next_offset` is where it is read from; what is finished may be further. `is_cut`: rule 3."""
+    """`next_offset` is where it is read from; what is finished may be further, or not as far. `former`: what
+    the last owner left, None: nothing of use. `is_cut`: rule 3."""
 
     beginning: Beginning
     next_offset: int
+    former: AuditNote | None
     is_cut: bool
 
 
@@ -51,7 +51,8 @@ async def find_audit_beginning(
     present = await log_id(job, cluster)
     if anew is not None:
         at = Snapshot(anew.next_offset)
-        return AuditBeginning(Beginning(at, anew.lineage, present, known=False), anew.next_offset, True)
+        beginning = Beginning(at, anew.lineage, present, known=False)
+        return AuditBeginning(beginning, anew.next_offset, None, is_cut=True)
     first = await cluster.fetch.offsets_at(job.topic, job.partition, EARLIEST)
     if answer.log.is_another(present):
         tell(
@@ -61,18 +62,19 @@ async def find_audit_beginning(
             "what the old one had is counted as far as the audit had come",
         )
         beginning = Beginning(Snapshot(first), answer.lineage + 1, present, known=False)
-        return AuditBeginning(beginning, first, first > 0)
+        return AuditBeginning(beginning, first, None, is_cut=first > 0)
     snapshot, log = read_snapshot(job, answer.snapshot, tell), answer.log.filled_in(present)
     if snapshot is None:
-        return AuditBeginning(Beginning(Snapshot(first), answer.lineage, log, known=False), first, first > 0)
-    note = Note.from_bytes(answer.note) or Note(-1, counting, is_cut=True)
-    start = (
-        note.since if begins_at(snapshot.base) <= note.since <= snapshot.base else begins_at(snapshot.base)
-    )
-    is_other = note.counting != counting
-    if start < first or is_other:
-        start = max(first, snapshot.base)
-    is_known = log == answer.log and start <= snapshot.base
-    finished = Snapshot(max(start, snapshot.base))
-    beginning = Beginning(finished, answer.lineage, log, known=is_known and not is_other)
-    return AuditBeginning(beginning, start, note.is_cut or is_other or first > snapshot.base)
+        beginning = Beginning(Snapshot(first), answer.lineage, log, known=False)
+        return AuditBeginning(beginning, first, None, is_cut=first > 0)
+    base, former = snapshot.base, AuditNote.from_bytes(answer.note)
+    if former is None or former.counting != counting:
+        start = max(first, base)
+        beginning = Beginning(Snapshot(start), answer.lineage, log, known=False)
+        return AuditBeginning(beginning, start, None, is_cut=True)
+    at = former.next_offset
+    start = at if at >= first else max(first, base)
+    finished = Snapshot(base if at >= first else start)
+    is_cut = former.is_cut or first > max(at, base)
+    beginning = Beginning(finished, answer.lineage, log, known=log == answer.log and start == at)
+    return AuditBeginning(beginning, start, former, is_cut)

@@ -19,22 +19,18 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
-import msgspec
-
 from app.clock import now_ms
 from app.config.audit import AuditPlan
 from app.core.audit.count import How
 from app.core.audit.fingerprint import Source
+from app.core.audit.note import AuditNote
 from app.core.audit.prefix import ConsumerReader
-from app.core.audit.reader import PartState
 from app.core.audit.reports import Report, Scope
 from app.core.audit.tiers import group_of
 from app.core.job import JobId
-from app.core.ranges import MAX_OFFSET
 from app.kafka.fetched import Fetched, Gap
 
 NOTE_S = 1.0
-MOST_NOTE_BYTES = 4 * 1024  # it goes with every snapshot
 SOON = 32  # reports of what has ended that wait: they are sent at once
 HEARD_S = 30.0  # how often it says that it is there
 
@@ -58,41 +54,6 @@ class Consuming(Protocol):
         ...
 
 
-class ConsumerNote(msgspec.Struct, frozen=True, array_like=True):
-    """What a successor needs. `counting`: `AuditPlan.counting`, by which it was counted."""
-
-    counting: int
-    is_cut: bool
-    state: tuple[PartState, ...]
-
-    @property
-    def next_offset(self) -> int:
-        """Where it goes on."""
-        return self.state[-1].upto
-
-    def to_bytes(self) -> bytes:
-        """In at most `MOST_NOTE_BYTES` (rule 2)."""
-        found = msgspec.msgpack.encode(self)
-        if len(found) > MOST_NOTE_BYTES:
-            first = self.state[0]
-            begins = PartState(first.part, first.since, first.since, False, ())
-            found = msgspec.msgpack.encode(ConsumerNote(self.counting, self.is_cut, (begins,)))
-        return found
-
-    @classmethod
-    def from_bytes(cls, note: bytes) -> ConsumerNote | None:
-        """None: it is none, or another version's."""
-        try:
-            found = _decoder.decode(note)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            return None
-        sound = found.state and all(0 <= one.since <= one.upto <= MAX_OFFSET for one in found.state)
-        return found if sound else None
-
-
-_decoder = msgspec.msgpack.Decoder(ConsumerNote)
-
-
 class ConsumerAudit:
     """See the module.
 
@@ -108,7 +69,7 @@ class ConsumerAudit:
 
     def __init__(
         self, pump: Consuming, plan: AuditPlan, scope: Scope, source: Source, how: How, next_offset: int, *,
-        lineage: int, former: ConsumerNote | None, is_cut: bool,
+        lineage: int, former: AuditNote | None, is_cut: bool,
     ) -> None:  # fmt: skip
         self.plan = plan
         self.cluster = group_of(scope.cluster)[0]
@@ -237,6 +198,6 @@ class ConsumerAudit:
                 self._note = b""
             elif self._noted != (version, self.next_offset):
                 state = self._reader.reader.state()
-                self._note = ConsumerNote(self._counting, self._reader.is_cut, state).to_bytes()
+                self._note = AuditNote(self._counting, self._reader.is_cut, state).to_bytes()
             self._noted, self._noted_s = (version, self.next_offset), now_s
         return self._note

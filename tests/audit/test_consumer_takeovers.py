@@ -17,9 +17,11 @@ from hypothesis import strategies as st
 from app.audit.how import how_of
 from app.control.audit_consumers import AuditConsumers
 from app.control.beginning import Beginning
+from app.core.audit import note as notes
 from app.core.audit import prefix, reader
 from app.core.audit.collect import Collector
 from app.core.audit.fingerprint import NOTHING, Source, of_offsets
+from app.core.audit.note import AuditNote
 from app.core.audit.reports import Report, Scope, Verdict
 from app.core.fencing import LogId, TakeoverAnswer
 from app.core.job import JobId
@@ -27,7 +29,7 @@ from app.core.ranges import Snapshot
 from app.core.tracker import Tracker
 from app.core.trail import with_audit
 from app.pump import audited
-from app.pump.audited import ConsumerAudit, ConsumerNote
+from app.pump.audited import ConsumerAudit
 from tests.audit.test_view import audit_plan
 from tests.core.audit.logs import Log
 
@@ -103,7 +105,7 @@ class Region:
         owner.reads_from = counts.next_offset
         self.owners = [*self.owners[-1:], owner]
 
-    def audit(self, owner: Owner, next_offset: int, former: ConsumerNote | None, is_cut: bool) -> None:
+    def audit(self, owner: Owner, next_offset: int, former: AuditNote | None, is_cut: bool) -> None:
         owner.audit = ConsumerAudit(
             owner, self.plan, SCOPE, SOURCE, how_of(self.plan, SOURCE), next_offset,
             lineage=0, former=former, is_cut=is_cut,
@@ -179,12 +181,14 @@ class Region:
 
 @given(seed=st.integers(0, 1 << 32))
 @settings(max_examples=200, deadline=None)
-@pytest.mark.parametrize("most_bytes", [4 * 1024, 64])
-def test_what_is_finished_is_counted_once_whoever_is_killed_and_whenever(seed: int, most_bytes: int) -> None:
+@pytest.mark.parametrize(("most_bytes", "most_windows"), [(4 * 1024, 16), (64, 16), (4 * 1024, 1)])
+def test_what_is_finished_is_counted_once_whoever_is_killed_and_whenever(
+    seed: int, most_bytes: int, most_windows: int
+) -> None:
     with (
-        patch.object(reader, "PART_OFFSETS", PART), patch.object(prefix, "PART_OFFSETS", PART),
-        patch.object(audited, "NOTE_S", 0.0), patch.object(audited, "MOST_NOTE_BYTES", most_bytes),
-        patch.object(prefix, "MOST_PIECES", 3),
+        patch.object(prefix, "PART_OFFSETS", PART),
+        patch.object(audited, "NOTE_S", 0.0), patch.object(notes, "MOST_BYTES", most_bytes),
+        patch.object(prefix, "MOST_PIECES", 3), patch.object(reader, "MOST_WINDOWS", most_windows),
     ):  # fmt: skip
         asyncio.run(_story(random.Random(seed)))
 

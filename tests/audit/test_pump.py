@@ -10,12 +10,13 @@ import pytest
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
 from app.audit import pump as pumps
-from app.audit.pump import AuditPump, Note
+from app.audit.pump import PART_OFFSETS, AuditPump
 from app.config.audit import AuditPlan
 from app.core.audit.collect import Collector
 from app.core.audit.count import UNTIMED
-from app.core.audit.reader import begins_at
-from app.core.audit.reports import PART_OFFSETS, Report
+from app.core.audit.note import AuditNote
+from app.core.audit.reader import begun
+from app.core.audit.reports import Report
 from app.core.fencing import LogId
 from app.core.job import JobId
 from app.kafka.fetched import ByteBudget, Fetched, Gap, PartitionFetch
@@ -43,13 +44,15 @@ class Stand:
         self.takes = True
         self.pump = self.begin(0, 0)
 
-    def begin(self, next_offset: int, base: int, *, is_cut: bool = False) -> AuditPump:
+    def begin(
+        self, next_offset: int, base: int, former: AuditNote | None = None, *, is_cut: bool = False
+    ) -> AuditPump:
         def tell(*told: str) -> None:
             self.told.append(told)
 
         self.pump = AuditPump(
             JOB, 1, self.plan, "regional", next_offset=next_offset, base=base, lineage=0,
-            log=LogId("c", "t"), is_cut=is_cut, tell=tell, send=self.report,
+            log=LogId("c", "t"), former=former, is_cut=is_cut, tell=tell, send=self.report,
         )  # fmt: skip
         return self.pump
 
@@ -105,43 +108,69 @@ async def test_what_was_not_taken_is_reported_again_and_counts_once() -> None:
     assert stand.counts == {0: 10}
 
 
+def saved(stand: Stand) -> AuditNote:
+    note = AuditNote.from_bytes(stand.pump.note)
+    assert note is not None
+    return note
+
+
 @pytest.mark.parametrize("killed_at", [0, 1, 7, 40_000, PART_OFFSETS - 1, PART_OFFSETS, PART_OFFSETS + 9])
-async def test_a_successor_counts_what_its_predecessor_had_not_and_nothing_twice(killed_at: int) -> None:
+@pytest.mark.parametrize("is_heard", [True, False])
+async def test_a_successor_counts_what_its_predecessor_had_not_and_nothing_twice(
+    killed_at: int, is_heard: bool
+) -> None:
     stand = Stand()
-    for _ in range(10):
-        stand.log.append([5] * 9_000)
-    stand.feed()
-    saved = Note.from_bytes(stand.pump.note), stand.pump.base
-    for report in stand.pump.reports(1, 1.0):
-        stand.apply(report)  # the predecessor dies before it hears that they were taken
-    assert saved == ((0, stand.plan.counting, 0), 0)
-    for base in (0, killed_at):  # whatever it had saved
-        stand.begin(begins_at(base), base)
+    for upto in (killed_at, 300_000):
+        if count := upto - stand.log.next_offset:
+            stand.log.append([5] * count)
+        stand.feed()
+        for report in stand.pump.reports(1, 1.0):
+            stand.apply(report)
+            if is_heard and upto == killed_at:
+                stand.pump.acknowledged(report)
+        if upto == killed_at:
+            note, base = saved(stand), stand.pump.base
+    assert (note.next_offset, base) == (killed_at, killed_at if is_heard else 0)
+    for former in (note, AuditNote(note.counting, False, (begun(0, 0),))):  # that is all it may know
+        stand.begin(former.next_offset, base, former)
         stand.feed()
         await stand.report(stand.pump)
-        assert stand.counts == {0: 90_000}
-        assert stand.pump.base == 90_000
+        assert stand.counts == {0: 300_000}
+        assert stand.pump.base == 300_000
 
 
-async def test_a_successor_begins_where_the_part_began_that_its_predecessor_was_in() -> None:
+async def test_a_successor_says_where_the_part_began_that_its_predecessor_was_in() -> None:
     stand = Stand()
     stand.log.next_offset = 30_000  # what came before had gone
     stand.begin(30_000, 30_000, is_cut=True)
     stand.log.append([WIDTH_MS * 5] * 10)
     stand.feed()
 
-    assert Note.from_bytes(stand.pump.note) == (30_000, stand.plan.counting, 1), (
-        "nobody was told that it is cut"
-    )
+    note = saved(stand)
+    assert (note.counting, note.is_cut) == (stand.plan.counting, True), "nobody was told that it is cut"
     await stand.report(stand.pump)
-    assert Note.from_bytes(stand.pump.note) == (30_000, stand.plan.counting, 0)
+    note = saved(stand)
+    assert (note.is_cut, note.next_offset, note.state[0].since) == (False, 30_010, 30_000)
     (tier,) = stand.collector.tiers.values()
     assert tier.complete_ms == WIDTH_MS * 5 + stand.plan.bounds.lateness_ms
     stand.log.append([WIDTH_MS * 5] * 10)
-    stand.begin(30_000, 30_010)
+    stand.begin(30_010, 30_010, note)
     stand.feed()
     await stand.report(stand.pump)
     assert stand.counts == {WIDTH_MS * 5: 20}
+
+
+async def test_what_was_lost_is_known_to_a_successor_although_nobody_was_told_yet() -> None:
+    stand = Stand()
+    stand.log.append([WIDTH_MS] * 10)
+    stand.feed()
+    stand.pump.skip(Gap((), "orders", 3, 10, 20, "retention"))
+    complete_ms = stand.pump.reader.complete_ms
+    assert complete_ms > 0
+    stand.begin(20, 0, saved(stand))
+    await stand.report(stand.pump)
+    (tier,) = stand.collector.tiers.values()
+    assert (tier.complete_ms, stand.counts) == (complete_ms, {WIDTH_MS: 10})
 
 
 async def test_what_lasts_of_a_pump_that_drains_is_all_of_it() -> None:
@@ -158,6 +187,7 @@ async def test_what_lasts_of_a_pump_that_drains_is_all_of_it() -> None:
 
 async def test_nothing_more_is_counted_while_many_reports_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pumps, "MOST_PENDING", 2)
+    monkeypatch.setattr(pumps, "PART_OFFSETS", 1 << 16)
     stand = Stand()
     for _ in range(12):
         stand.log.append([1] * 40_000)
@@ -186,6 +216,7 @@ async def test_a_gap_and_damage_are_passed_over_and_told() -> None:
 
 async def test_what_waits_before_a_gap_is_counted_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pumps, "MOST_PENDING", 1)
+    monkeypatch.setattr(pumps, "PART_OFFSETS", 1 << 16)
     stand = Stand()
     for _ in range(3):
         stand.log.append([1] * 40_000)

@@ -7,10 +7,12 @@ import random
 from collections import Counter
 from unittest.mock import patch
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.core.audit import reader
+from app.audit import pump as pumps
+from app.core.audit import note, reader
 from tests.audit.test_pump import WIDTH_MS, Stand
 from tests.audit.test_view import audit_plan
 from tests.control.test_beginning_audit import begin
@@ -31,7 +33,7 @@ class Region(Stand):
         """Another owner, by what is saved."""
         base, note = self.saved or (None, b"")
         found, _ = await begin(self.first, base, note, counting=self.plan.counting)
-        self.begin(found.next_offset, found.beginning.snapshot.base, is_cut=found.is_cut)
+        self.begin(found.next_offset, found.beginning.snapshot.base, found.former, is_cut=found.is_cut)
         self.save()
 
     def save(self) -> None:
@@ -69,8 +71,14 @@ class Region(Stand):
 
 @given(seed=st.integers(0, 1 << 32))
 @settings(max_examples=150, deadline=None)
-def test_each_record_is_counted_once_whoever_is_killed_and_whenever(seed: int) -> None:
-    with patch.object(reader, "PART_OFFSETS", PART):
+@pytest.mark.parametrize(("most_bytes", "most_windows"), [(4 * 1024, 16), (64, 16), (4 * 1024, 1)])
+def test_each_record_is_counted_once_whoever_is_killed_and_whenever(
+    seed: int, most_bytes: int, most_windows: int
+) -> None:
+    with (
+        patch.object(pumps, "PART_OFFSETS", PART), patch.object(note, "MOST_BYTES", most_bytes),
+        patch.object(reader, "MOST_WINDOWS", most_windows),
+    ):  # fmt: skip
         asyncio.run(_story(random.Random(seed)))
 
 
@@ -78,6 +86,8 @@ async def _story(chance: random.Random) -> None:
     region = Region(chance)
     await region.start()
     for _ in range(40):
+        if region.pump.is_lacking:
+            await region.drained()
         match chance.randrange(10):
             case 0 | 1:
                 region.append()
@@ -95,7 +105,9 @@ async def _story(chance: random.Random) -> None:
                 await region.cut_off()
             case _:
                 await (region.drained() if chance.random() < 0.2 else region.start())
-    while region.pump.reader.next_offset < region.log.next_offset:
+    while region.pump.reader.next_offset < region.log.next_offset or region.pump.is_lacking:
+        if region.pump.is_lacking:
+            await region.drained()
         region.feed()
     await region.report(region.pump)
     expected = Counter(at_ms - at_ms % WIDTH_MS for _, at_ms in region.log.records())

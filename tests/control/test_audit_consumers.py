@@ -10,12 +10,13 @@ import pytest
 from app.config.audit import AuditPlan
 from app.control.audit_consumers import MOST_AGAIN, AuditConsumers, CountsFrom
 from app.control.beginning import Beginning
+from app.core.audit.note import AuditNote
 from app.core.audit.reader import PartState
+from app.core.audit.reports import PART_OFFSETS
 from app.core.fencing import LogId, TakeoverAnswer
 from app.core.job import JobId
 from app.core.ranges import Snapshot
 from app.core.trail import with_audit
-from app.pump.audited import ConsumerNote
 from app.pump.dispatch import DispatchPump
 from tests.audit.test_view import audit_plan
 from tests.pump.stand import Stand, definition, numbers, standing
@@ -56,8 +57,8 @@ class Region:
 
 def left(upto: int, since: int = 0, plan: AuditPlan | None = None, *, is_cut: bool = False) -> bytes:
     """What a former owner left, who had come to `upto`."""
-    state = (PartState(since // 65_536, since, upto, False, ()),)
-    return with_audit(b"", upto, ConsumerNote((plan or audit_plan()).counting, is_cut, state).to_bytes())
+    state = (PartState(since // PART_OFFSETS, since, upto, False, ()),)
+    return with_audit(b"", upto, AuditNote((plan or audit_plan()).counting, is_cut, state).to_bytes())
 
 
 async def test_it_goes_on_where_the_figures_end_that_its_former_owner_left() -> None:

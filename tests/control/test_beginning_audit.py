@@ -1,4 +1,4 @@
-"""Where an audit begins: where its part began if that is still there, and what is cut is known as such."""
+"""Where an audit begins: where its former owner had come, if that is still there; what is cut is known."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from app.audit.pump import Note
+from app.audit.pump import PART_OFFSETS
 from app.control.beginning import Anew
 from app.control.beginning_audit import AuditBeginning, find_audit_beginning
-from app.core.audit.reports import PART_OFFSETS
+from app.core.audit.note import AuditNote
+from app.core.audit.reader import PartState
 from app.core.fencing import LogId, TakeoverAnswer
 from app.core.job import JobId
 from app.core.ranges import Snapshot
@@ -65,36 +66,45 @@ async def test_without_a_position_it_begins_at_the_logs_start(first: int, is_cut
 
 
 BASE = PART_OFFSETS + 1_000
+SINCE = PART_OFFSETS + 10
 PLACES = [
-    # the log's start, where the part began (-1: not said) -> where it begins
-    (0, PART_OFFSETS, PART_OFFSETS),
-    (PART_OFFSETS + 10, PART_OFFSETS + 10, PART_OFFSETS + 10),
-    (PART_OFFSETS + 20, PART_OFFSETS + 10, BASE),  # that has gone
-    (BASE + 5, PART_OFFSETS + 10, BASE + 5),
-    (0, 5, PART_OFFSETS),  # of a part before
+    # the log's start, what is counted up to which offset -> where it begins, what is finished
+    (0, BASE + 50, BASE + 50, BASE),
+    (0, BASE, BASE, BASE),
+    (SINCE, SINCE, SINCE, BASE),  # what was counted is not said
+    (SINCE + 10, SINCE, BASE, BASE),  # that has gone
+    (BASE + 5, SINCE, BASE + 5, BASE + 5),
+    (BASE + 5, BASE + 50, BASE + 50, BASE),
+    (BASE + 55, BASE + 50, BASE + 55, BASE + 55),
 ]
 
 
-@pytest.mark.parametrize(("first", "since", "starts"), PLACES)
-async def test_a_successor_begins_where_the_part_began_if_that_is_there(
-    first: int, since: int, starts: int
+def left(upto: int, counting: int = COUNTING, *, is_cut: bool = False) -> AuditNote:
+    """What a former owner left."""
+    return AuditNote(counting, is_cut, (PartState(1, SINCE, upto, False, ()),))
+
+
+@pytest.mark.parametrize(("first", "upto", "starts", "finished"), PLACES)
+async def test_a_successor_goes_on_where_its_predecessor_had_come_if_that_is_there(
+    first: int, upto: int, starts: int, finished: int
 ) -> None:
-    found, told = await begin(first, BASE, Note(since, COUNTING, False).to_bytes())
-    assert (found.next_offset, told) == (starts, [])
-    assert found.is_cut == (first > BASE), "what nobody had counted has gone"
-    assert found.beginning.snapshot.base == max(BASE, starts), "a position never goes back"
+    found, told = await begin(first, BASE, left(upto).to_bytes())
+    assert (found.next_offset, found.beginning.snapshot.base, told) == (starts, finished, [])
+    assert (found.former, found.beginning.known) == (left(upto), starts == upto)
+    assert found.is_cut == (first > max(BASE, upto)), "what nobody had counted has gone"
     assert found.beginning.lineage == 4
 
 
-@pytest.mark.parametrize("note", [b"", b"no note", Note(0, COUNTING, True).to_bytes()])
+@pytest.mark.parametrize("note", [b"", b"no note", b"65536 60000 0", left(BASE, is_cut=True).to_bytes()])
 async def test_what_may_be_cut_is_known_as_such(note: bytes) -> None:
-    found, _ = await begin(0, 10, note)
-    assert (found.next_offset, found.is_cut) == (0, True)
+    found, _ = await begin(0, BASE, note)
+    assert (found.next_offset, found.is_cut) == (BASE, True)
 
 
-async def test_who_counts_otherwise_goes_on_where_the_former_owner_had_come() -> None:
-    found, _ = await begin(0, BASE, Note(PART_OFFSETS, COUNTING + 1, False).to_bytes())
-    assert (found.next_offset, found.is_cut, found.beginning.known) == (BASE, True, False)
+async def test_who_counts_otherwise_goes_on_where_the_former_owners_reports_end() -> None:
+    found, _ = await begin(0, BASE, left(BASE + 50, COUNTING + 1).to_bytes())
+    assert (found.next_offset, found.former, found.is_cut) == (BASE, None, True)
+    assert not found.beginning.known
 
 
 async def test_another_log_begins_a_new_lineage_and_is_told() -> None:

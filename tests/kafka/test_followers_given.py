@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from app.core.audit import reader as reader_module
 from app.core.audit.count import How
 from app.core.audit.fingerprint import Source
 from app.core.audit.headers import Headers
@@ -35,7 +34,9 @@ SCOPE, SOURCE = Scope("orders", "aggregate", "east", 1_000), Source("cluster", "
 
 def counter(next_offset: int = 0) -> PartitionReader:
     """What an audit counts with, from there on."""
-    return PartitionReader(SCOPE, SOURCE, How(records_of, SOURCE, disorder_ms=0), next_offset)
+    return PartitionReader(
+        SCOPE, SOURCE, How(records_of, SOURCE, disorder_ms=0), next_offset, part_offsets=64
+    )
 
 
 def every(headers: Headers) -> int:
@@ -344,7 +345,7 @@ def told(reader: PartitionReader) -> list[Report]:
 @settings(max_examples=100, deadline=None)
 def test_whoever_brings_it_everything_is_counted_once(seed: int) -> None:
     short = patch.multiple(followers_module, HEADS_S=0.001, WHOLE_S=0.002, MOST_TRAIL=8, MOST_HEADS=6)
-    with patch.object(reader_module, "PART_OFFSETS", 64), short, capture_logs():
+    with short, capture_logs():
         asyncio.run(_story(random.Random(seed)))
 
 

@@ -9,12 +9,13 @@ import pytest
 
 from app.core.audit.count import How
 from app.core.audit.fingerprint import Source
+from app.core.audit.note import AuditNote
 from app.core.audit.reports import Scope
 from app.core.audit.tiers import place_of
 from app.core.trail import Progress, audit_of
 from app.kafka.decode import records_of
 from app.kafka.fetched import Gap
-from app.pump.audited import ConsumerAudit, ConsumerNote
+from app.pump.audited import ConsumerAudit
 from app.pump.dispatch import DispatchPump
 from app.push.receiver import Message, Stash
 from tests.audit.test_view import audit_plan
@@ -63,7 +64,7 @@ async def test_what_is_acknowledged_or_safe_in_the_dlq_is_counted_once(contract:
         await stand.idle()
         assert told(pump) == {0: 300, WIDTH_MS: 100}
         assert pump.dead_lettered == 8
-        note = ConsumerNote.from_bytes(audit_of(pump.note))
+        note = AuditNote.from_bytes(audit_of(pump.note))
         assert note is not None
         assert (note.next_offset, Progress.from_bytes(pump.note).base) == (400, 400)
 

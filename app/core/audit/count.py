@@ -189,6 +189,8 @@ class Tally:
                 sums.latencies.add(seen - here)
                 if len(found) > MANY_WINDOWS:
                     sums.pack()
+            elif self.times is not None and start != UNTIMED:
+                self.times.append(Times(start, here))
         self.max_timestamp_ms = max(self.max_timestamp_ms, int(timestamps.max()))
 
 

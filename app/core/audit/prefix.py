@@ -80,7 +80,9 @@ class ConsumerReader:
         self._lateness_ms = lateness_ms
         self._pieces: list[Piece] = []
         self._log_end, self._log_end_ms = MAX_OFFSET, at_ms  # where the log ended, and when; see `ended`
-        self.reader = PartitionReader(scope, source, how, next_offset, lineage=lineage)
+        self.reader = PartitionReader(
+            scope, source, how, next_offset, lineage=lineage, part_offsets=PART_OFFSETS
+        )
         self.is_cut = is_cut
         self.is_known = bool(state) and state[-1].upto == next_offset
         self.version = 1
@@ -114,7 +116,7 @@ class ConsumerReader:
         if at < len(pieces):
             view = view[: bytes_below(view, end)]
         committed, parts = Committed(aborted), list[tuple[int, Tally]]()
-        for part, batches in by_part(view, first // PART_OFFSETS, end):
+        for part, batches in by_part(view, first // PART_OFFSETS, end, PART_OFFSETS):
             tally = Tally(self._scope.width_ms, timed=True)
             count_chunk(tally, batches, first, self._how, committed=committed)
             parts.append((part, tally))

@@ -1,7 +1,7 @@
 """The auditor of one partition: counts what is fetched, part by part, and makes reports of it.
 
     chunks --fetched--> tallies of parts --reports--> [report, …] --acknowledged--> committable_offset
-    a successor begins at `begins_at(committed)`, and counts that part anew: the same, or more
+    a successor goes on from `state()`, or begins where the part began: it says the same of it, or more
 
 A batch belongs to the part of its base offset, so that every reader of a log cuts it in the same places. A
 reader that begins in the middle of a part (where auditing begins, or the log does) says so in its reports.
@@ -26,22 +26,29 @@ from app.core.record_batch import LOG_OVERHEAD_BYTES, Committed
 # not help to believe it sooner: a copy's log lies still, too, while whoever copies hangs, and closing its
 # windows then would tell as lost what is only on its way. So it is longer than hiccups last.
 IDLE_MS = 300_000
+MOST_WINDOWS = 16  # the last ones of a part, whose figures a successor is told
 _FRAME = struct.Struct(">qi")  # base offset and length
 
 
-def begins_at(committed_offset: int) -> int:
-    """Where a successor begins to read: at the start of the part that is being counted."""
-    return committed_offset - committed_offset % PART_OFFSETS
-
-
 class PartState(msgspec.Struct, frozen=True, array_like=True):
-    """What is counted of [since, upto) of a part; `final`: it has ended."""
+    """What is counted of [since, upto) of a part.
+
+    Attributes:
+        final: it has ended.
+        whole_ms: of windows that begin before, only those are in `windows` that the topic does not have yet.
+    """
 
     part: int
     since: int
     upto: int
     final: bool
     windows: tuple[Increment, ...]
+    whole_ms: int = NEVER_MS
+
+
+def begun(part: int, since: int) -> PartState:
+    """Of a part of which nothing is counted yet."""
+    return PartState(part, since, since, False, ())
 
 
 class PartitionReader:
@@ -49,38 +56,42 @@ class PartitionReader:
 
     Args:
         lineage: of the log: one that was truncated holds other records at the same offsets.
+        part_offsets: of a part: all who count a log at a tier have the same.
 
     Attributes:
         next_offset: everything below is counted.
         max_timestamp_ms: of all that was counted; of how far the source is it says nothing (`mark_of`).
         complete_ms: as in `Report`.
         records: that were counted here.
+        is_lacking: a record has come of a window whose figures the predecessor did not tell: the part is to
+            be counted again from where it began, and nothing may be reported of it before.
     """
 
     __slots__ = (
         "_acknowledged", "_arrived_ms", "_ended_ms", "_finished", "_how", "_idle_ms", "_late_ms",
-        "_mark_ms", "_name", "_part", "_partition", "_scope", "_since", "_tally", "_told_upto",
-        "complete_ms", "max_timestamp_ms", "next_offset", "records",
+        "_mark_ms", "_name", "_part", "_part_offsets", "_partition", "_scope", "_since", "_tally", "_told_upto",
+        "_whole_ms", "complete_ms", "is_lacking", "max_timestamp_ms", "next_offset", "records",
     )  # fmt: skip
 
     def __init__(
         self, scope: Scope, source: Source, how: How, next_offset: int, idle_ms: int = IDLE_MS,
-        lineage: int = 0,
+        lineage: int = 0, part_offsets: int = PART_OFFSETS,
     ) -> None:  # fmt: skip
         self._scope = scope
+        self._part_offsets = part_offsets
         self._name = f"{source.topic_id}/{source.partition}" + (f"{INCARNATION}{lineage}" if lineage else "")
         self._partition = source.partition
         self._how = how
         self._idle_ms = idle_ms
         self._finished: list[Report] = []  # final, not acknowledged
         self._ended_ms = self._arrived_ms = self._mark_ms = self.max_timestamp_ms = NEVER_MS
-        self.records = 0
+        self.records, self.is_lacking = 0, False
         self.complete_ms = NEVER_MS
         self._late_ms = 0  # since the last report that was acknowledged
         self._part = self._since = self.next_offset = self._told_upto = 0
         self._tally = Tally(scope.width_ms)
         self._acknowledged: dict[int, int] = {}  # records by window
-        self._begin(next_offset // PART_OFFSETS, next_offset)
+        self._begin(next_offset // self._part_offsets, next_offset)
 
     def fetched(
         self,
@@ -105,9 +116,9 @@ class PartitionReader:
             CorruptBatch: it is not made of batches.
         """
         view, committed = memoryview(data), Committed(aborted)
-        if self.next_offset == self._part * PART_OFFSETS:
+        if self.next_offset == self._part * self._part_offsets:
             view = view[bytes_below(view, self.next_offset) :]  # which belong to the part before
-        for part, batches in by_part(view, self._part, next_offset):
+        for part, batches in by_part(view, self._part, next_offset, self._part_offsets):
             self._go_on(part, at_ms)
             tally = Tally(self._scope.width_ms)
             count_chunk(tally, batches, self.next_offset, self._how, seen_at_ms, committed)
@@ -123,7 +134,7 @@ class PartitionReader:
     def headed(self, headers: Headers, next_offset: int, *, at_ms: int, seen_at_ms: Numbers) -> None:
         """The same as `fetched`, of batches that can be counted without their records, from `next_offset` as
         it is on. `seen_at_ms`: when this tier had each of them."""
-        parts = headers.base_offset // PART_OFFSETS
+        parts = headers.base_offset // self._part_offsets
         first, last = int(parts[0]), int(parts[-1])
         for part in [first] if first == last else np.unique(parts).tolist():
             rows = slice(None) if first == last else parts == part
@@ -131,7 +142,7 @@ class PartitionReader:
             tally = Tally(self._scope.width_ms)
             count_headers(tally, headers.of(rows), self._how, seen_at_ms[rows])
             self._add(tally, at_ms)
-        self._go_on(next_offset // PART_OFFSETS, at_ms)
+        self._go_on(next_offset // self._part_offsets, at_ms)
         self.next_offset = max(self.next_offset, next_offset)
 
     def take(self, parts: Iterable[tuple[int, Tally]], next_offset: int, at_ms: int) -> None:
@@ -149,16 +160,33 @@ class PartitionReader:
         """Counts nothing up to there; what was counted before is a stretch of its part for itself."""
         if self.next_offset > self._since:
             self._finished.append(self._report(self._increments(), self.next_offset, at_ms, final=False))
-        self._begin(next_offset // PART_OFFSETS, next_offset)
+        self._begin(next_offset // self._part_offsets, next_offset)
 
     # -- for a successor ---------------------------------------------------------------------------
 
-    def state(self) -> tuple[PartState, ...]:
-        """All that is not known to have arrived; the last is what is being counted, up to `next_offset`."""
+    def state(self, *, whole: bool = True) -> tuple[PartState, ...]:
+        """All that is not known to have arrived; the last is what is being counted, up to `next_offset`: of
+        that also what has. Of too much only where the first of these parts began: it is to be counted again
+        from there.
+
+        Args:
+            whole: else, of what has arrived, only the figures of the last windows. Should a record of another
+                one come, its reader `is_lacking`.
+        """
+        windows, told, whole_ms = sorted(self._tally.windows.items()), self._acknowledged, self._whole_ms
+        if not whole and len(windows) > MOST_WINDOWS:
+            old, windows = windows[:-MOST_WINDOWS], windows[-MOST_WINDOWS:]
+            whole_ms = max(whole_ms, windows[0][0])
+            windows += (one for one in old if one[0] == UNTIMED or one[1].count != told.get(one[0]))
+        many = sum(len(one.windows) for one in self._finished) + len(windows)
+        if self.is_lacking or many > 4 * MOST_WINDOWS:
+            first = [(one.part, one.since) for one in self._finished[:1]] or [(self._part, self._since)]
+            return (begun(*first[0]),)
         finished = (
             PartState(one.part, one.since, one.upto, one.final, one.windows) for one in self._finished
         )
-        return *finished, PartState(self._part, self._since, self.next_offset, False, self._increments())
+        now = PartState(self._part, self._since, self.next_offset, False, _increments(windows), whole_ms)
+        return *finished, now
 
     def go_on_from(self, state: Sequence[PartState], at_ms: int) -> None:
         """Counts on where another one has come; of one that has counted nothing yet."""
@@ -170,6 +198,7 @@ class PartitionReader:
         for increment in last.windows:
             self._tally.windows[increment.start_ms] = Sums(increment.totals, increment.span)
             self.max_timestamp_ms = max(self.max_timestamp_ms, increment.totals.last_ms)
+        self._whole_ms = last.whole_ms
         self._mark_ms = mark_of(self._tally.windows, at_ms)
         self._tally.max_timestamp_ms = self.max_timestamp_ms
         self.next_offset = last.upto
@@ -211,11 +240,6 @@ class PartitionReader:
         return self._finished[0].since if self._finished else self._told_upto
 
     @property
-    def since(self) -> int:
-        """Where the part of `committable_offset` began here: a successor that begins there says as much."""
-        return self._finished[0].since if self._finished else self._since
-
-    @property
     def first_ms(self) -> int:
         """The lowest timestamp of the part that is being counted; -1: there is none."""
         found = [sums.first_ms for sums in self._tally.windows.values() if sums.first_ms != NEVER_MS]
@@ -236,15 +260,19 @@ class PartitionReader:
         self.next_offset = self._told_upto = since
         self._tally = Tally(self._scope.width_ms)
         self._acknowledged = {}
+        self._whole_ms = NEVER_MS
 
     def _go_on(self, part: int, at_ms: int) -> None:
         """What comes belongs to `part`."""
         if part != self._part:
-            self._finish((self._part + 1) * PART_OFFSETS, at_ms)
-            self._begin(part, part * PART_OFFSETS)
+            self._finish((self._part + 1) * self._part_offsets, at_ms)
+            self._begin(part, part * self._part_offsets)
 
     def _add(self, tally: Tally, at_ms: int) -> None:
-        width_ms = self._scope.width_ms
+        width_ms, known = self._scope.width_ms, self._tally.windows
+        if self._whole_ms != NEVER_MS and not self.is_lacking:
+            others = (start for start in tally.windows if UNTIMED != start < self._whole_ms)
+            self.is_lacking = any(start not in known for start in others)
         mark_ms = min(self._mark_ms, at_ms)  # a time in the future makes nothing late
         for start, sums in tally.windows.items():
             self.records += sums.count
@@ -290,14 +318,16 @@ def _start(window: tuple[int, Sums]) -> int:
     return window[0]
 
 
-def by_part(view: memoryview, part: int, next_offset: int) -> Iterator[tuple[int, memoryview]]:
+def by_part(
+    view: memoryview, part: int, next_offset: int, part_offsets: int
+) -> Iterator[tuple[int, memoryview]]:
     """Whole batches that stand for the offsets up to `next_offset`, by the parts that they belong to, from
     `part` on; all of these but the last have ended."""
-    while next_offset >= (part_end := (part + 1) * PART_OFFSETS):
+    while next_offset >= (part_end := (part + 1) * part_offsets):
         cut = bytes_below(view, part_end)
         yield part, view[:cut]
         view = view[cut:]
-        part = (_FRAME.unpack_from(view)[0] if len(view) >= _FRAME.size else next_offset) // PART_OFFSETS
+        part = (_FRAME.unpack_from(view)[0] if len(view) >= _FRAME.size else next_offset) // part_offsets
     yield part, view
 
 

@@ -20,7 +20,7 @@ from app.core.audit.collect import Collector, Event
 from app.core.audit.compare import Side, Verdict, compare, side
 from app.core.audit.count import How, Rows
 from app.core.audit.fingerprint import Source, ids_of
-from app.core.audit.reader import PartitionReader, begins_at
+from app.core.audit.reader import PartitionReader, begun
 from app.core.audit.reports import Report, Scope
 from app.core.audit.tiers import Bounds, lateness
 from app.core.audit.windows import WindowKey
@@ -210,8 +210,11 @@ class Pipeline:
             return []
         reader = self.readers[tier][source]
         if self.random.random() < 0.1:
-            position = begins_at(reader.committable_offset)
-            reader = self.readers[tier][source] = self._reader(tier, source, position)
+            state = reader.state()
+            reader = self.readers[tier][source] = self._reader(tier, source, 0)
+            if self.random.random() < 0.5:
+                state = (begun(state[0].part, state[0].since),)
+            reader.go_on_from(state, self._clock_ms(tier))
         data, upto = log.fetch(reader.next_offset, 1_000)
         at_ms = self._clock_ms(tier)
         reader.fetched(data, upto, at_ms=at_ms, seen_at_ms=at_ms, at_end=True)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import random
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.core.audit import reader as reader_module
 from app.core.audit.count import How
 from app.core.audit.fingerprint import Source
 from app.core.audit.headers import headers_of_heads
@@ -26,7 +24,7 @@ HOW = How(records_of, SOURCE, disorder_ms=10)
 
 
 def reader() -> PartitionReader:
-    return PartitionReader(SCOPE, SOURCE, HOW, 0)
+    return PartitionReader(SCOPE, SOURCE, HOW, 0, part_offsets=16)
 
 
 def told(one: PartitionReader) -> list[Any]:
@@ -53,23 +51,22 @@ def test_headers_are_counted_as_the_bytes_would_be(seed: int) -> None:
     for _ in range(30):
         first = chance.randrange(400)
         log.append([first + chance.randrange(30) for _ in range(chance.choice([1, 3, 9]))])
-    with patch.object(reader_module, "PART_OFFSETS", 16):
-        plain, other = reader(), reader()
-        headed = 0
-        while other.next_offset < log.next_offset:
-            data, end = log.fetch(other.next_offset, chance.randrange(1, 6))
-            found = [(base, data) for base, data, _ in log.batches if other.next_offset <= base < end]
-            plain.fetched(data, end, at_ms=9)
-            heads = [b"\0" * 8 + data[8:HEADER_BYTES] for _, data in found]
-            headers = headers_of_heads(heads, [base for base, _ in found], CLEARED)
-            assert headers is not None
-            count = other.told_by(headers)
-            if count:
-                some, seen = headers.of(slice(count)), np.full(count, 9, dtype=np.int64)
-                other.headed(some, int(some.next_offset[-1]), at_ms=9, seen_at_ms=seen)
-                headed += count
-            if count < len(found):
-                other.fetched(data, end, at_ms=9)
+    plain, other = reader(), reader()
+    headed = 0
+    while other.next_offset < log.next_offset:
+        data, end = log.fetch(other.next_offset, chance.randrange(1, 6))
+        found = [(base, data) for base, data, _ in log.batches if other.next_offset <= base < end]
+        plain.fetched(data, end, at_ms=9)
+        heads = [b"\0" * 8 + data[8:HEADER_BYTES] for _, data in found]
+        headers = headers_of_heads(heads, [base for base, _ in found], CLEARED)
+        assert headers is not None
+        count = other.told_by(headers)
+        if count:
+            some, seen = headers.of(slice(count)), np.full(count, 9, dtype=np.int64)
+            other.headed(some, int(some.next_offset[-1]), at_ms=9, seen_at_ms=seen)
+            headed += count
+        if count < len(found):
+            other.fetched(data, end, at_ms=9)
     assert told(other) == told(plain)
     assert (other.records, other.next_offset) == (plain.records, plain.next_offset)
     assert headed

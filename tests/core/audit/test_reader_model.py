@@ -15,11 +15,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from app.core.audit import reader as reader_module
 from app.core.audit.collect import Collector, Event
 from app.core.audit.count import How, window_of
 from app.core.audit.fingerprint import NOTHING, Source, of_offsets
-from app.core.audit.reader import PartitionReader, begins_at
+from app.core.audit.reader import PartitionReader, PartState, begun
 from app.core.audit.reports import Scope, Verdict, client_report
 from app.core.audit.tiers import Bounds
 from app.core.audit.totals import Totals
@@ -39,11 +38,10 @@ partitions = st.integers(0, PARTITIONS - 1)
 class AuditAgainstModel(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.usual, reader_module.PART_OFFSETS = reader_module.PART_OFFSETS, 8
         self.now_ms = 1_000
         self.logs = [Log() for _ in SOURCES]
         self.owners: list[list[PartitionReader]] = [[self.new_reader(n, 0)] for n in range(PARTITIONS)]
-        self.committed = [0] * PARTITIONS
+        self.saved: list[tuple[PartState, ...]] = [()] * PARTITIONS
         self.topic: list[Event] = []
         self.collector = Collector()
         self.states: list[tuple[dict[Any, Any], dict[Any, Any]]] = [({}, {})]
@@ -51,12 +49,11 @@ class AuditAgainstModel(RuleBasedStateMachine):
         self.client: Counter[int] = Counter()
         self.sequence = 0
 
-    def teardown(self) -> None:
-        reader_module.PART_OFFSETS = self.usual
-
     @staticmethod
     def new_reader(partition: int, position: int) -> PartitionReader:
-        return PartitionReader(SCOPE, SOURCES[partition], HOW[partition], position, idle_ms=300)
+        return PartitionReader(
+            SCOPE, SOURCES[partition], HOW[partition], position, idle_ms=300, part_offsets=8
+        )
 
     @rule(
         partition=partitions,
@@ -97,14 +94,18 @@ class AuditAgainstModel(RuleBasedStateMachine):
                 case how:
                     self.topic += [report] * (2 if how == "twice" else 1)
                     owner.acknowledged(report)
-        self.committed[partition] = max(self.committed[partition], owner.committable_offset)
+        self.saved[partition] = owner.state()
 
-    @rule(partition=partitions, dies=st.booleans())
-    def take_over(self, partition: int, dies: bool) -> None:
+    @rule(partition=partitions, dies=st.booleans(), is_told=st.booleans())
+    def take_over(self, partition: int, dies: bool, is_told: bool) -> None:
+        """Another owner, with the figures of what was counted, or from where their parts began."""
         if dies:
             self.owners[partition].clear()
         self.owners[partition] = self.owners[partition][-2:]
-        self.owners[partition].append(self.new_reader(partition, begins_at(self.committed[partition])))
+        owner, saved = self.new_reader(partition, 0), self.saved[partition]
+        if saved:
+            owner.go_on_from(saved if is_told else [begun(saved[0].part, saved[0].since)], self.now_ms)
+        self.owners[partition].append(owner)
 
     @rule(back=st.lists(st.integers(0, 130), max_size=5), times=st.integers(1, 3))
     def client_reports(self, back: list[int], times: int) -> None:
@@ -156,14 +157,14 @@ class AuditAgainstModel(RuleBasedStateMachine):
     def settle(self) -> None:
         """Everybody is heard: what is counted is what there is."""
         for partition, log in enumerate(self.logs):
-            self.take_over(partition, dies=False)
+            self.take_over(partition, dies=False, is_told=True)
             owner = self.owners[partition][-1]
             data, upto = log.fetch(owner.next_offset, 10_000)
             owner.fetched(data, max(upto, owner.next_offset), at_ms=self.now_ms, at_end=True)
             for report in owner.reports(self.now_ms):
                 self.topic.append(report)
                 owner.acknowledged(report)
-            self.committed[partition] = max(self.committed[partition], owner.committable_offset)
+            self.saved[partition] = owner.state()
         if len(self.topic) >= len(self.states):
             self.collect(len(self.topic))
         expected = Counter(self.client)

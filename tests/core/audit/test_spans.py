@@ -78,7 +78,7 @@ def test_spans_are_those_of_the_records_whatever_becomes_of_reports_and_readers(
         elif move == "repeat" and heard:
             tell(heard[-2:], is_acknowledged=False)
         elif move == "die":
-            begin = max(begin, reader.since)
+            begin = max(begin, reader.state()[0].since)
             reader = PartitionReader(SCOPE, SOURCE, how, begin)
         elif move == "tell":
             tell(reader.reports(5), is_acknowledged=len(heard) % 3 != 0)
