@@ -7,17 +7,17 @@
 | dispatch, consumer      | a workload, instant, by a stream | what the group finishes                |
 | dispatch, also a tier   | the same                         | that, and the topic                    |
 
-Each pair has two workers, each in a control plane of its own on the same brokers. In a round both copy, or
-deliver, the same topic anew, at the same time; from the share `LOW` of it on each second is measured
-(`tests.bench.slices`). Each row is of records a second, and beside it of the worker's CPU seconds per million
+Each row has two workers, each in a control plane of its own on the same brokers; they are audited by turns, as
+no two processes are equally fast. In a round both copy, or deliver, the same topic anew, at the same time; from
+the share `LOW` of it on each second is measured (`tests.bench.slices`). Each row is of records a second, and beside it of the worker's CPU seconds per million
 records meanwhile. `between`: about where the true ratio lies, as seconds that follow each
 other are not independent.
 
 What lasts is measured, not the start: by then an audit that began with the run has caught up with what was
 copied or delivered before its jobs were there, and counts what comes as it comes. A plan is made when the
 route or the workload has begun, that it has to follow that and not the other way round. `behind` is the share
-of the records that no report told yet at the end: of a few seconds. Plans are deleted with the round, but for
-the consumer's: by the same name its jobs know that they have counted the topic itself.
+of the records that no report told yet at the end: of a few seconds. Plans are deleted with the round; the
+consumer's has the same name in all of them, by which its jobs know that they have counted the topic itself.
 """
 
 from __future__ import annotations
@@ -44,12 +44,13 @@ from tests.bench.streams.topic import fill
 SHAPE = copied.Shape(200, "none", 16 * 1024, 10_000_000)
 CASE = Case(0, 10_000, 10_000, "none", 4_800_000)
 PARTITIONS, TOPIC = 4, "audited"
-ROUNDS = 5
+ROUNDS = 6
 BEGUN, LOW, HIGH = 0.01, 0.2, 0.95
 COUNTED_S = 120.0
+AT_REST = "at-rest"
 PLAIN = "unaudited"
 
-Workers = dict[str, tuple[Stage, Process]]
+Workers = dict[str, tuple[Stage, Process]]  # by what they do in a round
 Round = tuple[list[Second], float]  # and what was behind
 MEASURED: dict[str, Callable[[slices.Slice], float]] = {
     "records/s": lambda one: one.rate,
@@ -85,9 +86,10 @@ def copying_beside(
     yard: Yard, audited: str, clusters: Sequence[str], progress: Progress
 ) -> list[dict[str, Any]]:
     """A worker whose audit counts in these clusters, and one without."""
-    with workers(yard, f"copy{len(clusters)}", audited) as fleet, ends(yard.bootstrap(COPIES)) as end:
+    with workers(yard, f"copy{len(clusters)}") as both, ends(yard.bootstrap(COPIES)) as end:
 
         def one(number: int) -> Round:
+            fleet = turns(both, audited, number)
             with ExitStack() as stack:
                 sides, copies = {}, {}
                 for name, (stage, worker) in fleet.items():
@@ -123,16 +125,20 @@ def delivering_beside(
 ) -> list[dict[str, Any]]:
     """A worker whose audit counts what its group finishes, and one without; `is_tier`: the topic, too, which
     otherwise was counted before."""
-    with workers(yard, kind, audited) as fleet, ExitStack() as stack:
-        receivers = Receivers(fleet[PLAIN][0], TOPIC, CASE, 2 * ROUNDS)
+    with workers(yard, kind) as both, ExitStack() as stack:
+        receivers = Receivers(both[0][0], TOPIC, CASE, 2 * ROUNDS)
         stack.callback(receivers.close)
-        stage, counter = fleet[audited]
         if not is_tier:
-            rests = stack.enter_context(plan(stage, counter, [TOPIC], [CLUSTER], "at-rest"))
-            wait_until(lambda: counted(counter, rests) >= CASE.count, COUNTED_S, counter.tail)
+            for stage, worker in both:
+                with plan(stage, worker, [TOPIC], [CLUSTER], AT_REST):
+                    count = partial(counted, worker, AT_REST)
+                    wait_until(lambda count=count: count() >= CASE.count, COUNTED_S, worker.tail)
 
         def one(number: int) -> Round:
+            fleet = turns(both, audited, number)
             with ExitStack() as stack:
+                if not is_tier:
+                    stack.enter_context(plan(*fleet[audited], [TOPIC], [CLUSTER], AT_REST))
                 sides, urls = {}, {}
                 for at, (name, (stage, worker)) in enumerate(fleet.items(), 2 * number):
                     group = receivers.groups[at]
@@ -146,7 +152,7 @@ def delivering_beside(
                     name = stack.enter_context(plan(*fleet[audited], [TOPIC], [CLUSTER], f"audit{number}"))
                 seconds = measured(sides, CASE.count)
                 if is_tier:
-                    late = behind(counter, name) / CASE.count
+                    late = behind(fleet[audited][1], name) / CASE.count
                 for name, url in urls.items():
                     Side(fleet[name][1], partial(acknowledged, url)).reaches(CASE.count)
                 return seconds, late
@@ -206,13 +212,16 @@ def acknowledged(url: str) -> int:
 
 
 @contextmanager
-def workers(yard: Yard, kind: str, audited: str) -> Iterator[Workers]:
+def workers(yard: Yard, kind: str) -> Iterator[list[tuple[Stage, Process]]]:
     """Two, neither of which knows of the other."""
     with ExitStack() as stack:
-        stages = {
-            name: stack.enter_context(Stage(yard, region=f"{kind}{name[0]}")) for name in (PLAIN, audited)
-        }
-        yield {name: (stage, stage.worker()) for name, stage in stages.items()}
+        stages = [stack.enter_context(Stage(yard, region=f"{kind}{name}")) for name in "ab"]
+        yield [(stage, stage.worker()) for stage in stages]
+
+
+def turns(both: list[tuple[Stage, Process]], audited: str, number: int) -> Workers:
+    """Who does what in a round."""
+    return {PLAIN: both[number % 2], audited: both[1 - number % 2]}
 
 
 @contextmanager

@@ -69,8 +69,8 @@ class PartitionReader:
 
     __slots__ = (
         "_acknowledged", "_arrived_ms", "_ended_ms", "_finished", "_how", "_idle_ms", "_late_ms",
-        "_mark_ms", "_name", "_part", "_part_offsets", "_partition", "_scope", "_since", "_tally", "_told_upto",
-        "_whole_ms", "complete_ms", "is_lacking", "max_timestamp_ms", "next_offset", "records",
+        "_mark_ms", "_name", "_part", "_part_offsets", "_partition", "_scope", "_since", "_tally",
+        "_told_upto", "_whole_ms", "complete_ms", "is_lacking", "max_timestamp_ms", "next_offset", "records",
     )  # fmt: skip
 
     def __init__(
