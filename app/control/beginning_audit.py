@@ -72,9 +72,9 @@ async def find_audit_beginning(
         start = max(first, base)
         beginning = Beginning(Snapshot(start), answer.lineage, log, known=False)
         return AuditBeginning(beginning, start, None, is_cut=True)
-    at = former.next_offset
-    start = at if at >= first else max(first, base)
-    finished = Snapshot(base if at >= first else start)
-    is_cut = former.is_cut or first > max(at, base)
-    beginning = Beginning(finished, answer.lineage, log, known=log == answer.log and start == at)
+    upto = former.next_offset
+    start = upto if upto >= first else max(first, base)
+    finished = Snapshot(base if start == upto else start)
+    is_cut = former.is_cut or first > max(upto, base)
+    beginning = Beginning(finished, answer.lineage, log, known=log == answer.log and start == upto)
     return AuditBeginning(beginning, start, former, is_cut)

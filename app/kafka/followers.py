@@ -16,8 +16,9 @@ Rules
 5. Of what another reader has fetched it is given the headers, as long as they tell all (`Counts`): what comes
    within `HEADS_S` is looked at together, and no bytes are held for it. Where they do not, it is fetched from
    there, and given all for `WHOLE_S`.
-6. Of who reads ahead of it the headers of the last answers are remembered (`MOST_TRAIL`): both would go on at
-   the same pace else, and it would never come up.
+6. Of who reads ahead of it the headers of the last answers are remembered (`MOST_TRAIL`, of all followers
+   `MOST_TRAILS`): both would go on at the same pace else, and it would never come up. Who begins further
+   behind than that may be fetched beside the other one until the backlog ends.
 7. What is taken from its middle on repeats what the follower has. As when a fetch begins in the middle of a
    batch its reader drops what lies below its own position; so such bytes begin a chunk, and are never within.
 """
@@ -55,7 +56,7 @@ HEADS_S = 1.0
 WHOLE_S = 10.0
 NEAR_S, AHEAD = 0.5, 4
 MOST_HEADS = 8_192  # that are looked at together
-MOST_TRAIL = 1_024
+MOST_TRAIL, MOST_TRAILS = 8_192, 131_072  # headers, of about a hundred bytes
 
 Deliver = Callable[[Any], Awaitable[None]]
 Counts = Callable[[Headers], int]  # how many of the first batches their headers tell all of
@@ -123,7 +124,7 @@ class Followers:
 
     def _comes_up(self, part: PartitionFetch, start: int, fetched: Fetched) -> bool:
         """Whether what it lacks is remembered (rule 6): it is given that, once it is not being fetched."""
-        remember(part, start, fetched)
+        remember(part, start, fetched, min(MOST_TRAIL, MOST_TRAILS // len(self._of)))
         if not part.trail or part.trail[0].start_offset > part.next_offset or not self.has_room(part):
             return False
         if part.polling and not part.is_given:
@@ -227,8 +228,9 @@ def heads_for(part: PartitionFetch, start: int, fetched: Fetched) -> Heads | Non
     )  # fmt: skip
 
 
-def remember(part: PartitionFetch, start: int, fetched: Fetched) -> None:
-    """What another reader has fetched from `start` on, where that goes on with what is remembered."""
+def remember(part: PartitionFetch, start: int, fetched: Fetched, most: int) -> None:
+    """What another reader has fetched from `start` on, where that goes on with what is remembered; the last
+    `most` headers."""
     trail, of = part.trail, (part.topic_id, part.epoch)
     if part.trail_of != of or (trail and trail[-1].next_offset != start):
         trail.clear()
@@ -238,7 +240,7 @@ def remember(part: PartitionFetch, start: int, fetched: Fetched) -> None:
         trail.clear()
         return
     trail.append(made)
-    while sum(len(one.heads) for one in trail) > MOST_TRAIL:  # of an answer that has more by itself nothing
+    while sum(len(one.heads) for one in trail) > most:  # of an answer that has more by itself nothing
         trail.popleft()
 
 

@@ -7,11 +7,11 @@
 | dispatch, consumer      | a workload, instant, by a stream | what the group finishes                |
 | dispatch, also a tier   | the same                         | that, and the topic                    |
 
-Each row has two workers, each in a control plane of its own on the same brokers; they are audited by turns, as
-no two processes are equally fast. In a round both copy, or deliver, the same topic anew, at the same time; from
-the share `LOW` of it on each second is measured (`tests.bench.slices`). Each row is of records a second, and beside it of the worker's CPU seconds per million
-records meanwhile. `between`: about where the true ratio lies, as seconds that follow each
-other are not independent.
+Each row has two workers, each in a control plane of its own on the same brokers; they are audited by turns,
+as no two processes are equally fast. In a round both copy, or deliver, the same topic anew, at the same time;
+from the share `LOW` of it on each second is measured (`tests.bench.slices`). Each row is of records a second,
+and beside it of the worker's CPU seconds per million records meanwhile. `between`: about where the true ratio
+lies, as seconds that follow each other are not independent.
 
 What lasts is measured, not the start: by then an audit that began with the run has caught up with what was
 copied or delivered before its jobs were there, and counts what comes as it comes. A plan is made when the
