@@ -52,7 +52,7 @@ from app.kafka.fetched import (
 log = structlog.get_logger(__name__)
 
 FED_S = 1.0
-HEADS_S = 1.0
+HEADS_S = 2.0
 WHOLE_S = 10.0
 NEAR_S, AHEAD = 0.5, 4
 MOST_HEADS = 8_192  # that are looked at together

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from app.core.audit.count import SKEW_MS, How
+from app.core.audit.count import SKEW_MS, UNTIMED, How
 from app.core.audit.fingerprint import Source
+from app.core.audit.latencies import Latencies
 from app.core.audit.prefix import ConsumerReader
 from app.core.audit.reader import IDLE_MS
 from app.core.audit.reports import Scope
@@ -35,6 +36,20 @@ def test_who_is_never_at_the_end_of_a_log_of_times_ahead_holds_no_window_open() 
         one.ended(number + 1, base, now_ms)
         assert one.reader.watermark_ms(now_ms) <= now_ms - 100 * lag - IDLE_MS
     assert one.reader.watermark_ms(now_ms) >= now_ms - 200 * lag - IDLE_MS
+
+
+def test_all_that_is_finished_has_a_latency_whether_its_header_tells_its_window_or_it_is_decoded() -> None:
+    one, log = consumer(), Log()
+    log.append([BEGAN_MS + 30_000] * 5)
+    log.append([BEGAN_MS + 1, BEGAN_MS + SCOPE.width_ms + 1, -1])
+    one.fetched(*_only(log, 0))
+    one.fetched(*_only(log, 5))
+    one.finished(8, BEGAN_MS + 90_000)
+    (report,) = one.reader.reports(BEGAN_MS + 90_000)
+    timed = {i.start_ms: Latencies.from_bytes(i.totals.latencies).count for i in report.windows}
+    assert timed == {UNTIMED: 0, BEGAN_MS: 6, BEGAN_MS + SCOPE.width_ms: 1}
+    slowest_ms = max(i.totals.percentiles_ms(1.0)[0] for i in report.windows)
+    assert 89_000 < slowest_ms < 91_000
 
 
 def test_the_end_of_a_log_is_believed_when_it_is_finished_and_of_the_time_when_it_was_asked_for() -> None:
