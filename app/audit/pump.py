@@ -37,6 +37,7 @@ HEARD_S = 30.0  # and, when nothing was, that it is heard
 SOON = 32  # final reports that wait: they are sent at once
 MOST_PENDING = 256
 PART_OFFSETS = 1 << 18  # fewer reports: one takes a worker some milliseconds
+MOST_WINDOWS = 16, 8, 4, 2, 1  # the last ones, whose figures are noted; the first of these that fits
 FRESH_S = 5.0  # so old may be what is known of the log's end
 LOOK_S = 0.05
 
@@ -89,6 +90,8 @@ class AuditPump:
             self.reader.complete_ms = former.complete_ms
             if self.reader.next_offset != next_offset:
                 self.reader.pass_over(next_offset, at_ms)
+                if is_cut:  # what has gone was of windows that had begun before now
+                    self.reader.complete_ms = max(self.reader.complete_ms, at_ms)
         self._note, self._noted = b"", -1  # of which version
         self._tell = tell
         self._send = send
@@ -219,8 +222,12 @@ class AuditPump:
     def note(self) -> bytes:
         """For the successor; made once a version."""
         if self._noted != self.version:
-            reader, self._noted = self.reader, self.version
-            note = AuditNote(self.plan.counting, self._is_cut, reader.state(whole=False), reader.complete_ms)
+            self._noted, counting = self.version, self.plan.counting
+            for most in MOST_WINDOWS:
+                state = self.reader.state(most)
+                note = AuditNote(counting, self._is_cut, state, self.reader.complete_ms)
+                if note.fits:
+                    break
             self._note = note.to_bytes()
         return self._note
 

@@ -5,9 +5,10 @@ Rules
    log does not have that any more, what is still there is a stretch of its part for itself.
 2. Without a position it begins at the log's start: what was reported before is reported again, and counts
    once.
-3. Who counts otherwise than the former owner begins where that one's reports end. Of that, and of a log that
-   has lost its beginning, the first windows are cut: they are counted, and not compared.
-4. Another log (the topic was made anew, or truncated) begins a new lineage.
+3. Who counts otherwise than the former owner begins where that one's reports end; a note that cannot be read
+   is another version's. Of that, and of a log that has lost its beginning, the first windows are cut: they
+   are counted, and not compared.
+4. Another log (the topic was made anew, or truncated) begins a new lineage, and so does another version.
 """
 
 from __future__ import annotations
@@ -69,8 +70,9 @@ async def find_audit_beginning(
         return AuditBeginning(beginning, first, None, is_cut=first > 0)
     base, former = snapshot.base, AuditNote.from_bytes(answer.note)
     if former is None or former.counting != counting:
-        start = max(first, base)
-        beginning = Beginning(Snapshot(start), answer.lineage, log, known=False)
+        # Another version's parts may be other ones.
+        start, lineage = max(first, base), answer.lineage + (former is None)
+        beginning = Beginning(Snapshot(start), lineage, log, known=False)
         return AuditBeginning(beginning, start, None, is_cut=True)
     upto = former.next_offset
     start = upto if upto >= first else max(first, base)

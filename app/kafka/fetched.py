@@ -260,6 +260,7 @@ class PartitionFetch:
     waits: bool = False  # for what it is to be given
     trail: deque[Heads] = field(default_factory=deque)  # what was fetched ahead of it, of the log `trail_of`
     trail_of: tuple[str, int] = ("", -1)
+    trailing: int = 0  # headers in it
 
     @property
     def compared_epoch(self) -> int:

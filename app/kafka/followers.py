@@ -106,7 +106,10 @@ class Followers:
         if fetched is not None:
             end, is_whole = fetched.next_offset, bool(fetched.aborted or fetched.damage)
         part.high_watermark, part.seen_at_s = leader.high_watermark, time.monotonic()
-        match offered(part.next_offset, start, end, is_whole=is_whole):
+        what = offered(part.next_offset, start, end, is_whole=is_whole)
+        if what is not Offer.MISSES and part.trail:
+            forget(part)  # it has come up
+        match what:
             case Offer.WAITS:
                 self.wait(part)
             case Offer.TAKES if fetched is not None and not fetched.damage and self.has_room(part):
@@ -233,15 +236,22 @@ def remember(part: PartitionFetch, start: int, fetched: Fetched, most: int) -> N
     `most` headers."""
     trail, of = part.trail, (part.topic_id, part.epoch)
     if part.trail_of != of or (trail and trail[-1].next_offset != start):
-        trail.clear()
+        forget(part)
     part.trail_of = of
     made = heads_for(part, start, fetched)
     if made is None:
-        trail.clear()
+        forget(part)
         return
     trail.append(made)
-    while sum(len(one.heads) for one in trail) > most:  # of an answer that has more by itself nothing
-        trail.popleft()
+    part.trailing += len(made.heads)
+    while part.trailing > most:  # of an answer that has more by itself nothing
+        part.trailing -= len(trail.popleft().heads)
+
+
+def forget(part: PartitionFetch) -> None:
+    """Nothing is remembered for it."""
+    part.trail.clear()
+    part.trailing = 0
 
 
 def remembered(part: PartitionFetch) -> list[Heads]:
@@ -249,7 +259,7 @@ def remembered(part: PartitionFetch) -> list[Heads]:
     batch."""
     position = part.next_offset
     found = [one for one in part.trail if one.next_offset > position]
-    part.trail.clear()
+    forget(part)
     if found and found[0].start_offset < position:
         first = found[0]
         rest = [head for head in first.heads if int.from_bytes(head[:8], signed=True) >= position]

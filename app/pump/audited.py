@@ -197,7 +197,7 @@ class ConsumerAudit:
             if self.broken:
                 self._note = b""
             elif self._noted != (version, self.next_offset):
-                state = self._reader.reader.state()
+                state = self._reader.reader.state(whole=True)
                 self._note = AuditNote(self._counting, self._reader.is_cut, state).to_bytes()
             self._noted, self._noted_s = (version, self.next_offset), now_s
         return self._note

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
@@ -12,6 +13,8 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from app.audit import pump as pumps
 from app.audit.pump import PART_OFFSETS, AuditPump
 from app.config.audit import AuditPlan
+from app.control.audits import Audits
+from app.core.audit import note as notes
 from app.core.audit.collect import Collector
 from app.core.audit.count import UNTIMED
 from app.core.audit.note import AuditNote
@@ -171,6 +174,54 @@ async def test_what_was_lost_is_known_to_a_successor_although_nobody_was_told_ye
     await stand.report(stand.pump)
     (tier,) = stand.collector.tiers.values()
     assert (tier.complete_ms, stand.counts) == (complete_ms, {WIDTH_MS: 10})
+
+
+async def test_what_is_lost_between_two_owners_is_told_although_something_was_cut_before() -> None:
+    stand = Stand()
+    stand.log.append([WIDTH_MS] * 10)
+    stand.feed()
+    note = AuditNote(stand.plan.counting, False, stand.pump.reader.state(), complete_ms=7)
+    stand.log.next_offset = 20  # what came meanwhile has gone
+    stand.log.append([WIDTH_MS] * 5)
+    stand.begin(20, 20, note, is_cut=True)
+    stand.feed()
+    await stand.report(stand.pump)
+    (tier,) = stand.collector.tiers.values()
+    assert tier.complete_ms > 1_700_000_000_000
+    assert (stand.counts, saved(stand).is_cut) == ({WIDTH_MS: 15}, False)
+
+
+async def test_figures_are_noted_of_as_many_windows_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notes, "MOST_BYTES", 2_000)
+    now_ms = int(time.time() * 1000) // WIDTH_MS * WIDTH_MS
+    stand = Stand(audit_plan(disorder="1h"))
+    for number in range(20):
+        at_ms = now_ms - (20 - number) * WIDTH_MS
+        stand.log.append([at_ms + 300 * one for one in range(200)])
+    stand.feed()
+    await stand.report(stand.pump)
+    note = saved(stand)
+    (state,) = note.state
+    assert 1 <= len(state.windows) < 16
+    assert (note.next_offset, state.whole_ms) == (4_000, state.windows[0].start_ms)
+    assert len(note.to_bytes()) <= notes.MOST_BYTES
+
+
+async def test_a_pump_that_lacks_figures_reports_nothing_and_begins_again() -> None:
+    stand, again = Stand(), list[str]()
+    catalog: Any = SimpleNamespace(plan=lambda _: stand.plan)
+    clusters: Any = None
+    audits = Audits(catalog, clusters, lambda *_: None, {})
+    audits.pumps["job"] = stand.pump
+    stand.log.append([WIDTH_MS] * 10)
+    stand.feed()
+    audits.look(lambda job, _: again.append(job))
+    assert (again, stand.pump.is_due(0.0, 5.0)) == ([], True)
+    stand.pump.reader.is_lacking = True
+    audits.look(lambda job, _: again.append(job))
+    assert (again, stand.pump.is_due(0.0, 5.0), stand.pump.is_busy) == (["job"], False, False)
+    await stand.report(stand.pump)
+    assert stand.counts == {}
 
 
 async def test_what_lasts_of_a_pump_that_drains_is_all_of_it() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.audit import pump as pumps
-from app.core.audit import note, reader
+from app.core.audit import note
 from tests.audit.test_pump import WIDTH_MS, Stand
 from tests.audit.test_view import audit_plan
 from tests.control.test_beginning_audit import begin
@@ -77,7 +77,7 @@ def test_each_record_is_counted_once_whoever_is_killed_and_whenever(
 ) -> None:
     with (
         patch.object(pumps, "PART_OFFSETS", PART), patch.object(note, "MOST_BYTES", most_bytes),
-        patch.object(reader, "MOST_WINDOWS", most_windows),
+        patch.object(pumps, "MOST_WINDOWS", (most_windows,)),
     ):  # fmt: skip
         asyncio.run(_story(random.Random(seed)))
 

@@ -95,10 +95,12 @@ async def test_a_successor_goes_on_where_its_predecessor_had_come_if_that_is_the
     assert found.beginning.lineage == 4
 
 
-@pytest.mark.parametrize("note", [b"", b"no note", b"65536 60000 0", left(BASE, is_cut=True).to_bytes()])
-async def test_what_may_be_cut_is_known_as_such(note: bytes) -> None:
+@pytest.mark.parametrize(
+    ("note", "lineage"), [(b"no note", 5), (b"65536 60000 0", 5), (left(BASE, is_cut=True).to_bytes(), 4)]
+)
+async def test_what_may_be_cut_is_known_as_such(note: bytes, lineage: int) -> None:
     found, _ = await begin(0, BASE, note)
-    assert (found.next_offset, found.is_cut) == (BASE, True)
+    assert (found.next_offset, found.beginning.lineage, found.is_cut) == (BASE, lineage, True)
 
 
 async def test_who_counts_otherwise_goes_on_where_the_former_owners_reports_end() -> None:

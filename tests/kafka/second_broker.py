@@ -22,7 +22,7 @@ from typing import Any
 
 import psutil
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-from aiokafka.errors import for_code
+from aiokafka.errors import NodeNotReadyError, for_code
 from aiokafka.protocol.admin import AlterPartitionReassignmentsRequest
 from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.metadata import MetadataRequest
@@ -225,9 +225,14 @@ class SecondBroker:
     async def _until(self, wanted: Replicas, holds: Any) -> None:
         async with asyncio.timeout(ENOUGH_S):
             while True:
-                response = await self._client.send(
-                    FIRST, MetadataRequest(sorted({topic for topic, _ in wanted}))
-                )
+                try:
+                    response = await self._client.send(
+                        FIRST, MetadataRequest(sorted({topic for topic, _ in wanted}))
+                    )
+                except NodeNotReadyError:  # it was killed, and the client has not heard that it is back
+                    self._client.client.force_metadata_update()
+                    await asyncio.sleep(LOOK_S)
+                    continue
                 found = {
                     (topic, partition): (leader, replicas, in_sync)
                     for _, topic, _, partitions in response.topics

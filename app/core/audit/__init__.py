@@ -14,6 +14,7 @@ Modules
     headers      the headers of many batches as arrays
     count        a fetched chunk, or a client's records, into a Tally of totals by window
     reader       a partition's reader: cuts what it counts into parts and makes reports of them
+    note         what it leaves to its successor
     prefix       a consumer's partition: counted when it is fetched, told when all before it is finished
     client       a producer's or consumer's auditor: numbered reports, what a write-ahead log keeps of them
     reports      the report, and which of several reports of the same part counts (exactly-once)
@@ -40,7 +41,8 @@ Exactly once
    Of two reports of a part the wider one counts: replayed, repeated and reordered reports change nothing, of
    a lost one the next says it all, and a successor that reads the part again from its start says the same as
    its predecessor, or more. A zombie does no harm; no fencing is needed.
-   Who cannot read a part again from its start (a consumer that goes on) leaves its figures to its successor.
+   Who has counted leaves its figures to its successor (`note`), who need not read the part again: what a
+   consumer has gone on from it cannot.
 2. Each table value skips what is at or below its own position and has its own memory of what it counted. So
    values of different ages (a local store that is ahead of its changelog, a killed writer) come right by
    replaying the topic, in whatever mixture they were found.

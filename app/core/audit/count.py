@@ -125,11 +125,14 @@ class Tally:
 
     def seen(self, at_ms: int) -> None:
         """This tier has had at `at_ms` what was counted; `times` end."""
+        are_many = len(self.times or ()) > MANY_WINDOWS
         for start, lasts_ms, spans_ms, counts in self.times or ():
             if spans_ms is None or counts is None:
                 self.sums(start).latencies.add(at_ms - lasts_ms)
             else:
                 _add_latencies(self.sums(start).latencies, at_ms - lasts_ms, spans_ms, counts)
+            if are_many:
+                self.sums(start).pack()
         self.times = None
 
     def merge(self, other: Tally) -> None:

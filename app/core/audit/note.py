@@ -1,5 +1,5 @@
 """What an auditor of a partition leaves to its successor, with its position: the figures of parts that have
-not ended, or are not known to have arrived. So who takes over reads nothing again.
+not ended, or are not known to have arrived. So who takes over reads nothing again, mostly.
 """
 
 from __future__ import annotations
@@ -32,6 +32,11 @@ class AuditNote(msgspec.Struct, frozen=True, array_like=True):
     def next_offset(self) -> int:
         """Where it goes on."""
         return self.state[-1].upto
+
+    @property
+    def fits(self) -> bool:
+        """Whether it is noted with its figures."""
+        return len(msgspec.msgpack.encode(self)) <= MOST_BYTES
 
     def to_bytes(self) -> bytes:
         """In at most `MOST_BYTES`; where that is too little, without figures: they are counted again from

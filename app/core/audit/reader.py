@@ -27,6 +27,7 @@ from app.core.record_batch import LOG_OVERHEAD_BYTES, Committed
 # windows then would tell as lost what is only on its way. So it is longer than hiccups last.
 IDLE_MS = 300_000
 MOST_WINDOWS = 16  # the last ones of a part, whose figures a successor is told
+MOST_HELD = 16_384  # of more nothing is told: looking which would hold up others
 _FRAME = struct.Struct(">qi")  # base offset and length
 
 
@@ -164,29 +165,38 @@ class PartitionReader:
 
     # -- for a successor ---------------------------------------------------------------------------
 
-    def state(self, *, whole: bool = True) -> tuple[PartState, ...]:
+    def state(self, most_windows: int = MOST_WINDOWS, *, whole: bool = False) -> tuple[PartState, ...]:
         """All that is not known to have arrived; the last is what is being counted, up to `next_offset`: of
-        that also what has. Of too much only where the first of these parts began: it is to be counted again
-        from there.
+        that also, of what has, the figures of the last windows. Should a record of another one come, who goes
+        on from it `is_lacking`. Of too much only where the first of these parts began: it is to be counted
+        again from there.
 
         Args:
-            whole: else, of what has arrived, only the figures of the last windows. Should a record of another
-                one come, its reader `is_lacking`.
+            whole: no window's figures are left out.
         """
-        windows, told, whole_ms = sorted(self._tally.windows.items()), self._acknowledged, self._whole_ms
-        if not whole and len(windows) > MOST_WINDOWS:
-            old, windows = windows[:-MOST_WINDOWS], windows[-MOST_WINDOWS:]
+        held, told, whole_ms = self._tally.windows, self._acknowledged, self._whole_ms
+        many = sum(len(one.windows) for one in self._finished)
+        if self.is_lacking or len(held) > MOST_HELD:
+            return self._begun()
+        windows = sorted(held.items())
+        if not whole and len(windows) > most_windows:
+            old, windows = windows[:-most_windows], windows[-most_windows:]
             whole_ms = max(whole_ms, windows[0][0])
             windows += (one for one in old if one[0] == UNTIMED or one[1].count != told.get(one[0]))
-        many = sum(len(one.windows) for one in self._finished) + len(windows)
-        if self.is_lacking or many > 4 * MOST_WINDOWS:
-            first = [(one.part, one.since) for one in self._finished[:1]] or [(self._part, self._since)]
-            return (begun(*first[0]),)
+            if whole_ms > self._mark_ms:  # of times ahead of all others: what comes next would be lacking
+                return self._begun()
+        if many + len(windows) > 4 * MOST_WINDOWS:
+            return self._begun()
         finished = (
             PartState(one.part, one.since, one.upto, one.final, one.windows) for one in self._finished
         )
         now = PartState(self._part, self._since, self.next_offset, False, _increments(windows), whole_ms)
         return *finished, now
+
+    def _begun(self) -> tuple[PartState, ...]:
+        if self._finished:
+            return (begun(self._finished[0].part, self._finished[0].since),)
+        return (begun(self._part, self._since),)
 
     def go_on_from(self, state: Sequence[PartState], at_ms: int) -> None:
         """Counts on where another one has come; of one that has counted nothing yet."""

@@ -14,7 +14,8 @@ of a part the widest counts, and it does not matter which of them arrive, in wha
     they lie apart                                       count both (the start of the part had left the log)
     they overlap otherwise, or it says less than that    refuse, and tell: starts differ, or records have gone
 
-Partitions: part n begins at offset n * PART_OFFSETS, a batch belongs to the part of its base offset. Clients:
+Partitions: part n begins at n times a fixed number of offsets (PART_OFFSETS of a consumer's, `app.audit.pump`
+has that of other tiers), a batch belongs to the part of its base offset. Clients:
 part n is the report with the sequence number n of one incarnation, [0, 1), final. What has only a UUID (part
 `NO_PART`) is known by that, up to `MOST_IDS` a source and window; more are refused, and told.
 """

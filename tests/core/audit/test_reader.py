@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from app.core.audit.count import LIFTS, SKEW_MS, UNTIMED, How
 from app.core.audit.fingerprint import Source
 from app.core.audit.latencies import BINS
-from app.core.audit.reader import PartitionReader, begun
+from app.core.audit.reader import MOST_WINDOWS, PartitionReader, begun
 from app.core.audit.reports import Scope
 from app.kafka.decode import records_of
 from tests.core.audit.logs import Log
@@ -44,6 +44,7 @@ def test_a_part_of_many_windows_takes_little_memory_and_its_latencies_stay() -> 
         tracemalloc.stop()
     assert taken / windows < 8 * BINS / 2
 
+    starts = [at - at % SCOPE.width_ms for _, at in log.records()]
     log.append([BEGAN_MS + 1])
     data, end = log.fetch(windows, 1)
     one.fetched(data, end, at_ms=at_ms, seen_at_ms=BEGAN_MS + 1_001)
@@ -52,7 +53,10 @@ def test_a_part_of_many_windows_takes_little_memory_and_its_latencies_stay() -> 
     fast, slow = totals.percentiles_ms(0.5, 1.0)
     assert 49 < fast < 51
     assert 990 < slow < 1_010
-    assert one.state() == (begun(0, 0),), "too many for a note"
+    (state,) = one.state()
+    assert [i.start_ms for i in state.windows] == [starts[0], *starts[-MOST_WINDOWS:]]
+    assert state.whole_ms == starts[-MOST_WINDOWS]
+    assert one.state(whole=True) == (begun(0, 0),), "too many for a note"
 
 
 def test_many_windows_at_once_keep_their_latencies() -> None:
