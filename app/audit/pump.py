@@ -38,7 +38,6 @@ SOON = 32  # final reports that wait: they are sent at once
 MOST_PENDING = 256
 PART_OFFSETS = 1 << 18  # fewer reports: one takes a worker some milliseconds
 MOST_WINDOWS = 16, 8, 4, 2, 1  # the last ones, whose figures are noted; the first of these that fits
-FRESH_S = 5.0  # so old may be what is known of the log's end
 LOOK_S = 0.05
 
 SendReports = Callable[["AuditPump"], Awaitable[None]]
@@ -196,10 +195,8 @@ class AuditPump:
     def acknowledged(self, report: Report) -> None:
         """The topic has it."""
         self.reader.acknowledged(report)
-        base, is_cut = (
-            max(self._base, self.reader.committable_offset),
-            self._is_cut and report.complete_ms < 0,
-        )
+        base = max(self._base, self.reader.committable_offset)
+        is_cut = self._is_cut and report.complete_ms < 0
         if (base, is_cut) != (self._base, self._is_cut):
             self._base, self._is_cut = base, is_cut
             self.version += 1

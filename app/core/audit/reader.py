@@ -175,7 +175,6 @@ class PartitionReader:
             whole: no window's figures are left out.
         """
         held, told, whole_ms = self._tally.windows, self._acknowledged, self._whole_ms
-        many = sum(len(one.windows) for one in self._finished)
         if self.is_lacking or len(held) > MOST_HELD:
             return self._begun()
         windows = sorted(held.items())
@@ -185,7 +184,7 @@ class PartitionReader:
             windows += (one for one in old if one[0] == UNTIMED or one[1].count != told.get(one[0]))
             if whole_ms > self._mark_ms:  # of times ahead of all others: what comes next would be lacking
                 return self._begun()
-        if many + len(windows) > 4 * MOST_WINDOWS:
+        if sum(len(one.windows) for one in self._finished) + len(windows) > 4 * MOST_WINDOWS:
             return self._begun()
         finished = (
             PartState(one.part, one.since, one.upto, one.final, one.windows) for one in self._finished
