@@ -78,8 +78,8 @@ class Asked:
         return time.monotonic() >= self._until_s
 
     def left_s(self, most_s: float = CLUSTER_S) -> float:
-        """The time that one question may take."""
-        return max(0.01, min(most_s, self._until_s - time.monotonic()))
+        """The time that one question may take; 0: what does not answer at once is not known."""
+        return max(0.0, min(most_s, self._until_s - time.monotonic()))
 
     def expect(self, name: str, topics: Iterable[str], groups: Iterable[str] = ()) -> None:
         """These are going to be asked for."""

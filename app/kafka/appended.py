@@ -13,6 +13,9 @@ Rules
    every `MANY`th round only, unless much waits in its line: many batches cost hardly more than a few.
 4. Where the log goes on behind what was told, and nothing of ours is on its way there, it is fetched: others
    write, too.
+5. A topic that is deleted and made anew begins in epoch 0 again. But the offsets that a writer is told only
+   grow in one log: where they do not, or the topic is gone for a moment, the follower's position is doubted
+   (`app.kafka.log_watch`) before anything more is taken there.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from app.core.feed import NOT_KNOWN, Line, Row
 from app.core.record_batch import HEADER_BYTES
 from app.core.verbatim import CLEARED, Copy
 from app.kafka.append_pending import has_times_of_log
-from app.kafka.clusters import ClusterClient, ClusterUnreachable
+from app.kafka.clusters import TOPIC_UNKNOWN, ClusterClient, ClusterUnreachable
 from app.kafka.epochs import EpochEnd, epoch_ends
 from app.kafka.fetched import Headed, PartitionFetch
 from app.kafka.followers import Followers, is_in_doubt
@@ -60,7 +63,7 @@ class Written:
 
     def __init__(
         self, at: tuple[str, int], topic_id: str, sent_to: Callable[[], int], in_flight: Callable[[], int],
-        ended: Callable[[Written], None],
+        doubt: Callable[[Written], None], ended: Callable[[Written], None],
     ) -> None:  # fmt: skip
         self.at = at
         self.topic_id = topic_id
@@ -68,11 +71,17 @@ class Written:
         self.in_flight = in_flight
         self.line = Line()
         self.acknowledged_s = float("-inf")
+        self._end = 0  # of what is acknowledged
+        self._doubt = doubt
         self._ended = ended
 
     def acknowledged(self, base_offset: int, copy: Copy) -> None:
         """The log has it there; -1: nobody tells where."""
         self.acknowledged_s = time.monotonic()
+        if base_offset >= 0:
+            if base_offset < self._end:
+                self._doubt(self)  # rule 5
+            self._end = base_offset + copy.record_count
         if has_times_of_log(base_offset):
             base_offset = NOT_KNOWN  # rule 2: its header was changed
         if self.line.is_begun:
@@ -116,12 +125,20 @@ class Appended:
         in_flight: Callable[[], int],
     ) -> Written:
         """Of a lane, as `Written`."""
-        made = Written((topic, partition), topic_id, sent_to, in_flight, self._end)
+        made = Written((topic, partition), topic_id, sent_to, in_flight, self._doubt, self._end)
         self._written[made] = None
         return made
 
     def _end(self, written: Written) -> None:
         self._written.pop(written, None)
+
+    def _doubt(self, written: Written) -> None:
+        """Rule 5."""
+        written.line.stop()
+        part = self._followers.of(*written.at)
+        if part is not None:
+            part.doubted = True
+            self._followers.go(part)
 
     # -- rounds ------------------------------------------------------------------------------------
 
@@ -196,6 +213,9 @@ class Appended:
 
     def _heard(self, written: Written, part: PartitionFetch, end: EpochEnd | None) -> None:
         line = written.line
+        if end is not None and end.code in TOPIC_UNKNOWN:
+            self._doubt(written)
+            return
         is_known = end is not None and not end.code and end.epoch == line.epoch
         if end is None or not is_known or not _fits(written, part) or part.epoch != line.epoch:
             line.stop()

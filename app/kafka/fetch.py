@@ -358,8 +358,8 @@ class FetchService(Service):
         if gap is not None:
             await self._deliver(gap)
             part.next_offset, part.last_epoch = gap.end, last_epoch
-            part.epoch = self.client.leader_epoch(part.topic, part.partition)
-        part.topic_id, part.doubted, part.unsure = topic_id, False, False
+            part.epoch, part.unsure = self.client.leader_epoch(part.topic, part.partition), False
+        part.topic_id, part.doubted = topic_id, False
         if gap is None and code == OFFSET_OUT_OF_RANGE:
             await self._failed(part, NO_LEADER, "the position was out of range, and is not any more")
 

@@ -13,11 +13,13 @@ from app.audit.pump import AuditPump
 from app.core.fencing import LogId
 from app.core.job import JobId
 from app.kafka import appended as appended_module
+from app.kafka import log_watch
 from app.kafka.appended import Appended
 from app.kafka.clusters import ClusterClient
 from app.kafka.fetch import FetchService
 from app.kafka.fetched import ByteBudget, Fetched, Gap, Headed
 from app.kafka.topic_configs import alter
+from app.replica import runtime as runtime_module
 from app.replica.pump import ReplicaPump
 from app.yard import Yard
 from tests.audit.test_view import audit_plan
@@ -220,7 +222,14 @@ async def test_a_log_that_changes_what_it_takes_is_fetched(
     assert not counts.told
 
 
-async def test_a_destination_made_anew_is_told(stand: Stand, counts: Counting, topic_name: str) -> None:
+async def no_round(_: float, *, of_all: bool) -> None:
+    """The broker is not asked."""
+
+
+@pytest.mark.parametrize("is_seen", [True, False])
+async def test_a_destination_made_anew_is_told(
+    stand: Stand, counts: Counting, topic_name: str, monkeypatch: pytest.MonkeyPatch, is_seen: bool
+) -> None:
     await both(stand, topic_name)
     pump = await replica(stand, counts, topic_name)
     audit = await counts.begin(topic_name)
@@ -228,8 +237,19 @@ async def test_a_destination_made_anew_is_told(stand: Stand, counts: Counting, t
     await stand.copied([pump])
     await counted(stand, counts, audit, topic_name)
     end = audit.reader.next_offset
+    if not is_seen:  # when somebody looks again it is longer than before
+        monkeypatch.setattr(counts.appended, "_round", no_round)
+        for module in (runtime_module, log_watch):
+            monkeypatch.setattr(module, "TOPIC_IDS_S", 60.0)
     await made_anew(stand.target, topic_name)
     await write(stand, topic_name, end + 500)
+    if not is_seen:
+        while not (await stand.target.end_offsets([(topic_name, 0)]))[topic_name, 0]:
+            await asyncio.sleep(0.01)
+        async with producing(stand.target.spec.bootstrap[0]) as producer:
+            sent = [await producer.send(topic_name, b"theirs", partition=0) for _ in range(end + 500)]
+            await asyncio.gather(*sent)
+    monkeypatch.undo()
     await stand.until(lambda: any(gap.key == 0 for gap in counts.gaps))
     gap = next(gap for gap in counts.gaps if gap.key == 0)
     assert (gap.begun_anew, gap.start, audit.reader.next_offset) == (True, end, end)
