@@ -244,7 +244,7 @@ async def test_a_destination_made_anew_is_told(
     await made_anew(stand.target, topic_name)
     await write(stand, topic_name, end + 500)
     if not is_seen:
-        while not (await stand.target.end_offsets([(topic_name, 0)]))[topic_name, 0]:
+        while not (await stand.target.end_offsets([(topic_name, 0)]))[topic_name, 0]:  # noqa: ASYNC110 - the lane
             await asyncio.sleep(0.01)
         async with producing(stand.target.spec.bootstrap[0]) as producer:
             sent = [await producer.send(topic_name, b"theirs", partition=0) for _ in range(end + 500)]
