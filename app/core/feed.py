@@ -17,7 +17,8 @@ from __future__ import annotations
 
 from collections import deque
 from enum import Enum
-from typing import NamedTuple
+
+import msgspec
 
 MOST_ROWS = 8_192
 NOT_KNOWN = -1
@@ -41,7 +42,7 @@ def offered(next_offset: int, start: int, end: int, *, is_whole: bool) -> Offer:
     return Offer.MISSES
 
 
-class Row(NamedTuple):
+class Row(msgspec.Struct, frozen=True, gc=False):
     """An acknowledged batch [base_offset, next_offset): its header as it was sent, and when it was there."""
 
     base_offset: int

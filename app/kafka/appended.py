@@ -78,16 +78,16 @@ class Written:
     def acknowledged(self, base_offset: int, copy: Copy) -> None:
         """The log has it there; -1: nobody tells where."""
         self.acknowledged_s = time.monotonic()
+        end = base_offset + copy.record_count
         if base_offset >= 0:
             if base_offset < self._end:
                 self._doubt(self)  # rule 5
-            self._end = base_offset + copy.record_count
-        if has_times_of_log(base_offset):
-            base_offset = NOT_KNOWN  # rule 2: its header was changed
-        if self.line.is_begun:
-            head = bytes(copy.data[:HEADER_BYTES])
-            row = Row(int(base_offset), base_offset + copy.record_count, head, now_ms())
-            self.line.acknowledged(copy.source_start, row)
+            self._end = end
+        line = self.line
+        if line.is_begun:
+            # Rule 2: where the log has set its times, the header was changed.
+            start = NOT_KNOWN if has_times_of_log(base_offset) else int(base_offset)
+            line.acknowledged(copy.source_start, Row(start, end, bytes(copy.data[:HEADER_BYTES]), now_ms()))
 
     def close(self) -> None:
         """It writes no more."""

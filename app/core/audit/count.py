@@ -351,9 +351,9 @@ def _add_latencies(latencies: Latencies, least_ms: Numbers, spans_ms: Numbers, c
         return
     latencies.add(least_ms[narrow], counts[narrow])
     least_ms, spans_ms, counts = least_ms[~narrow], spans_ms[~narrow], counts[~narrow]
-    for point in range(_SPREAD):
-        share = counts * (point + 1) // _SPREAD - counts * point // _SPREAD
-        latencies.add(least_ms + spans_ms * (2 * point + 1) // (2 * _SPREAD), share)
+    points = np.arange(_SPREAD)[:, np.newaxis]
+    share = counts * (points + 1) // _SPREAD - counts * points // _SPREAD
+    latencies.add((least_ms + spans_ms * (2 * points + 1) // (2 * _SPREAD)).ravel(), share.ravel())
 
 
 def _count_records(

@@ -45,6 +45,7 @@ assert LAYOUT.itemsize == HEADER_BYTES
 assert LAYOUT.names == BatchHeader._fields
 
 _length_at = struct.Struct(">i").unpack_from
+_frame_at = struct.Struct(">i4xb").unpack_from  # length, magic
 _LENGTH_AT = 8
 _MAGIC_AT = 16
 
@@ -105,17 +106,14 @@ def headers_of(data: bytes | memoryview) -> Headers | None:
 def heads_of(data: bytes) -> list[bytes] | None:
     """The headers of whole batches, `HEADER_BYTES` each, cheaply. None: not all are of format 2."""
     heads: list[bytes] = []
-    append, at, size = heads.append, 0, len(data)
-    while at < size:
-        head = data[at : at + HEADER_BYTES]
-        if len(head) < HEADER_BYTES or head[_MAGIC_AT] != MAGIC:
+    append, at, last = heads.append, 0, len(data) - HEADER_BYTES
+    while at <= last:
+        length, magic = _frame_at(data, at + _LENGTH_AT)
+        if magic != MAGIC or length < MIN_LENGTH:
             return None
-        (length,) = _length_at(head, _LENGTH_AT)
-        if length < MIN_LENGTH:
-            return None
-        append(head)
+        append(data[at : at + HEADER_BYTES])
         at += LOG_OVERHEAD_BYTES + length
-    return heads if at == size else None
+    return heads if at == len(data) else None
 
 
 def headers_of_heads(
