@@ -217,6 +217,11 @@ class How(NamedTuple):
     by_value: bool = False
     content_of: ContentOf | None = None
 
+    @property
+    def decodes_all(self) -> bool:
+        """No batch is counted from its header."""
+        return self.by_value or self.id_of is not None
+
 
 def count_chunk(
     tally: Tally,
@@ -279,7 +284,7 @@ def _in_one_window(
     headers: Headers, firsts: Numbers, start_offset: int, how: How, width_ms: int
 ) -> npt.NDArray[np.bool_]:
     """Which batches are counted from their headers (rules 2 and 3)."""
-    if how.by_value or how.id_of is not None:
+    if how.decodes_all:
         return np.zeros(firsts.shape, dtype=np.bool_)
     lasts = headers.max_timestamp_ms
     by_log = (headers.attributes & LOG_APPEND_TIME) != 0

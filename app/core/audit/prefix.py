@@ -4,8 +4,9 @@
                         (nothing of them is told)                   of the prefix only
 
 Rules
-1. A chunk is counted once, when it is there anyway, and its bytes are forgotten. It counts for the consumer
-   once everything in it is finished: all below `base`.
+1. A chunk counts for the consumer once everything in it is finished: all below `base`. Where headers tell
+   all, they are kept until then, and those of many chunks are counted together, which costs hardly more than
+   one chunk; another one is counted when it is there anyway. Its bytes are forgotten either way.
 2. Pieces follow on each other without overlap, cut between batches, though two readers may bring them (a
    backlog, and what is new beside it). What nobody brought here, and lies below the base, was finished where
    this consumer did not see it: it is not counted, and windows that may lack it are told (`complete_ms`).
@@ -18,12 +19,15 @@ Rules
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
-from app.core.audit.count import How, Tally, count_chunk
+import numpy as np
+
+from app.core.audit.count import How, Tally, count_chunk, count_headers, told_by_headers
 from app.core.audit.fingerprint import Source
-from app.core.audit.reader import PartitionReader, PartState, by_part, bytes_below
+from app.core.audit.headers import headers_of_heads, heads_of
+from app.core.audit.reader import PartitionReader, PartState, by_part, bytes_below, rows_by_part
 from app.core.audit.reports import PART_OFFSETS, Report, Scope
 from app.core.ranges import MAX_OFFSET
 from app.core.record_batch import Committed
@@ -33,17 +37,20 @@ MOST_PENDING = 256  # reports of what has ended; beyond, the oldest are given up
 
 
 class Piece:
-    """Offsets [start, end), cut between batches, as tallies of parts."""
+    """Offsets [start, end), cut between batches: as tallies of parts, or as the headers that tell all."""
 
-    __slots__ = ("end", "parts", "start")
+    __slots__ = ("end", "heads", "parts", "start")
 
-    def __init__(self, start: int, end: int, parts: list[tuple[int, Tally]]) -> None:
+    def __init__(
+        self, start: int, end: int, parts: list[tuple[int, Tally]], heads: list[bytes] | None = None
+    ) -> None:
         self.start = start
         self.end = end
         self.parts = parts
+        self.heads = heads
 
     def join(self, other: Piece) -> None:
-        """Takes the next one in; when either was finished is not told then."""
+        """Takes the next one in, both counted; when either was finished is not told then."""
         (part, last), (next_part, first) = self.parts[-1], other.parts[0]
         if part == next_part:
             last.merge(first)
@@ -110,19 +117,34 @@ class ConsumerReader:
             end = min(end, pieces[at].start)
         if first >= end:
             return
-        view = memoryview(data)
         if first > start or first % PART_OFFSETS == 0:
-            view = view[bytes_below(view, first) :]
+            data = data[bytes_below(memoryview(data), first) :]
         if at < len(pieces):
-            view = view[: bytes_below(view, end)]
-        committed, parts = Committed(aborted), list[tuple[int, Tally]]()
-        for part, batches in by_part(view, first // PART_OFFSETS, end, PART_OFFSETS):
-            tally = Tally(self._scope.width_ms, timed=True)
-            count_chunk(tally, batches, first, self._how, committed=committed)
-            parts.append((part, tally))
-        pieces.insert(at, Piece(first, end, parts))
+            data = data[: bytes_below(memoryview(data), end)]
+        heads = self._telling(data, first)
+        parts = [] if heads else self._counted(data, first, end, aborted)
+        pieces.insert(at, Piece(first, end, parts, heads))
         if len(pieces) > MOST_PIECES:
             self._join()
+
+    def _telling(self, data: bytes, start: int) -> list[bytes] | None:
+        """The headers of all that there is from `start` on, if nothing else is needed to count it."""
+        heads = None if self._how.decodes_all else heads_of(data)
+        headers = headers_of_heads(heads) if heads else None
+        if heads is None or headers is None:
+            return None
+        told = told_by_headers(headers, start, self._how, self._scope.width_ms)
+        return heads if told == len(heads) else None
+
+    def _counted(
+        self, data: bytes, start: int, end: int, aborted: Sequence[tuple[int, int]]
+    ) -> list[tuple[int, Tally]]:
+        committed, parts = Committed(aborted), list[tuple[int, Tally]]()
+        for part, batches in by_part(memoryview(data), start // PART_OFFSETS, end, PART_OFFSETS):
+            tally = Tally(self._scope.width_ms, timed=True)
+            count_chunk(tally, batches, start, self._how, committed=committed)
+            parts.append((part, tally))
+        return parts
 
     def _join(self) -> None:
         """Joins the first two neighbours that are no more than a part together."""
@@ -130,22 +152,43 @@ class ConsumerReader:
         for at in range(len(pieces) - 1):
             one, other = pieces[at], pieces[at + 1]
             if one.end == other.start and other.end - one.start <= PART_OFFSETS:
+                self._tally(one)
+                self._tally(other)
                 one.join(other)
                 del pieces[at + 1]
                 return
 
+    def _tally(self, piece: Piece) -> None:
+        """Counts it, if it waits as headers."""
+        if piece.heads is None:
+            return
+        headers = headers_of_heads(piece.heads)
+        assert headers is not None, "they tell all"
+        for part, rows in rows_by_part(headers, PART_OFFSETS):
+            tally = Tally(self._scope.width_ms, timed=True)
+            count_headers(tally, headers.of(rows), self._how, None)
+            piece.parts.append((part, tally))
+        if piece.parts[-1][0] < piece.end // PART_OFFSETS:
+            piece.parts.append((piece.end // PART_OFFSETS, Tally(self._scope.width_ms, timed=True)))
+        piece.heads = None
+
     def finished(self, base: int, at_ms: int) -> None:
         """Everything below `base` is finished at `at_ms`."""
-        reader, passed = self.reader, 0
-        for piece in self._pieces:
-            if piece.end > base:
-                break
-            if piece.start > reader.next_offset:
-                self._cut(piece.start, at_ms)
-            for _, tally in piece.parts:
-                tally.seen(at_ms)
-            reader.take(piece.parts, piece.end, at_ms)
-            passed += 1
+        reader = self.reader
+        passed = bisect_right(self._pieces, base, key=attrgetter("end"))
+        for run in _runs(self._pieces[:passed]):
+            one = run[0]
+            if one.start > reader.next_offset:
+                self._cut(one.start, at_ms)
+            if one.heads is None:
+                for _, tally in one.parts:
+                    tally.seen(at_ms)
+                reader.take(one.parts, one.end, at_ms)
+                continue
+            headers = headers_of_heads([head for piece in run for head in piece.heads or ()])
+            assert headers is not None, "they tell all"
+            seen = np.full(headers.starts.shape, at_ms)
+            reader.headed(headers, run[-1].end, at_ms=at_ms, seen_at_ms=seen)
         del self._pieces[:passed]
         if self._pieces and reader.next_offset < self._pieces[0].start <= base:
             self._cut(self._pieces[0].start, at_ms)
@@ -185,3 +228,15 @@ class ConsumerReader:
         was_cut, self.is_cut = self.is_cut, self.is_cut and report.complete_ms < 0
         if report.windows or report.final or was_cut:
             self.version += 1
+
+
+def _runs(pieces: Iterable[Piece]) -> list[list[Piece]]:
+    """Those that are kept as headers and follow on each other together; any other one alone."""
+    found: list[list[Piece]] = []
+    for piece in pieces:
+        last = found[-1][-1] if found else None
+        if last is None or last.heads is None or piece.heads is None or last.end != piece.start:
+            found.append([piece])
+        else:
+            found[-1].append(piece)
+    return found

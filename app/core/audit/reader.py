@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from app.core.audit.count import UNTIMED, How, Tally, count_chunk, count_headers, mark_of, told_by_headers
 from app.core.audit.fingerprint import Source
@@ -135,10 +136,7 @@ class PartitionReader:
     def headed(self, headers: Headers, next_offset: int, *, at_ms: int, seen_at_ms: Numbers) -> None:
         """The same as `fetched`, of batches that can be counted without their records, from `next_offset` as
         it is on. `seen_at_ms`: when this tier had each of them."""
-        parts = headers.base_offset // self._part_offsets
-        first, last = int(parts[0]), int(parts[-1])
-        for part in [first] if first == last else np.unique(parts).tolist():
-            rows = slice(None) if first == last else parts == part
+        for part, rows in rows_by_part(headers, self._part_offsets):
             self._go_on(part, at_ms)
             tally = Tally(self._scope.width_ms)
             count_headers(tally, headers.of(rows), self._how, seen_at_ms[rows])
@@ -338,6 +336,14 @@ def by_part(
         view = view[cut:]
         part = (_FRAME.unpack_from(view)[0] if len(view) >= _FRAME.size else next_offset) // part_offsets
     yield part, view
+
+
+def rows_by_part(headers: Headers, part_offsets: int) -> Iterator[tuple[int, slice | npt.NDArray[np.bool_]]]:
+    """The same of headers (one at least): which rows belong to a part."""
+    parts = headers.base_offset // part_offsets
+    first, last = int(parts[0]), int(parts[-1])
+    for part in [first] if first == last else np.unique(parts).tolist():
+        yield part, slice(None) if first == last else parts == part
 
 
 def bytes_below(view: memoryview, offset: int) -> int:

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from app.core.audit.count import SKEW_MS, UNTIMED, How
+import random
+import struct
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.core.audit import prefix
+from app.core.audit.count import DISORDER_MS, SKEW_MS, UNTIMED, How
 from app.core.audit.fingerprint import Source
 from app.core.audit.latencies import Latencies
-from app.core.audit.prefix import ConsumerReader
+from app.core.audit.prefix import MOST_PIECES, ConsumerReader
 from app.core.audit.reader import IDLE_MS
-from app.core.audit.reports import Scope
+from app.core.audit.reports import PART_OFFSETS, Scope
+from app.core.verbatim import TRANSACTIONAL
 from app.kafka.decode import records_of
 from tests.core.audit.logs import Log
 
@@ -17,10 +27,10 @@ BEGAN_MS = 1_700_000_040_000
 LATENESS_MS = 5_000
 
 
-def consumer(next_offset: int = 0, *, is_cut: bool = False) -> ConsumerReader:
+def consumer(next_offset: int = 0, *, disorder_ms: int = DISORDER_MS) -> ConsumerReader:
     return ConsumerReader(
-        SCOPE, SOURCE, How(records_of, SOURCE), next_offset, is_cut=is_cut, lateness_ms=LATENESS_MS,
-        at_ms=BEGAN_MS,
+        SCOPE, SOURCE, How(records_of, SOURCE, disorder_ms=disorder_ms), next_offset, is_cut=False,
+        lateness_ms=LATENESS_MS, at_ms=BEGAN_MS,
     )  # fmt: skip
 
 
@@ -79,6 +89,82 @@ def test_a_time_in_the_future_mutes_no_window_behind_what_was_not_seen() -> None
     one.fetched(data, 10, end)
     one.finished(11, BEGAN_MS + 200)
     assert one.reader.complete_ms == BEGAN_MS + 200
+
+
+@given(seed=st.integers(0, 1 << 32))
+@settings(max_examples=200, deadline=None)
+def test_chunks_are_counted_together_as_each_would_be_by_itself(seed: int) -> None:
+    chance, log, aborted = random.Random(seed), Log(next_offset=PART_OFFSETS - 40), [(7, 0)]
+    for _ in range(chance.randrange(1, 60)):
+        first_ms = BEGAN_MS + chance.choice([0, 0, SCOPE.width_ms - 20_000]) + chance.randrange(30_000)
+        log.append([first_ms + chance.randrange(9_000) for _ in range(chance.choice([1, 3, 9]))])
+        if chance.random() < 0.1:  # of a producer whose transaction is aborted
+            base, data, times = log.batches[-1]
+            changed = bytearray(data)
+            struct.pack_into(">h", changed, 21, TRANSACTIONAL)
+            struct.pack_into(">q", changed, 43, 7)
+            log.batches[-1] = base, bytes(changed), times
+    position = log.batches[0][0] + chance.choice([0, 0, 1])  # perhaps within a batch
+    together, each = consumer(position, disorder_ms=1_000), consumer(position, disorder_ms=1_000)
+    now_ms, base = BEGAN_MS + 200_000, position
+    while base < log.next_offset:
+        if position < log.next_offset:
+            data, end = log.fetch(position, chance.randrange(1, 6))
+            known = chance.choice([[], [], aborted])
+            if chance.random() < 0.9:  # else nobody brings it
+                together.fetched(data, position, end, known)
+                with patch.object(prefix, "heads_of", lambda _: None):
+                    each.fetched(data, position, end, known)
+            position = end - chance.choice([0, 0, 0, 2]) if end > position + 2 else end
+        if chance.random() < 0.2 or position == log.next_offset:
+            base, now_ms = chance.randrange(base, position + 1), now_ms + 1_000
+            base = position if position == log.next_offset else base
+            for one in (together, each):
+                one.finished(base, now_ms)
+            assert together.next_offset == each.next_offset
+    assert _told(together, now_ms) == _told(each, now_ms)
+
+
+def test_many_chunks_that_are_not_finished_are_joined_and_none_is_lost() -> None:
+    one, log = consumer(), Log(next_offset=0)
+    for number in range(3 * MOST_PIECES):
+        first_ms = BEGAN_MS + 30_000 if number % 3 else BEGAN_MS  # some have to be decoded
+        log.append([first_ms, first_ms + 1] * 50)
+    for base, _, _ in log.batches:
+        one.fetched(*_only(log, base))
+    assert len(one._pieces) == MOST_PIECES
+    one.finished(log.next_offset, BEGAN_MS + 90_000)
+    told = [found for report in one.reader.reports(BEGAN_MS + 90_000) for found in report.windows]
+    assert sum(found.totals.count for found in told) == log.next_offset > PART_OFFSETS
+
+
+@pytest.mark.parametrize("most_pieces", [1, MOST_PIECES])
+def test_the_report_of_a_part_that_ends_is_final_whether_its_chunks_are_joined_or_not(
+    most_pieces: int,
+) -> None:
+    one, log = consumer(PART_OFFSETS - 100), Log(next_offset=PART_OFFSETS - 100)
+    for _ in range(2):
+        log.append([BEGAN_MS + 30_000] * 50)
+    with patch.object(prefix, "MOST_PIECES", most_pieces):
+        for base, _, _ in log.batches:
+            one.fetched(*_only(log, base))
+    one.finished(PART_OFFSETS, BEGAN_MS + 90_000)
+    found = [(report.final, report.upto) for report in one.reader.reports(BEGAN_MS + 90_000)]
+    assert found == [(True, PART_OFFSETS), (False, PART_OFFSETS)]
+
+
+def _told(one: ConsumerReader, at_ms: int) -> list[tuple[float, ...]]:
+    """What its reports say of the windows."""
+    return [
+        (
+            report.part, report.since, report.upto, found.start_ms, *found.span, found.totals.count,
+            found.totals.nbytes, found.totals.first_ms, found.totals.last_ms, found.totals.sourced,
+            hash(found.totals.offsets), Latencies.from_bytes(found.totals.latencies).count,
+            *found.totals.percentiles_ms(0.0, 0.5, 0.9, 1.0),
+        )
+        for report in one.reader.reports(at_ms)
+        for found in report.windows
+    ]  # fmt: skip
 
 
 def _only(log: Log, offset: int) -> tuple[bytes, int, int]:
