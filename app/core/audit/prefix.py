@@ -5,8 +5,8 @@
 
 Rules
 1. A chunk counts for the consumer once everything in it is finished: all below `base`. Where headers tell
-   all, they are kept until then, and those of many chunks are counted together, which costs hardly more than
-   one chunk; another one is counted when it is there anyway. Its bytes are forgotten either way.
+   all, they are kept until then, and those of many small chunks are counted together, which costs hardly
+   more than one; others are counted when they are there anyway. Their bytes are forgotten either way.
 2. Pieces follow on each other without overlap, cut between batches, though two readers may bring them (a
    backlog, and what is new beside it). What nobody brought here, and lies below the base, was finished where
    this consumer did not see it: it is not counted, and windows that may lack it are told (`complete_ms`).
@@ -33,6 +33,7 @@ from app.core.ranges import MAX_OFFSET
 from app.core.record_batch import Committed
 
 MOST_PIECES = 256  # beyond, neighbours are joined
+MOST_HEADS = 256  # of a chunk that are kept: of more, its tally is smaller
 MOST_PENDING = 256  # reports of what has ended; beyond, the oldest are given up: nothing waits for an audit
 
 
@@ -123,7 +124,10 @@ class ConsumerReader:
             data = data[: bytes_below(memoryview(data), end)]
         heads = self._telling(data, first)
         parts = [] if heads else self._counted(data, first, end, aborted)
-        pieces.insert(at, Piece(first, end, parts, heads))
+        piece = Piece(first, end, parts, heads)
+        if heads and len(heads) > MOST_HEADS:
+            self._tally(piece)
+        pieces.insert(at, piece)
         if len(pieces) > MOST_PIECES:
             self._join()
 

@@ -106,13 +106,15 @@ def test_chunks_are_counted_together_as_each_would_be_by_itself(seed: int) -> No
             log.batches[-1] = base, bytes(changed), times
     position = log.batches[0][0] + chance.choice([0, 0, 1])  # perhaps within a batch
     together, each = consumer(position, disorder_ms=1_000), consumer(position, disorder_ms=1_000)
+    most_heads = chance.choice([3, prefix.MOST_HEADS])
     now_ms, base = BEGAN_MS + 200_000, position
     while base < log.next_offset:
         if position < log.next_offset:
             data, end = log.fetch(position, chance.randrange(1, 6))
             known = chance.choice([[], [], aborted])
             if chance.random() < 0.9:  # else nobody brings it
-                together.fetched(data, position, end, known)
+                with patch.object(prefix, "MOST_HEADS", most_heads):
+                    together.fetched(data, position, end, known)
                 with patch.object(prefix, "heads_of", lambda _: None):
                     each.fetched(data, position, end, known)
             position = end - chance.choice([0, 0, 0, 2]) if end > position + 2 else end
