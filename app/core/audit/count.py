@@ -269,9 +269,9 @@ def told_by_headers(headers: Headers, start_offset: int, how: How, width_ms: int
     return len(whole) if whole.all() else int(whole.argmin())
 
 
-def count_headers(tally: Tally, headers: Headers, how: How, seen_at_ms: Numbers | None) -> None:
-    """Counts batches of which the headers tell all (`told_by_headers`), each seen at its time; negative: at
-    an unknown one."""
+def count_headers(tally: Tally, headers: Headers, how: How, seen_at_ms: int | Numbers | None) -> None:
+    """Counts batches of which the headers tell all (`told_by_headers`), all or each seen at its time;
+    negative ones of each: at an unknown one."""
     _count_headers(tally, headers, _firsts(headers), how.source, seen_at_ms)
 
 
@@ -316,7 +316,8 @@ def _count_headers(
     tally.from_headers += int(lasts.size)
     tally.max_timestamp_ms = max(tally.max_timestamp_ms, int(lasts.max()))
     low, high = int(starts.min()), int(starts.max())
-    for start in [low] if low == high else np.unique(starts).tolist():
+    found = [low] if low == high else np.unique(starts).tolist()
+    for start in found:
         rows = slice(None) if low == high else starts == start
         counts, sums = headers.record_count[rows], tally.sums(start)
         count = int(counts.sum())
@@ -336,6 +337,8 @@ def _count_headers(
                 seen, some_lasts, spans, counts = seen[known], some_lasts[known], spans[known], counts[known]
             if some_lasts.size:
                 _add_latencies(sums.latencies, seen - some_lasts, spans, counts)
+                if len(found) > MANY_WINDOWS:
+                    sums.pack()
         elif tally.times is not None:
             tally.times.append(Times(start, lasts[rows], lasts[rows] - firsts[rows], counts))
 

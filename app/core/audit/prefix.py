@@ -22,8 +22,6 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
-import numpy as np
-
 from app.core.audit.count import How, Tally, count_chunk, count_headers, told_by_headers
 from app.core.audit.fingerprint import Source
 from app.core.audit.headers import headers_of_heads, heads_of
@@ -33,7 +31,7 @@ from app.core.ranges import MAX_OFFSET
 from app.core.record_batch import Committed
 
 MOST_PIECES = 256  # beyond, neighbours are joined
-MOST_HEADS = 256  # of a chunk that are kept: of more, its tally is smaller
+MOST_HEADS = 256  # that are counted together; of a chunk of more, its tally is smaller
 MOST_PENDING = 256  # reports of what has ended; beyond, the oldest are given up: nothing waits for an audit
 
 
@@ -124,18 +122,14 @@ class ConsumerReader:
             data = data[: bytes_below(memoryview(data), end)]
         heads = self._telling(data, first)
         parts = [] if heads else self._counted(data, first, end, aborted)
-        piece = Piece(first, end, parts, heads)
-        if heads and len(heads) > MOST_HEADS:
-            self._tally(piece)
-        pieces.insert(at, piece)
+        pieces.insert(at, Piece(first, end, parts, heads))
         if len(pieces) > MOST_PIECES:
             self._join()
 
     def _telling(self, data: bytes, start: int) -> list[bytes] | None:
         """The headers of all that there is from `start` on, if nothing else is needed to count it."""
         heads = None if self._how.decodes_all else heads_of(data)
-        headers = headers_of_heads(heads) if heads else None
-        if heads is None or headers is None:
+        if not heads or len(heads) > MOST_HEADS or (headers := headers_of_heads(heads)) is None:
             return None
         told = told_by_headers(headers, start, self._how, self._scope.width_ms)
         return heads if told == len(heads) else None
@@ -191,8 +185,7 @@ class ConsumerReader:
                 continue
             headers = headers_of_heads([head for piece in run for head in piece.heads or ()])
             assert headers is not None, "they tell all"
-            seen = np.full(headers.starts.shape, at_ms)
-            reader.headed(headers, run[-1].end, at_ms=at_ms, seen_at_ms=seen)
+            reader.headed(headers, run[-1].end, at_ms=at_ms, seen_at_ms=at_ms)
         del self._pieces[:passed]
         if self._pieces and reader.next_offset < self._pieces[0].start <= base:
             self._cut(self._pieces[0].start, at_ms)
@@ -237,10 +230,15 @@ class ConsumerReader:
 def _runs(pieces: Iterable[Piece]) -> list[list[Piece]]:
     """Those that are kept as headers and follow on each other together; any other one alone."""
     found: list[list[Piece]] = []
+    last, count = None, 0
     for piece in pieces:
-        last = found[-1][-1] if found else None
-        if last is None or last.heads is None or piece.heads is None or last.end != piece.start:
-            found.append([piece])
-        else:
+        size = len(piece.heads or ())
+        goes_on = last is not None and last.heads and size and last.end == piece.start
+        if goes_on and count + size <= MOST_HEADS:
             found[-1].append(piece)
+            count += size
+        else:
+            found.append([piece])
+            count = size
+        last = piece
     return found

@@ -133,13 +133,14 @@ class PartitionReader:
         """How many of the first of these batches can be counted without their records."""
         return told_by_headers(headers, 0, self._how, self._scope.width_ms)
 
-    def headed(self, headers: Headers, next_offset: int, *, at_ms: int, seen_at_ms: Numbers) -> None:
+    def headed(self, headers: Headers, next_offset: int, *, at_ms: int, seen_at_ms: int | Numbers) -> None:
         """The same as `fetched`, of batches that can be counted without their records, from `next_offset` as
-        it is on. `seen_at_ms`: when this tier had each of them."""
+        it is on. `seen_at_ms`: when this tier had all or each of them."""
         for part, rows in rows_by_part(headers, self._part_offsets):
             self._go_on(part, at_ms)
             tally = Tally(self._scope.width_ms)
-            count_headers(tally, headers.of(rows), self._how, seen_at_ms[rows])
+            seen = seen_at_ms if isinstance(seen_at_ms, int) else seen_at_ms[rows]
+            count_headers(tally, headers.of(rows), self._how, seen)
             self._add(tally, at_ms)
         self._go_on(next_offset // self._part_offsets, at_ms)
         self.next_offset = max(self.next_offset, next_offset)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+import tracemalloc
 from unittest.mock import patch
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from app.core.audit import prefix
 from app.core.audit.count import DISORDER_MS, SKEW_MS, UNTIMED, How
 from app.core.audit.fingerprint import Source
-from app.core.audit.latencies import Latencies
+from app.core.audit.latencies import BINS, Latencies
 from app.core.audit.prefix import MOST_PIECES, ConsumerReader
 from app.core.audit.reader import IDLE_MS
 from app.core.audit.reports import PART_OFFSETS, Scope
@@ -138,6 +139,30 @@ def test_many_chunks_that_are_not_finished_are_joined_and_none_is_lost() -> None
     one.finished(log.next_offset, BEGAN_MS + 90_000)
     told = [found for report in one.reader.reports(BEGAN_MS + 90_000) for found in report.windows]
     assert sum(found.totals.count for found in told) == log.next_offset > PART_OFFSETS
+
+
+def test_many_windows_take_little_memory_until_they_are_told() -> None:
+    """One record in each, of a backlog."""
+    one, log, windows = consumer(), Log(), 600
+    at_ms = BEGAN_MS + windows * SCOPE.width_ms
+    for number in range(windows):
+        log.append([BEGAN_MS + number * SCOPE.width_ms + 30_000])
+    for first in range(0, windows, 100):
+        data, end = log.fetch(first, 100)
+        one.fetched(data, first, end)
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        one.finished(windows, at_ms)
+        taken = tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+    assert taken / windows < 8 * BINS / 2
+    (report,) = one.reader.reports(at_ms)
+    assert len(report.windows) == windows
+    for found in report.windows:
+        latency_ms = at_ms - found.totals.last_ms
+        assert abs(found.totals.percentiles_ms(0.5)[0] - latency_ms) <= 0.011 * latency_ms
 
 
 @pytest.mark.parametrize("most_pieces", [1, MOST_PIECES])
