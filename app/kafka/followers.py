@@ -213,7 +213,7 @@ def heads_for(part: PartitionFetch, start: int, fetched: Fetched) -> Heads | Non
         return None
     if not part.by_heads and time.monotonic() < part.whole_until_s:
         return None
-    if bytes_below(memoryview(fetched.data), start):  # it begins in the middle of a batch
+    if bytes_below(fetched.data, start):  # it begins in the middle of a batch
         return None
     heads = heads_of(fetched.data)
     if not heads:

@@ -22,9 +22,9 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
-from app.core.audit.count import How, Tally, count_chunk, count_headers, told_by_headers
+from app.core.audit.count import How, Tally, count_chunk, count_headers
 from app.core.audit.fingerprint import Source
-from app.core.audit.headers import headers_of_heads, heads_of
+from app.core.audit.headers import Headers, headers_of_heads, heads_of
 from app.core.audit.reader import PartitionReader, PartState, by_part, bytes_below, rows_by_part
 from app.core.audit.reports import PART_OFFSETS, Report, Scope
 from app.core.ranges import MAX_OFFSET
@@ -41,7 +41,7 @@ class Piece:
     __slots__ = ("end", "heads", "parts", "start")
 
     def __init__(
-        self, start: int, end: int, parts: list[tuple[int, Tally]], heads: list[bytes] | None = None
+        self, start: int, end: int, parts: list[tuple[int, Tally]], heads: list[bytes] | None
     ) -> None:
         self.start = start
         self.end = end
@@ -117,9 +117,9 @@ class ConsumerReader:
         if first >= end:
             return
         if first > start or first % PART_OFFSETS == 0:
-            data = data[bytes_below(memoryview(data), first) :]
+            data = data[bytes_below(data, first) :]
         if at < len(pieces):
-            data = data[: bytes_below(memoryview(data), end)]
+            data = data[: bytes_below(data, end)]
         heads = self._telling(data, first)
         parts = [] if heads else self._counted(data, first, end, aborted)
         pieces.insert(at, Piece(first, end, parts, heads))
@@ -131,8 +131,7 @@ class ConsumerReader:
         heads = None if self._how.decodes_all else heads_of(data)
         if not heads or len(heads) > MOST_HEADS or (headers := headers_of_heads(heads)) is None:
             return None
-        told = told_by_headers(headers, start, self._how, self._scope.width_ms)
-        return heads if told == len(heads) else None
+        return heads if self.reader.told_by(headers, start) == len(heads) else None
 
     def _counted(
         self, data: bytes, start: int, end: int, aborted: Sequence[tuple[int, int]]
@@ -160,14 +159,11 @@ class ConsumerReader:
         """Counts it, if it waits as headers."""
         if piece.heads is None:
             return
-        headers = headers_of_heads(piece.heads)
-        assert headers is not None, "they tell all"
+        headers = _headers_of([piece])
         for part, rows in rows_by_part(headers, PART_OFFSETS):
             tally = Tally(self._scope.width_ms, timed=True)
             count_headers(tally, headers.of(rows), self._how, None)
             piece.parts.append((part, tally))
-        if piece.parts[-1][0] < piece.end // PART_OFFSETS:
-            piece.parts.append((piece.end // PART_OFFSETS, Tally(self._scope.width_ms, timed=True)))
         piece.heads = None
 
     def finished(self, base: int, at_ms: int) -> None:
@@ -182,10 +178,8 @@ class ConsumerReader:
                 for _, tally in one.parts:
                     tally.seen(at_ms)
                 reader.take(one.parts, one.end, at_ms)
-                continue
-            headers = headers_of_heads([head for piece in run for head in piece.heads or ()])
-            assert headers is not None, "they tell all"
-            reader.headed(headers, run[-1].end, at_ms=at_ms, seen_at_ms=at_ms)
+            else:
+                reader.headed(_headers_of(run), run[-1].end, at_ms=at_ms, seen_at_ms=at_ms)
         del self._pieces[:passed]
         if self._pieces and reader.next_offset < self._pieces[0].start <= base:
             self._cut(self._pieces[0].start, at_ms)
@@ -225,6 +219,13 @@ class ConsumerReader:
         was_cut, self.is_cut = self.is_cut, self.is_cut and report.complete_ms < 0
         if report.windows or report.final or was_cut:
             self.version += 1
+
+
+def _headers_of(run: Iterable[Piece]) -> Headers:
+    """Of pieces that are kept as headers."""
+    headers = headers_of_heads([head for piece in run for head in piece.heads or ()])
+    assert headers is not None, "they tell all"
+    return headers
 
 
 def _runs(pieces: Iterable[Piece]) -> list[list[Piece]]:

@@ -129,9 +129,9 @@ class PartitionReader:
         if at_end:
             self.ended(at_ms)
 
-    def told_by(self, headers: Headers) -> int:
-        """How many of the first of these batches can be counted without their records."""
-        return told_by_headers(headers, 0, self._how, self._scope.width_ms)
+    def told_by(self, headers: Headers, start_offset: int = 0) -> int:
+        """How many of the first of these batches can be counted, from `start_offset` on, by headers alone."""
+        return told_by_headers(headers, start_offset, self._how, self._scope.width_ms)
 
     def headed(self, headers: Headers, next_offset: int, *, at_ms: int, seen_at_ms: int | Numbers) -> None:
         """The same as `fetched`, of batches that can be counted without their records, from `next_offset` as
@@ -146,10 +146,11 @@ class PartitionReader:
         self.next_offset = max(self.next_offset, next_offset)
 
     def take(self, parts: Iterable[tuple[int, Tally]], next_offset: int, at_ms: int) -> None:
-        """The same, of what was counted elsewhere, by parts (`by_part`) the last of which goes on."""
+        """The same, of what was counted elsewhere, by parts."""
         for part, tally in parts:
             self._go_on(part, at_ms)
             self._add(tally, at_ms)
+        self._go_on(next_offset // self._part_offsets, at_ms)
         self.next_offset = max(self.next_offset, next_offset)
 
     def ended(self, at_ms: int) -> None:
@@ -347,7 +348,7 @@ def rows_by_part(headers: Headers, part_offsets: int) -> Iterator[tuple[int, sli
         yield part, slice(None) if first == last else parts == part
 
 
-def bytes_below(view: memoryview, offset: int) -> int:
+def bytes_below(view: bytes | memoryview, offset: int) -> int:
     """How many bytes of whole batches have a base offset below `offset`; they come first."""
     at, size = 0, len(view)
     while size - at >= _FRAME.size:

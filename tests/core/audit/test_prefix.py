@@ -129,7 +129,7 @@ def test_chunks_are_counted_together_as_each_would_be_by_itself(seed: int) -> No
 
 
 def test_many_chunks_that_are_not_finished_are_joined_and_none_is_lost() -> None:
-    one, log = consumer(), Log(next_offset=0)
+    one, log = consumer(), Log()
     for number in range(3 * MOST_PIECES):
         first_ms = BEGAN_MS + 30_000 if number % 3 else BEGAN_MS  # some have to be decoded
         log.append([first_ms, first_ms + 1] * 50)
