@@ -3,6 +3,7 @@
 - `bootstrap`: the address of a broker; `SWITCHYARD_TEST_BOOTSTRAP` names one that is already there.
 - `yard`: a yard of at least one region. `yard2`: the same yard with both regions, started when first asked
   for. `killable_yard`: the same for a test that kills, stops or pauses; it is mended afterwards.
+- `secured`: a yard whose brokers want a login and allow what access control lists say (tests/kafka/acls.py).
 - `topic_name`: a name no other test uses, since the brokers are shared.
 
 In CI a test with brokers, processes or sockets that failed is tried once more; the summary names it with what
@@ -22,6 +23,7 @@ import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 
 from app.yard import Yard, broker
+from app.yard.security import ADMIN, Security
 
 BOOTSTRAP_VARIABLE = "SWITCHYARD_TEST_BOOTSTRAP"
 PORTS_VARIABLE = "SWITCHYARD_TEST_PORTS"  # "20000-24000": of this process, beside others (tests/__main__.py)
@@ -37,7 +39,7 @@ if os.environ.get(PORTS_VARIABLE):
     broker.AUTOMATIC_PORTS = range(*map(int, os.environ[PORTS_VARIABLE].split("-")))
 
 # Fixtures that start brokers or containers, or Spark: of its tests those run beside that say so themselves.
-STARTING = {"_shared_yard", "bootstrap", "cached", "engine", "master", "session"}
+STARTING = {"_shared_yard", "secured", "bootstrap", "cached", "engine", "master", "session"}
 BESIDE = {"cli", "config", "console", "core", "dlq", "payload", "spark"}  # how long it takes matters to none
 WHOLE = {"docker", "system"}  # whole workers, on a yard of their own; as long as all others with brokers
 PURE = {"config", "core", "payload"}
@@ -100,6 +102,13 @@ def killable_yard(_shared_yard: Yard) -> Iterator[Yard]:
     """A yard whose brokers a test may kill, stop and pause; afterwards all of them run again."""
     yield _shared_yard
     _shared_yard.up()
+
+
+@pytest.fixture(scope="session")
+def secured() -> Iterator[Yard]:
+    """Real brokers of one region, to which users have to log in; what they may do is the tests' to say."""
+    with Yard(regions=1, security=Security({ADMIN: "adminword", "switchyard": "switchword"})) as yard:
+        yield yard
 
 
 @pytest.fixture(scope="session")

@@ -29,6 +29,7 @@ from app.yard.errors import PortTakenError, YardError
 from app.yard.jars import JarSet
 from app.yard.java import Java
 from app.yard.processes import marks
+from app.yard.security import Security
 
 HEAP_MB = 512  # four brokers of 300 MB resident fit a laptop
 LOG_LIMIT_BYTES = 5_000_000
@@ -121,10 +122,11 @@ class Kit:
 
 @dataclass(frozen=True, slots=True)
 class Broker:
-    """A cluster of one broker in the yard at `home`."""
+    """A cluster of one broker in the yard at `home`. With `security` clients have to log in."""
 
     home: Path
     cluster: str
+    security: Security | None = None
 
     @property
     def region(self) -> str:
@@ -172,7 +174,8 @@ class Broker:
         """Starts the process and returns its pid at once."""
         (self.folder / "tmp").mkdir(parents=True, exist_ok=True)
         properties = self.folder / "server.properties"
-        properties.write_text(_server_properties(self.data_dir, ports, self.region))
+        properties.touch(mode=0o600)  # it has passwords, where the cluster is secured
+        properties.write_text(_server_properties(self.data_dir, ports, self.region, self.security))
         self._format(kit.snapshot)
         if self.log.exists() and self.log.stat().st_size > LOG_LIMIT_BYTES:
             self.log.replace(self.log.with_suffix(".log.1"))
@@ -269,8 +272,11 @@ def _java_command(kit: Kit, folder: Path) -> Sequence[str]:
     )
 
 
-def _server_properties(data_dir: Path, ports: tuple[int, int], region: str) -> str:
+def _server_properties(
+    data_dir: Path, ports: tuple[int, int], region: str, security: Security | None = None
+) -> str:
     broker, controller = ports
+    protocol = "PLAINTEXT" if security is None else "SASL_PLAINTEXT"
     text = (
         "# Written at every start of this broker; changes made here are lost.\n"
         "process.roles=broker,controller\n"
@@ -279,10 +285,10 @@ def _server_properties(data_dir: Path, ports: tuple[int, int], region: str) -> s
         f"controller.quorum.voters=1@127.0.0.1:{controller}\n"
         f"listeners=BROKER://127.0.0.1:{broker},CONTROLLER://127.0.0.1:{controller}\n"
         f"advertised.listeners=BROKER://127.0.0.1:{broker}\n"
-        "listener.security.protocol.map=BROKER:PLAINTEXT,CONTROLLER:PLAINTEXT\n"
+        f"listener.security.protocol.map=BROKER:{protocol},CONTROLLER:PLAINTEXT\n"
         "inter.broker.listener.name=BROKER\n"
         "controller.listener.names=CONTROLLER\n"
         f"log.dirs={data_dir}\n"
-        f"{_PROPERTIES}"
+        f"{_PROPERTIES}{security.properties() if security else ''}"
     )
     return "".join(char if char.isascii() else f"\\u{ord(char):04x}" for char in text)  # Java reads Latin-1

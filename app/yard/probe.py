@@ -2,6 +2,7 @@
 
 A KRaft broker opens its port before it serves; it answers requests only once the controller has unfenced
 it. So an answer that names at least one broker means ready, and an open port means nothing.
+A secured broker answers nobody who has not logged in: the probe does, by SASL PLAIN.
 """
 
 from __future__ import annotations
@@ -9,28 +10,49 @@ from __future__ import annotations
 import socket
 import struct
 
-METADATA = 3
+METADATA, SASL_HANDSHAKE, SASL_AUTHENTICATE = 3, 17, 36
 METADATA_VERSION = 1  # the oldest that lists no topics when asked for none; Kafka 4 still serves it
 MAX_ANSWER_BYTES = 1 << 20  # a yard's broker answers in some fifty bytes
 
 
-def answers(bootstrap: str, timeout_s: float = 1.0) -> bool:
-    """True when the broker at `host:port` answers a Metadata request that names a live broker."""
+def answers(bootstrap: str, timeout_s: float = 1.0, login: tuple[str, str] | None = None) -> bool:
+    """True when the broker at `host:port` answers a Metadata request that names a live broker.
+
+    `login`: the name and the password for a listener that wants them.
+    """
     host, _, port = bootstrap.rpartition(":")
-    client_id = b"yard"
-    request = struct.pack(">hhih", METADATA, METADATA_VERSION, 1, len(client_id)) + client_id
-    request += struct.pack(">i", 0)  # no topics
     try:
         with socket.create_connection((host, int(port)), timeout_s) as connection:
-            connection.sendall(struct.pack(">i", len(request)) + request)
-            (size,) = struct.unpack(">i", _read(connection, 4))
-            if not 8 <= size <= MAX_ANSWER_BYTES:
+            if login is not None and not _logged_in(connection, *login):
                 return False
-            answer = _read(connection, size)
+            answer = _ask(connection, METADATA, METADATA_VERSION, struct.pack(">i", 0))  # no topics
     except OSError:
         return False
-    correlation_id, brokers = struct.unpack_from(">ii", answer)
-    return bool(correlation_id == 1 and brokers >= 1)
+    return len(answer) >= 4 and bool(struct.unpack_from(">i", answer)[0] >= 1)
+
+
+def _logged_in(connection: socket.socket, name: str, password: str) -> bool:
+    mechanism, token = b"PLAIN", f"\0{name}\0{password}".encode()
+    for kind, version, body in (
+        (SASL_HANDSHAKE, 1, struct.pack(">h", len(mechanism)) + mechanism),
+        (SASL_AUTHENTICATE, 0, struct.pack(">i", len(token)) + token),
+    ):
+        answer = _ask(connection, kind, version, body)
+        if len(answer) < 2 or struct.unpack_from(">h", answer)[0]:
+            return False
+    return True
+
+
+def _ask(connection: socket.socket, kind: int, version: int, body: bytes) -> bytes:
+    """The answer without its correlation id; b"" when it is none. Raises OSError."""
+    client_id = b"yard"
+    request = struct.pack(">hhih", kind, version, 1, len(client_id)) + client_id + body
+    connection.sendall(struct.pack(">i", len(request)) + request)
+    (size,) = struct.unpack(">i", _read(connection, 4))
+    if not 4 <= size <= MAX_ANSWER_BYTES:
+        return b""
+    answer = _read(connection, size)
+    return answer[4:] if struct.unpack_from(">i", answer)[0] == 1 else b""
 
 
 def _read(connection: socket.socket, size: int) -> bytes:

@@ -29,6 +29,7 @@ from app.yard.jars import JarSet, switchyard_home
 from app.yard.java import find_java
 from app.yard.probe import answers
 from app.yard.processes import POLL_INTERVAL_S, running, send, wait_gone, wait_stopped
+from app.yard.security import Security
 
 REGIONS = ("east", "west")
 TIERS = ("regional", "aggregate")
@@ -59,7 +60,7 @@ class Yard:
     `home` holds data, logs and ports; without one a temporary folder is used and removed by `down`.
     `regions` is 1 (two clusters) or 2 (four). `port_base` makes the brokers listen on port_base … +3 and
     their controllers on +4 … +7 instead of free ports. `detached` brokers outlive this process; others
-    end with it, also when it is killed.
+    end with it, also when it is killed. With `security` clients have to log in.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Yard:
         *,
         port_base: int | None = None,
         detached: bool = False,
+        security: Security | None = None,
     ) -> None:
         if not 1 <= regions <= len(REGIONS):
             msg = f"regions is {regions}; it must be 1 or 2"
@@ -84,6 +86,7 @@ class Yard:
         self._regions = regions
         self._port_base = port_base
         self._detached = detached
+        self._security = security
         self._kit: Kit | None = None
         self._warden: subprocess.Popen[bytes] | None = None
         self._lock = threading.RLock()
@@ -162,6 +165,11 @@ class Yard:
         """The address "127.0.0.1:port" of a cluster; the same after stop, kill and start."""
         return self._broker(name).bootstrap
 
+    @property
+    def security(self) -> Security | None:
+        """Who may log in; None: nobody has to."""
+        return self._security
+
     def start(self, name: str) -> ClusterInfo:
         """Starts a stopped or killed broker on its port with its data, and waits until it answers."""
         with self._lock:
@@ -208,7 +216,7 @@ class Yard:
 
     def _brokers(self, regions: int | None = None) -> list[Broker]:
         return [
-            Broker(self.home, f"{region}-{tier}")
+            Broker(self.home, f"{region}-{tier}", self._security)
             for region in REGIONS[: regions or self._regions]
             for tier in TIERS
         ]
@@ -281,7 +289,8 @@ class Yard:
         deadline = time.monotonic() + START_TIMEOUT_S
         waiting = list(brokers)
         while waiting:
-            waiting = [broker for broker in waiting if not answers(broker.bootstrap)]
+            login = self._security.login if self._security else None
+            waiting = [broker for broker in waiting if not answers(broker.bootstrap, login=login)]
             known = {b.cluster: b for b in waiting if b.cluster in processes}
             left = wait_gone([processes[cluster] for cluster in known], 0.0)
             died = [broker for cluster, broker in known.items() if processes[cluster] not in left]
