@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo demo-failover test lint bench docs lock clean
+.PHONY: help demo demo-failover test fuzz lint bench docs lock clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -26,6 +26,9 @@ demo-failover: $(STAMP) ## a region is killed, another goes on, it comes back; O
 
 test: $(STAMP) ## all tests, on real Kafka
 	$(BIN)/python -m tests
+
+fuzz: $(STAMP) ## every property with random seeds: make fuzz MINUTES=60
+	$(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),10)
 
 lint: $(STAMP) ## format, rules, types, direction of imports
 	$(BIN)/ruff format --check .

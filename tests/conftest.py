@@ -15,12 +15,15 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, is_hypothesis_test, settings
+from hypothesis import HealthCheck, Phase, is_hypothesis_test, settings
+from hypothesis.database import DirectoryBasedExampleDatabase, MultiplexedDatabase, ReadOnlyDatabase
 
 from app.yard import Yard, broker
 from app.yard.security import ADMIN, Security
@@ -29,10 +32,24 @@ BOOTSTRAP_VARIABLE = "SWITCHYARD_TEST_BOOTSTRAP"
 PORTS_VARIABLE = "SWITCHYARD_TEST_PORTS"  # "20000-24000": of this process, beside others (tests/__main__.py)
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev")
 
-BUSY = [HealthCheck.too_slow]  # examples are the same each time: that they came slowly says who was busy
-settings.register_profile("dev", max_examples=50, deadline=None)
-settings.register_profile("ci", max_examples=200, deadline=None, derandomize=True, suppress_health_check=BUSY)
-settings.register_profile("soak", max_examples=20_000, deadline=None)
+SEED_VARIABLE = "SWITCHYARD_TEST_SEED"  # of Hypothesis, a number; CI's default is the commit
+SEED_DEST = "hypothesis_seed"  # Hypothesis' own option, --hypothesis-seed
+
+BUSY = [HealthCheck.too_slow]  # a machine that is busy makes examples slowly; that is no finding
+# What a run finds stays on the machine; what `make fuzz` found stays in the repository, and is tried as well.
+# Hypothesis reads no database where it has a seed, as in CI: there `test_found` tries what was found.
+FOUND = Path(__file__).parent / "found"
+FUZZED = Path(".hypothesis") / "fuzz"
+OWN = FUZZED if PROFILE == "fuzz" else Path(".hypothesis") / "examples"
+DATABASE = MultiplexedDatabase(
+    DirectoryBasedExampleDatabase(OWN), ReadOnlyDatabase(DirectoryBasedExampleDatabase(FOUND))
+)
+shared = settings(deadline=None, database=DATABASE, print_blob=True)
+settings.register_profile("dev", shared, max_examples=50)
+settings.register_profile("ci", shared, max_examples=200, suppress_health_check=BUSY)
+settings.register_profile("fuzz", shared, max_examples=1_000, suppress_health_check=BUSY)
+settings.register_profile("found", shared, phases=[Phase.explicit, Phase.reuse], suppress_health_check=BUSY)
+settings.register_profile("soak", shared, max_examples=20_000)
 settings.load_profile(PROFILE)
 
 if os.environ.get(PORTS_VARIABLE):
@@ -43,6 +60,7 @@ STARTING = {"_shared_yard", "secured", "bootstrap", "cached", "engine", "master"
 BESIDE = {"cli", "config", "console", "core", "dlq", "payload", "spark"}  # how long it takes matters to none
 WHOLE = {"docker", "system"}  # whole workers, on a yard of their own; as long as all others with brokers
 PURE = {"config", "core", "payload"}
+NEEDS_INSTALLING = {"browser", "containers"}  # markers
 COUNTED = {"system"}  # every message, after kills: what is not as it should be there once is a finding
 
 COUNTS = re.compile(
@@ -61,6 +79,49 @@ def second_try(folder: str, name: str) -> pytest.MarkDecorator:
     return pytest.mark.flaky(reruns=1, rerun_except=final)
 
 
+def commit_seed() -> int | None:
+    """A number made of the commit that is checked out; None where there is no repository."""
+    asked = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
+    )
+    return int(asked.stdout[:8], 16) if asked.returncode == 0 else None
+
+
+@pytest.hookimpl(tryfirst=True)  # Hypothesis' own plugin reads the option after that
+def pytest_configure(config: pytest.Config) -> None:
+    """CI seeds Hypothesis by the commit: each commit tries other examples, and a failure can be repeated."""
+    if getattr(config.option, SEED_DEST) is not None:
+        return
+    given = os.environ.get(SEED_VARIABLE)
+    seed = int(given) if given else commit_seed() if PROFILE == "ci" else None
+    if seed is not None:
+        setattr(config.option, SEED_DEST, seed)
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """How to repeat this run's examples."""
+    seed = getattr(config.option, SEED_DEST)
+    repeat = "random examples" if seed is None else f"repeat with --hypothesis-seed={seed}"
+    return f"properties: profile {PROFILE}, {repeat}"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How many tests ran in a browser and on containers: those are skipped where nothing is installed."""
+    ran: Counter[str] = Counter()
+    skipped: Counter[str] = Counter()
+    for outcome, reports in terminalreporter.stats.items():
+        for report in reports:
+            if not isinstance(report, pytest.TestReport) or not {"setup", "call"} & {report.when}:
+                continue
+            for kind in NEEDS_INSTALLING & report.keywords.keys():
+                if outcome == "skipped":
+                    skipped[kind] += 1
+                elif report.when == "call":
+                    ran[kind] += 1
+    for kind in sorted(ran | skipped):
+        terminalreporter.write_line(f"tests that need {kind}: {ran[kind]} ran, {skipped[kind]} skipped")
+
+
 @pytest.hookimpl(tryfirst=True)  # `-m` is looked at after that
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
@@ -69,6 +130,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         starts = not STARTING.isdisjoint(item.fixturenames) or item.get_closest_marker("browser")
         if folder in WHOLE:
             item.add_marker("whole")
+        if folder == "docker":
+            item.add_marker("containers")
+        if is_hypothesis_test(item.obj):
+            item.add_marker("property")
         if folder in BESIDE and not starts:
             item.add_marker("beside")
         if PROFILE == "ci" and folder not in PURE and not is_hypothesis_test(item.obj):

@@ -143,7 +143,6 @@ def filter_query(context: Any, query: dict[str, Any] | None) -> bool:
 @api.parametrize()
 @settings(
     max_examples=8,
-    derandomize=True,
     database=None,
     deadline=None,
     suppress_health_check=list(HealthCheck),
