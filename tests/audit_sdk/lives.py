@@ -2,13 +2,15 @@
 
     python -m tests.audit_sdk.lives <mode> <folder> <seed> <lives>
 
-Each life is forked, so that hundreds of them cost seconds, and killed (SIGKILL) after a random while; the
-last one is let end. All lives append their reports to `reports`, and what they know of to `known`.
+Each life is forked, so that hundreds of them cost seconds. It works until it is killed (SIGKILL), after a
+random while or once it has reported something; the last life ends by itself. All lives append their
+reports to `reports`, and what they know of to `known`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import random
@@ -27,8 +29,9 @@ from app.core.audit.reports import Report
 
 TOPIC, CLUSTER, WIDTH_MS = "orders", "east", 1_000
 RECORDS = 30_000  # of the partition that is consumed
+HURRIED = 60_000  # messages of the last life
 BEGAN_MS = 1_700_000_000_000
-MOST_LIFE_S, MOST_CPU_S = 0.1, 0.06
+MOST_LIFE_S, MOST_CPU_S, MOST_REPORTED_BYTES = 0.1, 0.06, 3_000
 WAL, REPORTS, KNOWN, COMMITTED = "audit-wal", "reports", "known", "committed"
 
 
@@ -70,8 +73,9 @@ def write(path: Path, data: bytes) -> None:
     path.with_suffix(".new").rename(path)
 
 
-def consume(folder: Path, chance: random.Random) -> None:
-    """Consumes the partition from where it was committed; commits behind the log."""
+def consume(folder: Path, chance: random.Random, is_last: bool) -> None:
+    """Consumes the partition from where it was committed; commits behind the log. A life that is to be killed
+    begins again at the end, so that it is at work then, however fast the machine is."""
     with SyncAudit(**options(folder, Unsure(folder / REPORTS, chance))) as audit:
         committed = folder / COMMITTED
         at = int(committed.read_bytes()) if committed.exists() else 0
@@ -91,21 +95,23 @@ def consume(folder: Path, chance: random.Random) -> None:
             if chance.random() < 0.3:
                 assert audit.logged(60)
                 write(committed, b"%d" % at)
+            if at == RECORDS and not is_last:
+                at = 0
         assert audit.logged(60)
         write(committed, b"%d" % at)
         assert audit.close(60), audit.stats
 
 
-def produce(folder: Path, chance: random.Random) -> None:
+def produce(folder: Path, chance: random.Random, is_last: bool) -> None:
     """Sends batches; tells `known` which it begins, and which it was told to be logged."""
-    asyncio.run(_produce(folder, chance))
+    asyncio.run(_produce(folder, chance, is_last))
 
 
-async def _produce(folder: Path, chance: random.Random) -> None:
+async def _produce(folder: Path, chance: random.Random, is_last: bool) -> None:
     known = os.open(folder / KNOWN, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     async with Audit(**options(folder, Unsure(folder / REPORTS, chance))) as audit:
         begun = 0
-        while begun < 300:
+        while begun < 300 or not is_last:
             first, many = chance.randrange(1 << 40), chance.choice([1, 20, 300])
             numbers = np.arange(first, first + many)
             times = BEGAN_MS + numbers * 137 % (10 * WIDTH_MS)
@@ -117,20 +123,20 @@ async def _produce(folder: Path, chance: random.Random) -> None:
         assert await audit.close(60), audit.stats
 
 
-def hurry(folder: Path, chance: random.Random) -> None:
+def hurry(folder: Path, chance: random.Random, is_last: bool) -> None:
     """Sends one by one in two threads' worth of topics, and asks for nothing."""
     known = os.open(folder / KNOWN, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     with SyncAudit(**options(folder, Unsure(folder / REPORTS, chance))) as audit:
         os.write(known, json.dumps(["begun", audit.source, 0, 0]).encode() + b"\n")
-        for number in range(60_000):
+        for number in range(HURRIED) if is_last else itertools.count():
             audit.sent(TOPIC, timestamp_ms(number), 10, name(number))
             if number % 1_000 == 0:
                 time.sleep(0.001)
         assert audit.close(60), audit.stats
-        os.write(known, json.dumps(["logged", audit.source, 0, 60_000]).encode() + b"\n")
+        os.write(known, json.dumps(["logged", audit.source, 0, HURRIED]).encode() + b"\n")
 
 
-MODES: dict[str, Callable[[Path, random.Random], None]] = {
+MODES: dict[str, Callable[[Path, random.Random, bool], None]] = {
     "consume": consume, "produce": produce, "hurry": hurry,
 }  # fmt: skip
 
@@ -146,19 +152,35 @@ def wait(child: int, chance: random.Random, life_s: float = MOST_LIFE_S, cpu_s: 
         time.sleep(0.0005)
 
 
+def wait_for_reports(child: int, reports: Path, more_than: int) -> None:
+    """Until the file has more bytes, however long that takes on a busy machine; or the child has ended."""
+    while size(reports) <= more_than and not os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+        time.sleep(0.0005)
+
+
+def size(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0
+
+
 def main(mode: str, folder: str, seed: str, lives: str) -> None:
     chance = random.Random(int(seed))
     thread.BACKOFF_S = 0.005
     wal.ROTATE_BYTES = chance.choice([2_000, 50_000])
     killed = 0
     for life in range(int(lives)):
-        own = random.Random(chance.random())
+        own, is_last = random.Random(chance.random()), life == int(lives) - 1
+        reported = size(Path(folder) / REPORTS)
         child = os.fork()
         if not child:
-            MODES[mode](Path(folder), own)
+            MODES[mode](Path(folder), own, is_last)
             os._exit(0)
-        if life < int(lives) - 1:
-            wait(child, chance)
+        if not is_last:
+            if life % 3:
+                wait(child, chance)
+            else:
+                wait_for_reports(
+                    child, Path(folder) / REPORTS, reported + chance.randrange(MOST_REPORTED_BYTES)
+                )
             os.kill(child, signal.SIGKILL)
             killed += os.waitpid(child, 0)[1] == signal.SIGKILL
     assert os.waitpid(child, 0)[1] == 0, "the last life failed"

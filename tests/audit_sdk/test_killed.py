@@ -20,11 +20,11 @@ LIVES = 30
 
 
 def live(mode: str, folder: Path, seed: int) -> None:
-    """Runs the lives; nearly all of them have to have been killed."""
+    """Runs the lives; all but the last are killed."""
     command = [sys.executable, "-m", "tests.audit_sdk.lives", mode, str(folder), str(seed), str(LIVES)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-3_000:]
-    assert int(done.stdout) > LIVES // 2
+    assert int(done.stdout) == LIVES - 1
 
 
 def collected(folder: Path, source: str = "") -> dict[int, Totals]:
@@ -103,4 +103,4 @@ def test_who_waits_for_nothing_loses_an_end_at_most_and_nothing_counts_twice(
         assert found.count >= least
         assert found.ids == of_ids(ids_of([lives.name(number) for number in range(found.count)]))
     assert sum(counts) == summed(collected(tmp_path)).count
-    assert sum(0 < count < 60_000 for count in counts) > LIVES // 4  # of killed ones, too
+    assert sum(count > 0 for count in counts) > LIVES // 4, "only the last life was counted"

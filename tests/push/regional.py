@@ -13,6 +13,7 @@ from app.yard import Yard
 from tests.kafka.conftest import connected, create, pumping
 
 HOME, AWAY = "east-regional", "east-aggregate"
+RETURNED = "home has been healthy again"  # why a move was made; all others are failures
 ENOUGH_S = 90.0  # ends a test that would hang
 QUICK: dict[str, Any] = {"unhealthy_after_s": 4.0, "return_after_s": 1.0}
 
@@ -22,6 +23,7 @@ class Told(Hooks):
 
     def __init__(self) -> None:
         self.moves: list[tuple[str, str, int]] = []
+        self.reasons: list[str] = []  # one a move
         self.at: Counter[str] = Counter()
         self.failures: list[ProducerError] = []
 
@@ -36,6 +38,7 @@ class Told(Hooks):
 
     def moved(self, left: str, to: str, why: str, again: int) -> None:
         assert why
+        self.reasons.append(why)
         self.moves.append((left, to, again))
 
 
