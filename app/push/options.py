@@ -16,4 +16,7 @@ CONNECTING: list[tuple[str, Any]] = [
     ("grpc.lb_policy_name", "round_robin"),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
+    # A status whose words are a stack trace is read; within gRPC's 16 KiB it would be no status at all.
+    ("grpc.max_metadata_size", 48 * 1024),
+    ("grpc.absolute_max_metadata_size", 64 * 1024),
 ]

@@ -143,6 +143,11 @@ class Book(Generic[BatchT]):
         entry = self._entries.get(id(batch))
         return None if entry is None else (entry.sent, len(entry.done))
 
+    def is_open(self, batch: BatchT, index: int) -> bool:
+        """Whether the message at `index` of the batch has no result yet."""
+        entry = self._entries.get(id(batch))
+        return entry is not None and not entry.done[index]
+
     def finish(self, start: int, end: int) -> list[tuple[BatchT, int, int]]:
         """The deliveries [start, end) have a result: what that tells of which batches."""
         if start >= end:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -39,6 +38,7 @@ from app.core.codes import (
 )
 from app.core.suspicion import NOT_SENT
 from app.push.proto.switchyard.v1.receiver_pb2 import DeliverRequest, DeliverResponse, Open, Role
+from app.push.size_refusal import size_refusal
 from app.push.stream_book import Book
 from app.push.stream_encode import OutBatch
 from app.push.stream_outbox import Outbox, Told
@@ -58,7 +58,6 @@ REFUSED = {
     PERMISSION_DENIED: PERMISSION_DENIED,
     UNAUTHENTICATED: UNAUTHENTICATED,
 }  # says of the receiver what it says of a unary call
-_TOO_LARGE = re.compile(r"received message larger than max \((\d+) vs\. (\d+)\)", re.IGNORECASE)
 
 BROKEN = (aio.AioRpcError, aio.UsageError, aio.InternalError, asyncio.InvalidStateError)
 EOF: Any = aio.EOF  # type: ignore[attr-defined]
@@ -326,9 +325,9 @@ class Link:
         self._task = self._call = None
         self._backoff_s = min(BACKOFF_MAX_S, max(BACKOFF_MIN_S, self._backoff_s * 2))
         self._not_before_s = time.monotonic() + self._backoff_s
-        if found := _TOO_LARGE.search(result.details):
-            self._learned_max = int(found[2])
-            self._outbox.condemn(int(found[1]), self._learned_max)
+        if refusal := size_refusal(result.code, result.details):
+            self._learned_max = refusal.limit_bytes or self._learned_max
+            self._outbox.condemn(refusal)
         book = self._book
         self._renew()
         code = result.code

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from app.core.codes import OK
 from app.push.proto.switchyard.v1.receiver_pb2 import DeliverRequest, Role
+from app.push.size_refusal import SizeRefusal
 from app.push.stream_book import Book
 from app.push.stream_encode import OutBatch, Refused, add_run, alone
 from app.push.stream_results import StreamResult, too_large
@@ -96,10 +97,20 @@ class Outbox:
             del self._large[next(iter(self._large))]
         return data
 
-    def condemn(self, size: int, limit: int) -> None:
-        """The receiver ended the stream over a request of `size` bytes: its message is too large."""
-        guilty = self._large.get(size)
-        if guilty is not None:
+    def condemn(self, refusal: SizeRefusal) -> None:
+        """The receiver ended the stream over a request that was too large: so is its message.
+
+        Where the receiver does not tell the size, it is the only lone message in flight; of more than one
+        none is condemned, and they are tried again one at a time (`app.core.suspicion`).
+        """
+        size, limit = refusal
+        if size is None:
+            open_sizes = [
+                size for size, (batch, index) in self._large.items() if self.book.is_open(batch, index)
+            ]
+            size = open_sizes[0] if len(open_sizes) == 1 else None
+        guilty = None if size is None else self._large.get(size)
+        if guilty is not None and size is not None:
             self._drop(*guilty, too_large(size, limit))
 
     def _drop(self, batch: OutBatch, index: int, result: StreamResult) -> None:

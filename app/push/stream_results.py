@@ -53,6 +53,10 @@ def read_results(results: Results) -> Iterator[tuple[Range, StreamResult]]:
         yield failure.deliveries, StreamResult(failure.code or UNKNOWN, failure.message)
 
 
-def too_large(size: int, limit: int) -> StreamResult:
+def too_large(size: int, limit: int | None) -> StreamResult:
     """A message that the receiver would not take; worded as gRPC words it, so that it counts as such."""
-    return StreamResult(RESOURCE_EXHAUSTED, f"message larger than max ({size} vs. {limit})")
+    if limit is None:
+        words = f"message exceeds the maximum configured message size: it has {size} bytes"
+    else:
+        words = f"message larger than max ({size} vs. {limit})"
+    return StreamResult(RESOURCE_EXHAUSTED, words)

@@ -14,17 +14,18 @@ from typing import Any
 import grpc
 from grpc import aio
 
-from app.core.codes import CANCELLED, INTERNAL, RESOURCE_EXHAUSTED
+from app.core.codes import CANCELLED, INTERNAL, OK, RESOURCE_EXHAUSTED
 from app.push.metadata import VALUE_NULL
 from app.push.options import CONNECTING
+from app.push.size_refusal import METADATA_WORDS, size_refusal
 
 CHANNELS = 4  # connections to a receiver: one is limited by its flow control window and stream limit
 MAX_DETAIL_CHARS = 1_000
 ACTION = "kafka-action"
 RETRY_AFTER = "kafka-retry-after-ms"
 MAX_DIGITS = 12
-TOO_LARGE = ("larger than max", "metadata size exceeds")  # C-core's words for messages and headers
-ANSWER_TOO_LARGE = "CLIENT: Received message larger"  # it took the message, and says more than we read
+WORDLESS_METADATA_BYTES = 8 * 1024  # the least limit that gRPC implementations have for a call's metadata
+METADATA_ENTRY_BYTES = 32  # HTTP/2 counts so much beside each name and value (RFC 9113, 6.5.2)
 
 OPTIONS = [
     *CONNECTING,
@@ -64,11 +65,7 @@ class CallResult:
         self.details = details[:MAX_DETAIL_CHARS]
         self.action = action
         self.latency_s = latency_s
-        self.too_large = (
-            code == RESOURCE_EXHAUSTED
-            and any(mark in details for mark in TOO_LARGE)
-            and ANSWER_TOO_LARGE not in details
-        )
+        self.too_large = code != OK and action is None and size_refusal(code, details) is not None
         self.local_error = local_error
         self.retry_after_s = retry_after_s
 
@@ -132,7 +129,7 @@ class UnaryTarget:
                     CallResult.local(f"gRPC refuses the message: {type(error).__name__}; look at its headers")
                 )
             else:
-                done(_result(call, started_s))
+                done(_result(call, started_s, metadata))
 
         # The call's own task: `call.add_done_callback` is not told of the case above.
         call._call_response.add_done_callback(ended)
@@ -144,7 +141,7 @@ class UnaryTarget:
             await channel.close(None)
 
 
-def _result(call: Any, started_s: float) -> CallResult:
+def _result(call: Any, started_s: float, metadata: Sequence[tuple[str, str | bytes]]) -> CallResult:
     """The result of a finished call, read without awaiting (grpc.aio keeps the status ready)."""
     latency_s = time.monotonic() - started_s
     status = call._cython_call._status
@@ -160,7 +157,16 @@ def _result(call: Any, started_s: float) -> CallResult:
             after_s = int(value) / 1000 if str(value).isdecimal() and len(value) < MAX_DIGITS else None
     if code == 0 and action is None:
         return CallResult(0, latency_s=latency_s)
-    return CallResult(int(code), status.details() or "", action, latency_s, retry_after_s=after_s)
+    details = status.details() or ""
+    if code == RESOURCE_EXHAUSTED and not details and _size(metadata) > WORDLESS_METADATA_BYTES:
+        # C core lists all names of metadata that it refuses, and drops the list when it is long itself.
+        details = f"{METADATA_WORDS} ({_size(metadata)} bytes were sent)"
+    return CallResult(int(code), details, action, latency_s, retry_after_s=after_s)
+
+
+def _size(metadata: Sequence[tuple[str, str | bytes]]) -> int:
+    """Bytes, as HTTP/2 counts them."""
+    return sum(METADATA_ENTRY_BYTES + len(name) + len(value) for name, value in metadata)
 
 
 __all__ = ["CallHandle", "CallResult", "UnaryTarget", "grpc"]

@@ -176,6 +176,33 @@ async def test_messages_too_large_for_the_receiver_go_to_the_dlq_and_slow_nobody
         assert stand.runtime.link.breaker.closed
 
 
+async def test_messages_that_a_java_receiver_finds_too_large_open_no_breaker() -> None:
+    async def java(value: bytes, context: Any) -> bytes:
+        if len(value) > 1_000:
+            words = f"gRPC message exceeds maximum size 1000: {len(value)}"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, words)
+        return b""
+
+    server, port = await start_server(java)
+    async with standing(lambda _: None) as stand:
+        stand.port = port
+        stand.run(target={"contract": "unary"})
+        pump = stand.pump()
+        stand.feed(pump, [(None, bytes(2_000))] * 40, codec=4)
+        stand.feed(pump, numbers(10))
+        await stand.until(lambda: pump.tracker.base == 50)
+
+        assert len(stand.copied.values("dlq")) == 40
+        for *_, headers in stand.copied.records:
+            assert b"too large for the receiver: gRPC message exceeds" in (
+                headers["switchyard-reason"] or b""
+            )
+        link = stand.runtime.link
+        assert link.breaker.closed
+        assert link.breaker.recent(time.monotonic())[1] == 0
+    await server.stop(None)
+
+
 async def test_large_records_are_decoded_a_few_at_a_time() -> None:
     gate = asyncio.Event()
 
