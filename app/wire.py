@@ -6,6 +6,7 @@ only, `BadEvent`, so that an agent can count it, tell it, and go on.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -26,6 +27,8 @@ CheckpointEvent = Barriers | Needed | EndedLines
 MAX_EVENT_BYTES = 900_000  # below what brokers and producers take unless told otherwise: 1 MB
 ACTIVITY_KEEP = 10_000  # events that the activity table remembers
 TRACKER_CAPACITY = 10_000  # of a definition that names none: left out, as it is the same object
+MIN_INTEGER, MAX_INTEGER = -(1 << 63), (1 << 63) - 1  # what Spark, JVMs and orjson read
+_LONG_NUMBER = re.compile(rb"[:,\[]\s*-?[0-9]{19}")  # as many digits as `MAX_INTEGER` has: seldom met
 _FRAME_BYTES = 2_000  # of an event without its items
 
 T = TypeVar("T")
@@ -220,9 +223,26 @@ encode = msgspec.json.encode
 
 def _decode(decoder: msgspec.json.Decoder[T], what: str, data: bytes | None) -> T:
     try:
-        return decoder.decode(data or b"")
+        event = decoder.decode(data or b"")
+        if data and _LONG_NUMBER.search(data) and _has_huge(msgspec.json.decode(data)):
+            raise BadEvent(
+                f"not a {what}: it has an integer of more than 64 bits; {len(data)} bytes, ignored"
+            )
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadEvent(f"not a {what}: {error}; {len(data or b'')} bytes, ignored") from error
+    return event
+
+
+def _has_huge(found: Any) -> bool:
+    """Whether an integer in it is one that nobody else reads. Raises RecursionError."""
+    match found:
+        case dict():
+            return any(map(_has_huge, found.values()))
+        case list():
+            return any(map(_has_huge, found))
+        case int():
+            return not MIN_INTEGER <= found <= MAX_INTEGER
+    return False
 
 
 def control_event(data: bytes | None) -> AnyControlEvent:

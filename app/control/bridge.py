@@ -34,7 +34,7 @@ from app.clock import now_ms
 from app.control.beginning import Trouble
 from app.control.tail import STOP_S, TopicTail, bounded
 from app.core.control_events import RegionPulse, RoleEvent, RolePut, RoleReleased
-from app.core.roles import MAX_EPOCH, Roles
+from app.core.roles import Roles
 from app.kafka.clusters import ClusterClient, ClusterUnreachable
 from app.topics import ControlTopics
 
@@ -157,10 +157,8 @@ class Bridge(Service):
                 self._came_s[region] = self._clock()
 
     def _role(self, region: str, event: RoleEvent) -> bool:
-        # Half of all epochs are left for those that follow one that nobody can have meant.
-        if len(event.key) > MAX_KEY_CHARS or not event.epoch < MAX_EPOCH // 2 or (
-            len(event.region) > MAX_REGION_CHARS
-        ):  # fmt: skip
+        is_too_long = len(event.key) > MAX_KEY_CHARS or len(event.region) > MAX_REGION_CHARS
+        if is_too_long or self.roles.is_jump(event):
             self._tell(region, f"a role of {event.key[:100]!r} under epoch {event.epoch} cannot be")
             return False
         if event.key not in self._keys:

@@ -49,6 +49,7 @@ READ_BACK_S = 10.0
 Repairable = Assignment | AnyDefinitionEvent
 KEEP_RECENT = 1000
 DROPPED_AT_ONCE = 100
+MAX_KEY_CHARS = 200  # of an event, for people
 
 
 class ControlLog(Service):
@@ -59,6 +60,7 @@ class ControlLog(Service):
         self.topic = topic
         self.view = ControlState()
         self._refused: dict[str, Repairable] = {}
+        self._jump = ""  # the last event that named a term or epoch that cannot be
         self.refused_alerts: set[str] = set()  # ids: `app.control.alerts` writes these again
         self._anew: ControlState | None = None  # the log read again, which is to become the view
         self._anew_to = -1  # once it has this offset
@@ -149,6 +151,8 @@ class ControlLog(Service):
             log.error("a record of the control log is no event", offset=record.offset, error=str(error))
             return True
         counted = state.apply(event)
+        if self.caught_up and state.is_jump(event):
+            self._jump = f"{compaction_key(event)[:MAX_KEY_CHARS]} at offset {record.offset}"
         if isinstance(event, Begun | RegionPulse):
             return True  # bookkeeping, with an offset for every partition or again and again
         if counted:
@@ -167,6 +171,11 @@ class ControlLog(Service):
             told = msgspec.to_builtins(for_people(event))
             self.recent.append({"offset": record.offset, "counted": counted, **told})
         return True
+
+    def take_jump(self) -> str:
+        """The last event that was refused because of its term or epoch, since the last call; "": none."""
+        jump, self._jump = self._jump, ""
+        return jump
 
     def _refuse(self, event: AnyControlEvent) -> None:
         match event:

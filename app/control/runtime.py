@@ -84,6 +84,8 @@ class Runtime(Service):
     `audit_books`, `alerts`, `forecasts` (of sizes, by Spark).
     """
 
+    _jumps = 0  # terms and epochs that were refused
+
     def __init__(
         self,
         *,
@@ -203,6 +205,7 @@ class Runtime(Service):
         )
 
     async def on_start(self) -> None:
+        self.control.on_change(self._tell_of_jumps)
         await self._control_client.start_patiently()
         self._incident_producer = AIOKafkaProducer(acks="all", **self._options)
         await start_patiently(self._incident_producer.start, "producer of incidents")
@@ -287,6 +290,18 @@ class Runtime(Service):
         task = asyncio.get_running_loop().create_task(self._publish(incident))
         self._pending.add(task)
         task.add_done_callback(self._pending.discard)
+
+    def _tell_of_jumps(self) -> None:
+        """The leader tells of the first, second, fourth ... term or epoch that cannot be."""
+        if not (jump := self.control.take_jump()):
+            return
+        self._jumps += 1
+        if self.leader.leads and self._jumps.bit_count() == 1:
+            self.tell(
+                "term-refused", self.control.topic,
+                f"{jump} names a term or an epoch that cannot be; it does not count",
+                "see who else writes to that topic, and withdraw their permission",
+            )  # fmt: skip
 
     async def _publish(self, incident: Incident) -> None:
         if self._incident_producer is not None:

@@ -25,6 +25,7 @@ from app.control.replicas import Replicas
 from app.control.takeover import TrackerClient
 from app.control.topic_settings import create_delayed
 from app.core.control_events import Assignment, Released
+from app.core.counters import highest
 from app.core.fencing import TakeoverAnswer
 from app.core.job import JobId, Kind
 from app.core.lease import Lease
@@ -114,6 +115,13 @@ class Starter:
             case Kind.DISPATCH:
                 await self._dispatched(identity.name)
         answer = await self._trackers.takeover(job, held.epoch)
+        if not answer.granted and answer.known_epoch > highest(self._control.view.next_offset):
+            self._on_trouble(
+                "epoch-refused", job,
+                f"the tracker topic has epoch {answer.known_epoch}, which no control log gives; it gives way",
+                "see who else writes to that topic, and withdraw their permission",
+            )  # fmt: skip
+            answer = await self._trackers.takeover(job, held.epoch, over=answer.known_epoch)
         if not answer.granted:
             await self._refused(job, held, answer.known_epoch)
             return None

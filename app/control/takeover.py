@@ -77,8 +77,9 @@ class TrackerClient(Service):
             if waiting is not None and not waiting.done():
                 waiting.set_result(answer)
 
-    async def takeover(self, job: str, epoch: int) -> TakeoverAnswer:
-        """Takes `job` over under `epoch`; waits as long as it takes (the caller may cancel).
+    async def takeover(self, job: str, epoch: int, *, over: int = -1) -> TakeoverAnswer:
+        """Takes `job` over under `epoch`; waits as long as it takes (the caller may cancel). `over`: as in
+        `Takeover`.
 
         Raises:
             aiokafka.errors.KafkaError: the tracker topic did not take the question.
@@ -90,7 +91,9 @@ class TrackerClient(Service):
         asked = 0
         try:
             while True:
-                event = Takeover(job=job, epoch=epoch, worker=self.worker, nonce=nonce, at_ms=now_ms())
+                event = Takeover(
+                    job=job, epoch=epoch, worker=self.worker, nonce=nonce, at_ms=now_ms(), over=over
+                )
                 await self._producer.send_and_wait(
                     self._topic, wire.encode(event), key=job.encode(), partition=tracker_partition(job)
                 )

@@ -13,6 +13,7 @@ import contextlib
 import time
 from typing import Any
 
+import msgspec
 import structlog
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.errors import KafkaError
@@ -173,20 +174,25 @@ class TrackerFollower(Service):
             base = committed or 0
             fold = TrackerFold(max(start, min(base, lately.offset) if lately else base - MARGIN_EVENTS))
             end = (await consumer.end_offsets([changelog]))[changelog]
+            upto = (await consumer.end_offsets([at]))[at]
             await consumer.seek_to_beginning(changelog)
             while await consumer.position(changelog) < end:
                 for record in (await consumer.getmany(changelog, timeout_ms=500)).get(changelog, []):
-                    self._restore(fold, record)
+                    self._restore(fold, record, upto)
                 await asyncio.sleep(0)  # a long changelog holds up nothing else
         finally:
             await bounded(stop_consumer(consumer), STOP_S, "reader of the tracker table's changelog")
         return fold
 
-    def _restore(self, fold: TrackerFold, record: Any) -> None:
+    def _restore(self, fold: TrackerFold, record: Any, upto: int) -> None:
+        """`upto`: where the tracker topic ended later. A record of beyond is of another topic, or forged."""
         if record.key is None or record.value is None:
             return
         try:
-            fold.restore(record.key.decode(), wire.tracker_record(record.value))
+            found = wire.tracker_record(record.value)
+            if found.offset >= upto:
+                found = msgspec.structs.replace(found, offset=-1)  # or no event would ever change it
+            fold.restore(record.key.decode(), found)
         except (wire.BadEvent, UnicodeDecodeError) as error:
             log.error("a record of the tracker table cannot be read", offset=record.offset, error=str(error))
 

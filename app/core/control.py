@@ -35,6 +35,8 @@ Rules
 12. Regions' roles and failover runs count by the rules of `app.core.roles` and `app.core.failover_run`, which
     ask for no order. Runs of long ago are `stale`, too.
 13. A change keeps its definition's `deployment`, and counts only while that one stands.
+14. A term or an epoch above `app.core.counters.highest` is a jump that nobody honest makes. It is refused; of
+    a `Released` the part that may be counts. So there is always a next term and a next epoch.
 
 Invariants: `term` and every job's epoch never decrease; a job has at most one owner.
 """
@@ -78,14 +80,13 @@ from app.core.control_events import (
     WorkloadPut,
     compaction_key,
 )
+from app.core.counters import highest
 from app.core.failover_run import Runs
 from app.core.fencing import LogId
 from app.core.job import JobId, names_a_job
 from app.core.roles import Roles
 
 Put = TypeVar("Put", bound=AnyPut)
-
-MAX_EPOCH = 1 << 53  # what every JSON reader of the changelogs can still count exactly
 
 
 class ControlState:
@@ -177,7 +178,7 @@ class ControlState:
                         told.pop(event.key, None)
                 return self._defined(event).pop(event.key, None) is not None or event.expected == ""
             case Claim():
-                if event.term <= self.term:
+                if not self.term < event.term <= highest(self.next_offset):
                     return False
                 self.term, self.leader = event.term, event.worker
                 return True
@@ -187,9 +188,8 @@ class ControlState:
                 if not names_a_job(event.job):
                     return False
                 current = self.assignments.get(event.job)
-                self.floor[event.job] = max(
-                    self.floor.get(event.job, 0), event.epoch, min(event.known_epoch, MAX_EPOCH)
-                )
+                named = min(max(event.epoch, event.known_epoch), highest(self.next_offset))
+                self.floor[event.job] = max(self.floor.get(event.job, 0), named)
                 if current is None or current.epoch != event.epoch or not current.worker:
                     return False
                 self.assignments[event.job] = msgspec.structs.replace(
@@ -208,7 +208,9 @@ class ControlState:
             case MoveWish():
                 if not event.worker:
                     return self.wishes.pop(event.job, None) is not None
-                if not names_a_job(event.job) or self.floor.get(event.job, 0) > event.epoch:
+                if not names_a_job(event.job) or self.is_jump(event):
+                    return False
+                if self.floor.get(event.job, 0) > event.epoch:
                     return False
                 self.wishes[event.job] = event
                 return True
@@ -364,7 +366,7 @@ class ControlState:
         return ALL in found or partition in found or key in self.moves
 
     def _assign(self, event: Assignment) -> bool:
-        if event.term != self.term or not names_a_job(event.job):
+        if event.term != self.term or not names_a_job(event.job) or self.is_jump(event):
             return False
         current = self.assignments.get(event.job)
         floor = self.floor.get(event.job, 0)
@@ -379,6 +381,21 @@ class ControlState:
         if event.job in self.wishes and self.wishes[event.job].epoch < event.epoch:
             del self.wishes[event.job]
         return True
+
+    def is_jump(self, event: AnyControlEvent) -> bool:
+        """Whether the log's last event so far names a term or an epoch that cannot be (rule 14)."""
+        limit = highest(self.next_offset)
+        match event:
+            case Claim():
+                return event.term > limit
+            case Assignment():
+                return max(event.term, event.epoch) > limit
+            case Released():
+                return max(event.epoch, event.known_epoch) > limit
+            case MoveWish():
+                return event.epoch > limit
+            case _:
+                return False
 
     def next_epoch(self, job: str) -> int:
         """The epoch a new owner of `job` gets."""

@@ -18,7 +18,11 @@ Rules
    last snapshot that counted stands; it is not joined with others, so that it has to say itself of which base
    it speaks.
 
-Invariants: a record's epoch never decreases; within a lineage its base never decreases.
+6. An epoch that no control log gives (above `HEADROOM`) fences nobody for ever: a takeover that names it
+   (`over`) is granted below it. Its asker names it only when it cannot have come from its control log
+   (`app.control.starting`). A lineage above `app.core.counters.highest` is refused.
+
+Invariants: a record's epoch decreases by rule 6 only; within a lineage its base never decreases.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ import contextlib
 
 import msgspec
 
+from app.core.counters import HEADROOM
 from app.core.tracker import CorruptSnapshot, Snapshot
 
 
@@ -106,13 +111,15 @@ class Snapshots(msgspec.Struct, frozen=True, tag="snapshots", tag_field="event",
 
 
 class Takeover(msgspec.Struct, frozen=True, tag="takeover", tag_field="event", kw_only=True):
-    """`worker` takes `job` over under `epoch` and asks for its record; `nonce` pairs the answer."""
+    """`worker` takes `job` over under `epoch` and asks for its record; `nonce` pairs the answer. `over`: the
+    epoch that has to give way though it is higher (rule 6), -1 for none."""
 
     job: str
     epoch: int
     worker: str
     nonce: str
     at_ms: int
+    over: int = -1
 
 
 TrackerEvent = Snapshots | Takeover
@@ -136,7 +143,11 @@ class TakeoverAnswer(msgspec.Struct, frozen=True, tag="takeover-answer", tag_fie
 def on_takeover(record: TrackerRecord | None, event: Takeover) -> tuple[TrackerRecord, TakeoverAnswer]:
     """The record after `event` and the answer to it."""
     current = record or TrackerRecord()
-    granted = event.epoch > current.epoch or (event.epoch == current.epoch and event.worker == current.worker)
+    granted = (
+        event.epoch > current.epoch
+        or (event.epoch == current.epoch and event.worker == current.worker)
+        or event.over == current.epoch > HEADROOM
+    )
     if granted:
         current = msgspec.structs.replace(
             current, epoch=event.epoch, worker=event.worker, at_ms=max(current.at_ms, event.at_ms)

@@ -23,6 +23,9 @@ Rules
    there and has not come here, first roles that are recorded while it differs, and a third region's. Then,
    for as long as the two have not heard each other, both may act under one epoch, which receivers cannot
    tell apart; once they have, rule 2 decides.
+7. An epoch from `FREE_EPOCHS` on counts only close above one that is known (`is_jump`): one that nobody can
+   have meant leaves room for those that follow it. Each role has a record key of its own, so every region
+   reads the earlier ones first.
 
 The state is a maximum (of epoch, region, state, plan), so any two regions that have heard the same events
 agree.
@@ -33,10 +36,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final, Literal
 
-from app.core.control_events import RolePut, RoleReleased
+from app.core.control_events import RoleEvent, RolePut, RoleReleased
 
 MAX_REGIONS = 64
 MAX_EPOCH = 1 << 53  # what every JSON reader can still count exactly
+FREE_EPOCHS = MAX_EPOCH // 2
+JUMP = MAX_REGIONS << 10  # an honest step is below `MAX_REGIONS`; several may be unheard here
 State = Literal["moving", "active"]
 ACTIVE: Final = "active"
 MOVING: Final = "moving"
@@ -91,16 +96,14 @@ class Roles:
 
     def put(self, event: RolePut) -> bool:
         """Whether it says more than is known; if so, it is known now."""
-        if not 0 <= event.epoch < MAX_EPOCH:
-            return False
-        if not says_more(event, self._held.get(event.key)):
+        if self.is_jump(event) or not says_more(event, self._held.get(event.key)):
             return False
         self._held[event.key] = event
         return True
 
     def release(self, event: RoleReleased) -> bool:
         """Likewise."""
-        if not 0 <= event.epoch < MAX_EPOCH:
+        if self.is_jump(event):
             return False
         of = self._released.setdefault(event.key, {})
         known = of.get(event.region)
@@ -108,6 +111,14 @@ class Roles:
             return False
         of[event.region] = event
         return True
+
+    def is_jump(self, event: RoleEvent) -> bool:
+        """Whether its epoch is none that can follow what is known (rule 7)."""
+        if 0 <= event.epoch < FREE_EPOCHS:
+            return False
+        held, told = self._held.get(event.key), self._released.get(event.key, {})
+        known = max((one.epoch for one in (held, *told.values()) if one is not None), default=-JUMP)
+        return not 0 <= event.epoch < min(known + JUMP, MAX_EPOCH)
 
     def of(self, key: str) -> RolePut | None:
         """The workload's role; None: nobody has recorded one."""

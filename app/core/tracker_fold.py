@@ -45,6 +45,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from app.core.counters import highest
 from app.core.fencing import (
     SnapshotItem,
     Snapshots,
@@ -78,7 +79,7 @@ class TrackerFold:
     def restore(self, job: str, record: TrackerRecord) -> None:
         """Takes in what the table's changelog says of a job, before any event."""
         known = self._records.get(job)
-        if known is None or _furthest(record) >= _furthest(known):
+        if known is None or _is_further(record, known):
             self._records[job] = record
 
     def apply(self, event: TrackerEvent, offset: int) -> TakeoverAnswer | None:
@@ -91,12 +92,15 @@ class TrackerFold:
                 self._records[event.job] = msgspec.structs.replace(record, offset=offset)
                 self.changed.add(event.job)
             return answer
+        limit = highest(self.next_offset)
         for item in event.items:
             known = self._records.get(item.job)
             if known is None or (item.epoch, event.worker) != (known.epoch, known.worker):
                 continue  # fenced
             if offset <= known.offset:
                 continue  # in the record already
+            if item.lineage > limit:
+                continue  # a jump: a reset could not go above it
             last = self._last.get(item.job)
             if last is not None and (last[0].lineage, last[0].log) != (item.lineage, item.log):
                 self.record(item.job)
@@ -246,9 +250,12 @@ def _of_no_offset(record: TrackerRecord) -> TrackerRecord:
     return msgspec.structs.replace(record, offset=-1)
 
 
-def _furthest(record: TrackerRecord) -> tuple[int, int, int, int]:
-    """All of them only grow; the first three tell as well of a record that was written without its offset."""
-    return record.epoch, record.lineage, record.base, record.offset
+def _is_further(record: TrackerRecord, known: TrackerRecord) -> bool:
+    """Whether it is at least as far as `known`, also where one of them was written without its offset."""
+    if record.offset >= 0 and known.offset >= 0:
+        return record.offset >= known.offset
+    places = [(one.epoch, one.lineage, one.base, one.offset) for one in (record, known)]
+    return places[0] >= places[1]
 
 
 def _joined(record: TrackerRecord, item: SnapshotItem, at_ms: int, offset: int) -> TrackerRecord:

@@ -187,6 +187,30 @@ async def test_the_log_is_read_from_its_start_by_a_reader_that_misses_offsets(
     assert view is log.view is not before
 
 
+async def test_a_claim_that_leaves_no_room_is_refused_and_an_honest_one_leads_for_every_reader(
+    bootstrap: str, topic_name: str
+) -> None:
+    options = {"bootstrap_servers": bootstrap}
+    async with connected(bootstrap) as client:
+        await create(client, topic_name)
+    log, other = ControlLog(topic_name, options), ControlLog(topic_name, options)
+    await log.start()
+    try:
+        await log.append(claim(1), claim((1 << 63) - 1))
+        assert (log.view.term, log.view.refused) == (1, 1)
+        assert f"claim/{(1 << 63) - 1}/a at offset 1" in log.take_jump()
+        assert log.take_jump() == ""
+        await log.append(claim(1 << 32))  # the highest that counts, or nearly
+        await log.append(claim(log.view.term + 1))
+        assert log.view.term == (1 << 32) + 1
+        await other.start()
+        assert (other.view.term, other.view.leader) == (log.view.term, log.view.leader)
+        assert other.take_jump() == "", "it was told when it came"
+    finally:
+        await log.stop()
+        await other.stop()
+
+
 async def test_what_says_where_a_deployment_that_is_over_began_leaves_the_log(
     bootstrap: str, topic_name: str
 ) -> None:
