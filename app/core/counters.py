@@ -4,8 +4,8 @@ Anybody who may write to a log may write a number there that leaves no room for 
 log is bounded by its position. An honest one is the former one and one more, and each takes a record: behind
 `next_offset` records none is above `highest(next_offset)`, and the next honest one always fits.
 
-Offsets survive compaction, so every reader decides the same, whenever it began. A bound relative to the former
-number would not do, because compaction may have removed that one.
+Offsets survive compaction, so every reader decides the same, whenever it began. A bound relative to the
+former number would not do, because compaction may have removed that one.
 """
 
 from __future__ import annotations
