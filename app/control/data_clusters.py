@@ -1,5 +1,8 @@
-"""The data clusters of a worker: one client, fetch service, producer, appender and committer each, on first
-use."""
+"""The data clusters of a worker: one client, fetch service, appender and committer each, on first use.
+
+A cluster that is only read needs no permission to write: the producer, which asks for a producer's id as it
+starts, begins once something is to be written (`DataCluster.written_to`), an appender's lanes ask for theirs.
+"""
 
 from __future__ import annotations
 
@@ -48,15 +51,19 @@ class DataCluster:
             await _stop(started)
             raise
 
+    async def written_to(self) -> Producer:
+        """The producer, started. Raises KafkaError: the cluster gives it no id, or does not answer."""
+        await self.producer.start()
+        return self.producer
+
     async def stop(self) -> None:
         """Every step is bounded in time."""
-        await _stop(self._parts())
+        await _stop([(f"producer to {self.name}", self.producer), *self._parts()])
 
     def _parts(self) -> list[tuple[str, Any]]:
         """In the order in which they start."""
         return [
             (f"client of {self.name}", self.client),
-            (f"producer to {self.name}", self.producer),
             (f"appender to {self.name}", self.appender),
             (f"fetch from {self.name}", self.fetch),
             (f"appended to {self.name}", self.appended),

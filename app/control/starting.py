@@ -144,14 +144,17 @@ class Starter:
         return started
 
     async def _dispatched(self, key: str) -> tuple[Workload, DataCluster]:
-        """A workload and its cluster. Raises LookupError, ClusterUnreachable."""
+        """A workload and its cluster, which can be written to. Raises LookupError, ClusterUnreachable,
+        KafkaError."""
         workload = self._catalog.workload(key)
         if workload is None:
             raise LookupError(f"this worker has no definition of {key} that it can read")
         name = workload.metadata.cluster
         if name not in self._clusters.specs:
             raise LookupError(f"cluster {name!r} is not in this worker's configuration")
-        return workload, await self._clusters.get(name)
+        cluster = await self._clusters.get(name)
+        await cluster.written_to()  # its retry topics and its dead letter queue
+        return workload, cluster
 
     async def _begin_dispatch(
         self,

@@ -47,8 +47,10 @@ class Producer:
         self._retiring: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Connects. Raises KafkaError."""
-        self._producer = await self._connect()
+        """Connects, unless it has before. Raises KafkaError."""
+        async with self._replacing:
+            if self._producer is None:
+                self._producer = await self._connect()
 
     async def stop(self) -> None:
         """Flushes and closes."""

@@ -11,8 +11,8 @@ from aiokafka.errors import ClusterAuthorizationFailedError
 
 from app.control.data_clusters import DataClusters
 from app.kafka.clusters import ClusterSpec
+from app.kafka.fetch import FetchService
 from app.kafka.fetched import ByteBudget
-from app.kafka.produce import Producer
 
 ENOUGH_S = 150.0
 
@@ -46,12 +46,12 @@ async def test_a_start_that_fails_half_way_leaves_nothing_behind_and_the_next_ma
     budget = ByteBudget(1 << 20)
     clusters = DataClusters({"c": ClusterSpec("c", (bootstrap,))}, nowhere, budget)
 
-    async def refused(_: Producer) -> None:
-        raise ClusterAuthorizationFailedError("no IdempotentWrite")
+    async def refused(_: FetchService) -> None:
+        raise ClusterAuthorizationFailedError("no permission")
 
     tasks = asyncio.all_tasks()
     with monkeypatch.context() as patch:
-        patch.setattr(Producer, "start", refused)
+        patch.setattr(FetchService, "start", refused)
         for _ in range(3):
             with pytest.raises(ClusterAuthorizationFailedError):
                 await clusters.get("c")
@@ -75,11 +75,11 @@ async def test_a_start_that_is_given_up_leaves_nothing_behind(
     clusters = DataClusters({"c": ClusterSpec("c", (bootstrap,))}, nowhere, ByteBudget(1 << 20))
     reached = asyncio.Event()
 
-    async def hangs(_: Producer) -> None:
+    async def hangs(_: FetchService) -> None:
         reached.set()
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(Producer, "start", hangs)
+    monkeypatch.setattr(FetchService, "start", hangs)
     starting = asyncio.create_task(clusters.get("c"))
     await reached.wait()
     starting.cancel()
