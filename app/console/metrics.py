@@ -139,6 +139,7 @@ class _Collector:
         yield from self._of_the_worker()
         if self.runtime.leader.leads:
             yield from _of_the_region(self.runtime)
+            yield from _of_vanished(self.runtime)
             yield from of_offset_sync(self.runtime)
             yield from of_roles(self.runtime)
             yield from of_alerts(self.runtime)
@@ -191,6 +192,17 @@ def _of_the_region(runtime: Runtime) -> Iterator[Metric]:
         "Records of the forecast topic that are no forecasts",
         value=runtime.forecasts.passed_over,
     )
+
+
+def _of_vanished(runtime: Runtime) -> Iterator[Metric]:
+    gauge = GaugeMetricFamily(
+        "switchyard_topic_vanished",
+        "1 for a topic that a definition means and that is not there any more, or may not be described",
+        labels=("kind", "name", "cluster", "topic", "state"),
+    )
+    for (kind, name, cluster, topic), state in runtime.catalog.vanished.of.values():
+        gauge.add_metric((kind, name, cluster, topic, state), 1)
+    yield gauge
 
 
 def _of_any_job(status: JobStatus) -> tuple[tuple[str, ...], dict[str, float | None]]:

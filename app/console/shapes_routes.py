@@ -102,13 +102,13 @@ class RouteSkipped(TypedDict):
 
 class RouteTopic(TypedDict):
     """A topic of the source that an entry of the route means, and its copy. `why` says what it waits for, or
-    why it is not copied."""
+    why it is not copied. One that `vanished` was copied, and has no partitions, or may not be described."""
 
     topic: str
     partitions: int
     copy: str | None
     copy_partitions: int | None
-    state: Literal["copied", "preparing", "blocked", "refused", "not-copied"]
+    state: Literal["copied", "preparing", "blocked", "refused", "not-copied", "vanished"]
     why: str
 
 

@@ -4,8 +4,8 @@
 
 Rules
 1. What cannot be known now never ends a job: one that is assigned stays while its cluster is away, or its
-   plan cannot be read. It ends when no plan means its topic any more, or the topic is gone for good
-   (`app.control.cluster_topics`).
+   plan cannot be read, or its topic may not be described. It ends when no plan means its topic any more, or
+   the topic is gone for good (`app.control.cluster_topics`), which is told (`app.control.vanished`).
 2. Several plans may mean a topic of a cluster: the first by name counts it. So each window is one plan's.
 3. Nobody waits for a cluster: reading goes on beside the rounds.
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from typing import Any
 
 import structlog
@@ -29,11 +29,13 @@ from app.control.cluster_topics import ClusterTopics
 from app.control.data_clusters import DataClusters
 from app.control.definitions import Parsed
 from app.control.log import ControlLog
+from app.control.vanished import Found, Topic, was_held
 from app.core.audit.pairing import OF_CLUSTERS
 from app.core.audit.plans import PREFIX as KEYS
 from app.core.audit.reports import Scope
 from app.core.audit.tiers import Bounds, group_of
 from app.core.job import Kind
+from app.core.placement_round import is_gone
 from app.core.topology import Layout
 from app.kafka.clusters import ClusterUnreachable
 
@@ -143,8 +145,8 @@ class AuditsCatalog:
 
     # -- the leader's rounds -----------------------------------------------------------------------
 
-    async def refresh(self) -> None:
-        """Reads what is old; waits `PATIENCE_S` at most."""
+    async def refresh(self, held: Iterable[str] = ()) -> None:
+        """Reads what is old; waits `PATIENCE_S` at most. `held`: as for `jobs`."""
         self._look_at_plans()
         if self._control.view.term != self._term:  # what was known when this worker led before may be old
             self._term = self._control.view.term
@@ -152,12 +154,15 @@ class AuditsCatalog:
         for gone in self._topics.keys() - self._read.keys():
             del self._topics[gone]
         self._looking = {name: task for name, task in self._looking.items() if not task.done()}
+        expected: defaultdict[str, set[str]] = defaultdict(set)
+        for _, cluster, topic in self._meant_of(held):
+            expected[cluster].add(topic)
         now_s, awaited = time.monotonic(), set()
         for cluster in self._read:
             topics = self._topics[cluster]
             pause_s = max(REFRESH_S, BUSY_SHARE * topics.took_s)
             if cluster not in self._looking and now_s - topics.listed_at_s >= pause_s:
-                task = asyncio.get_running_loop().create_task(self._look(cluster, topics))
+                task = asyncio.get_running_loop().create_task(self._look(cluster, topics, expected[cluster]))
                 self._looking[cluster] = task
                 if cluster not in self._late:
                     awaited.add(task)
@@ -165,7 +170,26 @@ class AuditsCatalog:
             _, late = await asyncio.wait(awaited, timeout=PATIENCE_S)
             self._late |= {name for name, task in self._looking.items() if task in late}
 
-    async def _look(self, cluster: str, topics: ClusterTopics) -> None:
+    def _meant_of(self, held: Iterable[str]) -> Iterator[tuple[str, str, str]]:
+        """(prefix, cluster, topic) of jobs whose plan still counts their topic."""
+        for prefix in held:
+            if prefix.startswith(PREFIX):
+                _, name, topic = prefix.split(":")
+                plan, cluster = of_job_name(name)
+                governing = self.plan_of(cluster, topic)
+                if governing is not None and governing.name == plan:
+                    yield prefix, cluster, topic
+
+    def found(self, held: Mapping[str, Iterable[str]]) -> Iterator[tuple[str, Found]]:
+        """How things stand with topics that have, or had, jobs and are still counted; `held` as in `jobs`."""
+        assigned = self._control.view.assignments
+        for prefix, cluster, topic in self._meant_of(held):
+            if was_held(assigned[job] for job in held[prefix]):
+                topics, (plan, _) = self._topics.get(cluster), of_job_name(prefix.split(":")[1])
+                state = "unknown" if topics is None else topics.stands(topic)
+                yield prefix, Found(Topic("audit plan", plan, cluster, topic), state)
+
+    async def _look(self, cluster: str, topics: ClusterTopics, expected: Set[str]) -> None:
         try:
             if cluster not in self._clusters.specs:
                 raise ClusterUnreachable(
@@ -173,7 +197,7 @@ class AuditsCatalog:
                 )
             client = (await self._clusters.get(cluster)).client
             began_s = time.monotonic()
-            await topics.look(client, None, lambda: (), began_s)
+            await topics.look(client, None, lambda: (), began_s, expected=expected)
         except (KafkaError, ClusterUnreachable, OSError, TimeoutError, NotImplementedError) as error:
             if cluster not in self._away:
                 self._away.add(cluster)
@@ -197,7 +221,8 @@ class AuditsCatalog:
         self._look_at_plans()
         for prefix, jobs in held.items():
             if prefix.startswith(PREFIX) and self._stays(prefix):
-                yield from jobs
+                assigned = self._control.view.assignments
+                yield from (job for job in jobs if job not in assigned or not is_gone(assigned[job]))
         for cluster, topics in self._topics.items():
             for topic, count in topics.sizes.items():
                 plan = self.plan_of(cluster, topic)
@@ -212,8 +237,8 @@ class AuditsCatalog:
         if plan not in self._plans:
             return f"{KEYS}{plan}" in self._control.view.audits
         governing, topics = self.plan_of(cluster, topic), self._topics.get(cluster)
-        is_listed = topics is not None and topics.listed
-        return not is_listed and governing is not None and governing.name == plan
+        is_known = topics is not None and topics.listed and (topic in topics.sizes or topics.is_gone(topic))
+        return not is_known and governing is not None and governing.name == plan
 
     def _unread(self, key: str, why: str) -> None:
         self._on_trouble("audit-trouble", key.removeprefix(KEYS), why, "deploy it again")

@@ -10,24 +10,26 @@ Rules
    one that the log says was hibernated.
 2. A cluster that did not answer in time is not waited for until it has: nobody else's jobs wait for it.
 3. What is wrong with a definition costs its own workload only, is told, and its jobs stay.
+4. A topic that had jobs and vanished is an incident (`app.control.vanished`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
 import structlog
-from aiokafka.errors import KafkaError, for_code
+from aiokafka.errors import KafkaError, TopicAuthorizationFailedError, for_code
 
 from app.clock import now_ms
 from app.config.definitions import RouteDefinition, Workload
 from app.control.audits_catalog import AuditsCatalog
 from app.control.backlog import read_backlog
 from app.control.beginning import Trouble
+from app.control.cluster_topics import GONE_S, State
 from app.control.data_clusters import DataClusters
 from app.control.definitions import Parsed
 from app.control.hibernation import Sleepers
@@ -36,11 +38,13 @@ from app.control.log import ControlLog
 from app.control.route_beginnings import read_ends
 from app.control.routes_catalog import RoutesCatalog
 from app.control.topic_settings import create_topics, raise_settings, retry_retention_ms
+from app.control.vanished import Found, Topic, Vanished, was_held
 from app.core.control_events import Begun
 from app.core.job import JobId, Kind
 from app.core.plan import HIBERNATED, name_of
 from app.core.topology import Layout
 from app.kafka.clusters import TOPIC_UNKNOWN, ClusterClient, ClusterUnreachable
+from app.kafka.grants import allow, lacks
 from app.push.metadata import RegionRole
 
 log = structlog.get_logger(__name__)
@@ -77,6 +81,8 @@ class Catalog:
         self.audits = AuditsCatalog(control, clusters, on_trouble, layout)
         self.audits.workload = self.workload
         self._told_left: set[tuple[str, str]] = set()
+        self.vanished = Vanished(clusters, on_trouble)
+        self._stands: dict[str, tuple[State, float]] = {}  # workload -> how its topic does, since when
         # Of workloads of several regions (`app.control.role_keeper`): whether they have jobs here, None while
         # that is not known; and what receivers are told.
         self.runs_here: Callable[[Workload], bool | None] = lambda _: True
@@ -111,12 +117,13 @@ class Catalog:
             held.setdefault(prefix, []).append(job)
         await asyncio.gather(
             self._refresh_all({name_of(prefix) for prefix in owned}),
-            self.routes.refresh(),
-            self.audits.refresh(),
+            self.routes.refresh(held),
+            self.audits.refresh(held),
         )
+        self.vanished.look([*self.routes.found(held), *self.audits.found(held), *self._found(held)])
         self._leftovers.keep(view.workloads)
         self.sleepers.keep(view.workloads)
-        for known in (self._read_at_s, self._prepared):
+        for known in (self._read_at_s, self._prepared, self._stands):
             for key in known.keys() - view.workloads.keys():
                 del known[key]
         self._told = {told for told in self._told if told[0] in view.workloads}
@@ -135,6 +142,26 @@ class Catalog:
         wanted.update(self.routes.jobs(held))
         wanted.update(self.audits.jobs(held))
         return wanted
+
+    def _found(self, held: Mapping[str, Iterable[str]]) -> Iterator[tuple[str, Found]]:
+        """How things stand with workloads' own topics that have, or had, jobs."""
+        assigned = self._control.view.assignments
+        for key in list(self._control.view.workloads):
+            workload = self.workload(key)
+            prefix = "" if workload is None else _prefix(key, workload.metadata.topic)
+            if workload is None or not was_held(assigned[job] for job in held.get(prefix, ())):
+                continue
+            state, since_s = self._stands.get(key, ("unknown", 0.0))
+            if state == "absent" and time.monotonic() - since_s < GONE_S:
+                state = "unknown"  # a broker that begins may not know it yet
+            yield (
+                prefix,
+                Found(Topic("workload", key, workload.metadata.cluster, workload.metadata.topic), state),
+            )
+
+    def _stand(self, key: str, state: State) -> None:
+        if self._stands.get(key, ("unknown", 0.0))[0] != state:
+            self._stands[key] = state, time.monotonic()
 
     def _jobs_of(self, workload: Workload, held: dict[str, list[str]]) -> Iterable[str]:
         """Every job of one workload; `held`: those that are assigned."""
@@ -195,6 +222,14 @@ class Catalog:
             return
         try:
             await self._read(workload, etag, claimed, is_owned)
+        except TopicAuthorizationFailedError as error:
+            topic, spec = error.args[0], self._clusters.specs[name]
+            if topic == workload.metadata.topic:
+                self._stand(key, "denied")
+            self._tell(
+                key, f"topic {topic} may not be described: {lacks(spec, 'topic', topic, 'Describe')}",
+                f"{allow(spec, 'topic', topic, 'Describe', 'Read')}; its jobs go on with what is known",
+            )  # fmt: skip
         except Exception as error:  # noqa: BLE001 - one cluster's trouble must not stop the others' jobs
             self._tell(key, f"cluster {name} cannot be read: {error}", "its jobs go on with what is known")
         else:
@@ -210,6 +245,7 @@ class Catalog:
         passing = [other for other in candidates(workload) if (name, other) not in claimed]
         sizes = await _sizes(cluster.client, own, passing)
         count = sizes.get(topic)
+        self._stand(key, "absent" if count is None else "there")
         if count is None:
             self._tell(
                 key,

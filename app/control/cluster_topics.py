@@ -5,22 +5,27 @@ Rules
    `GONE_S`: a broker that begins, or lags behind the others, may answer with less than there is.
 2. Settings are read anew every `SETTINGS_S`, those of a topic just found at once, `AT_ONCE` topics in a look.
    What may not be read is not known, which is not the same as a default.
+3. A list of all topics leaves out those that may not be described, as if they were not there. Those that are
+   expected are asked for by name, which tells the two apart.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
+from typing import Literal
 
 from aiokafka.errors import ClusterAuthorizationFailedError, KafkaError, TopicAuthorizationFailedError
 
 from app.core.routes_topic import SETTINGS, TopicState
-from app.kafka.clusters import TOPIC_UNKNOWN, ClusterClient
+from app.kafka.clusters import NOT_AUTHORISED, TOPIC_UNKNOWN, ClusterClient
 from app.kafka.topic_configs import TopicSettings, describe
 
 GONE_S = 10.0
 SETTINGS_S = 30.0
 AT_ONCE = 400  # an answer takes a tenth of a millisecond for each
+
+State = Literal["there", "absent", "denied", "unknown"]  # of a topic that was expected
 
 AUTHORISATION = (TopicAuthorizationFailedError, ClusterAuthorizationFailedError)
 NEVER_S = float("-inf")
@@ -36,6 +41,7 @@ class ClusterTopics:
         listed_at_s, read_at_s: when its sizes were last read, and anything to the end, in monotonic seconds.
         took_s: how long it took to list it.
         stale: it was changed by us since.
+        denied: topics that may not be described; of those that were asked for by name, or expected.
     """
 
     def __init__(self) -> None:
@@ -45,6 +51,8 @@ class ClusterTopics:
         self.listed_at_s = self.read_at_s = NEVER_S
         self.took_s = 0.0
         self.stale = True
+        self.denied: frozenset[str] = frozenset()
+        self._missing_since_s: dict[str, float] = {}  # of those expected
         self._asked: frozenset[str] | None = frozenset()
         self._less_since_s: dict[str, float] = {}
         self._states: dict[str, TopicState] = {}
@@ -70,6 +78,21 @@ class ClusterTopics:
         """Whether it is known which of `topics` are there."""
         return self._asked is None or all(topic in self.sizes or topic in self._asked for topic in topics)
 
+    def is_gone(self, topic: str) -> bool:
+        """Whether a topic that was expected, or was there, is not there any more (rule 1)."""
+        since_s = self._missing_since_s.get(topic)
+        return topic not in self.sizes and since_s is not None and self.listed_at_s - since_s >= GONE_S
+
+    def stands(self, topic: str) -> State:
+        """How things stand with a topic that was expected."""
+        if not self.listed:
+            return "unknown"
+        if topic in self.denied:
+            return "denied"
+        if topic in self.sizes:
+            return "there"
+        return "absent" if self.is_gone(topic) else "unknown"
+
     def lacks(self, topics: Set[str]) -> bool:
         """Whether any of `topics` is there and was not described."""
         return not self.sizes.keys().isdisjoint(topics - self._states.keys())
@@ -88,16 +111,17 @@ class ClusterTopics:
         now_s: float,
         *,
         relist: bool = True,
+        expected: Set[str] = frozenset(),
     ) -> None:
         """Reads the sizes of `topics` (None: of all there are), with `relist`, then the settings of those
-        `described`.
+        `described`. `expected` are topics that should be there, as they have jobs.
 
         Raises:
             ClusterUnreachable, KafkaError, NotImplementedError: it cannot be read now.
         """
         self.stale = False
         if relist:
-            await self._list(client, topics, now_s)
+            await self._list(client, topics, expected, now_s)
         wanted = {topic for topic in described() if topic in self.sizes}
         at_s = {topic: self._described_s.get(topic, NEVER_S) for topic in wanted}
         old = sorted((topic for topic in wanted if now_s - at_s[topic] >= SETTINGS_S), key=at_s.__getitem__)
@@ -107,24 +131,43 @@ class ClusterTopics:
             self._undescribe(topic)
         self.read_at_s = now_s
 
-    async def _list(self, client: ClusterClient, topics: Collection[str] | None, now_s: float) -> None:
-        if topics is None or topics:
+    async def _list(
+        self, client: ClusterClient, topics: Collection[str] | None, expected: Set[str], now_s: float
+    ) -> None:
+        if topics is None or topics or expected:
             began_s = time.monotonic()
-            answer = await client.metadata(None if topics is None else sorted(topics))
+            wanted = None if topics is None else sorted({*topics, *expected})
+            found = list((await client.metadata(wanted)).topics)
+            if wanted is None and (missing := (self.sizes.keys() | expected) - {entry[1] for entry in found}):
+                found += (await client.metadata(sorted(missing))).topics
             sure = {0, *TOPIC_UNKNOWN}
+            self.denied = frozenset(entry[1] for entry in found if entry[0] == NOT_AUTHORISED)
             self.take(
-                {entry[1]: len(entry[3]) for entry in answer.topics if entry[3] or entry[0] in sure},
+                {entry[1]: len(entry[3]) for entry in found if entry[3] or entry[0] in sure},
                 now_s,
-                unsure={entry[1] for entry in answer.topics if entry[0] not in sure},
+                unsure={entry[1] for entry in found if entry[0] not in sure},
+                expected=expected,
             )
             self.took_s = time.monotonic() - began_s
         asked = None if topics is None else frozenset(topics)
         self.version += asked != self._asked
         self._asked, self.listed_at_s = asked, now_s
 
-    def take(self, sizes: Mapping[str, int], now_s: float, unsure: Collection[str] = ()) -> None:
+    def take(
+        self,
+        sizes: Mapping[str, int],
+        now_s: float,
+        unsure: Collection[str] = (),
+        expected: Collection[str] = (),
+    ) -> None:
         """Takes in what was read; of `unsure` topics it is not known how large they are."""
         self.grown(sizes)
+        before = self._missing_since_s
+        self._missing_since_s = {
+            topic: before.get(topic, now_s)
+            for topic in expected
+            if topic not in self.sizes and topic not in unsure
+        }
         for topic, known in list(self.sizes.items()):
             count = sizes.get(topic, 0)
             if count >= known or topic in unsure:
@@ -133,6 +176,8 @@ class ClusterTopics:
                 self.names += not count
                 self._resize(topic, count)
                 del self._less_since_s[topic]
+                if not count:
+                    self._missing_since_s[topic] = NEVER_S
 
     def grown(self, sizes: Mapping[str, int]) -> None:
         """These have been made, or made larger: nobody has to see that first."""

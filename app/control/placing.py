@@ -10,6 +10,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 
+import msgspec
+
 from app.config.definitions import Workload
 from app.control.beginning import Trouble
 from app.control.membership import DRAINING
@@ -17,19 +19,29 @@ from app.core.control import ControlState
 from app.core.control_events import WorkloadPut
 from app.core.load import Handed, Load, with_estimates
 from app.core.placement import UNREAD, Decision, Member, Plan, Rules, plan
+from app.core.placement_round import GONE
 from app.wire import Heartbeat
 
 
 class Placing:
-    """Remembers between rounds what one round alone cannot know: loads, planned moves, what was told."""
+    """Remembers between rounds what one round alone cannot know: loads, planned moves, what was told.
 
-    def __init__(self, workload: Callable[[str], Workload | None], tell: Trouble) -> None:
+    `why_gone` says why a job that should not be any more is let go.
+    """
+
+    def __init__(
+        self,
+        workload: Callable[[str], Workload | None],
+        tell: Trouble,
+        why_gone: Callable[[str], str] = lambda _: GONE,
+    ) -> None:
         self.loads: dict[str, Load] = {}
         self.took_s = 0.0  # the last look
         self._known: dict[str, Handed] = {}
         self._heard: dict[str, Heartbeat] = {}
         self._workload = workload
         self._tell = tell
+        self._why_gone = why_gone
         self._planned: dict[str, tuple[int, Decision]] = {}  # with the epoch that is to end
         self._told: set[tuple[str, str]] = set()
 
@@ -89,7 +101,13 @@ class Placing:
             rules=rules,
         )
         self.took_s = time.perf_counter() - began_s
-        return made
+        return msgspec.structs.replace(made, decisions=list(map(self._explained, made.decisions)))
+
+    def _explained(self, decision: Decision) -> Decision:
+        if not decision.reason.startswith(GONE):
+            return decision
+        reason = decision.reason.replace(GONE, self._why_gone(decision.job), 1)
+        return msgspec.structs.replace(decision, reason=reason)
 
     def decided(self, state: ControlState, made: Plan) -> None:
         """`made` is being carried out: keeps where its moves lead, and tells what could not be done."""

@@ -5,8 +5,9 @@
 
 Rules
 1. What cannot be known now never ends a job: one that is assigned stays while its cluster is away, or its
-   destination topic is not fit (any more). It ends when the route no longer copies the topic, or the topic is
-   gone for good (`app.control.cluster_topics`).
+   destination topic is not fit (any more), or a topic may not be described. It ends when the route no longer
+   copies the topic, or the topic is gone for good (`app.control.cluster_topics`), which is told
+   (`app.control.vanished`).
 2. A destination topic is planned with all topics that are copied to it, by whichever routes, and touched as
    far as all of them allow. While not all of its sources are known, nothing of it is made as at the source.
 3. What cannot be done for a topic is told once, costs that topic alone, and is tried again.
@@ -31,13 +32,14 @@ from aiokafka.errors import KafkaError
 
 from app.config.route import RouteDefinition
 from app.control.beginning import Trouble
-from app.control.cluster_topics import ClusterTopics
+from app.control.cluster_topics import ClusterTopics, State
 from app.control.data_clusters import DataClusters
 from app.control.definitions import Parsed
 from app.control.log import ControlLog
 from app.control.route_beginnings import beginning_of, lacks_beginning, not_known
 from app.control.route_conflicts import Refused, conflicts
 from app.control.route_targets import Targets
+from app.control.vanished import Found, Topic, was_held
 from app.core.job import Kind
 from app.core.placement_round import is_gone
 from app.core.route import Route
@@ -50,6 +52,10 @@ log = structlog.get_logger(__name__)
 REFRESH_S = 2.0
 PATIENCE_S = 0.25  # a round's, with clusters that answered in time before
 PREFIX = f"{Kind.REPLICATE.value}:"
+WHY_VANISHED = {
+    "absent": "it was copied, and is not there any more: create it again, or drop it from the route",
+    "denied": "it may not be described: grant Switchyard's principal Describe and Read on it",
+}
 BUSY_SHARE = 20  # what takes long to read is read rarely: a twentieth of the time
 
 
@@ -98,6 +104,8 @@ class RoutesCatalog:
         self._clusters = clusters
         self._on_trouble = on_trouble
         self._known = Parsed(lambda: control.view.routes, _parsed, self._unread)
+        self._expected: dict[str, set[str]] = {}  # source -> topics that have jobs
+        self._lost: dict[str, dict[str, State]] = {}  # route -> topics that vanished
         self._topics: defaultdict[str, ClusterTopics] = defaultdict(ClusterTopics)
         self._copies: dict[str, _Copies] = {}
         self._looking: dict[str, asyncio.Task[None]] = {}
@@ -125,8 +133,9 @@ class RoutesCatalog:
 
     # -- the leader's rounds -----------------------------------------------------------------------
 
-    async def refresh(self) -> None:
-        """Reads what is old, and sees to the destination topics; waits `PATIENCE_S` at most."""
+    async def refresh(self, held: Iterable[str] = ()) -> None:
+        """Reads what is old, and sees to the destination topics; waits `PATIENCE_S` at most. `held`: as for
+        `jobs`."""
         view = self._control.view
         routes = {name: known for name in list(view.routes) if (known := self._known.get(name)) is not None}
         self._copies = {name: self._copies[name] for name in self._copies.keys() & routes.keys()}
@@ -136,6 +145,7 @@ class RoutesCatalog:
             self.targets.forget()
         if not routes and not self._topics:
             return
+        self._expected = self._held_topics(held, routes)
         began_s = time.monotonic()
         awaited = self._prove(routes)
         awaited |= self._look(routes, began_s)
@@ -166,6 +176,42 @@ class RoutesCatalog:
             elif self.refused(name) is None:
                 yield from self._jobs_of(known, mine)
 
+    def _held_topics(self, held: Iterable[str], routes: Mapping[str, Known]) -> dict[str, set[str]]:
+        """Topics that have, or had, jobs and are still meant, by their cluster."""
+        found: dict[str, set[str]] = {}
+        for prefix in held:
+            if prefix.startswith(PREFIX):
+                _, name, topic = prefix.split(":")
+                known = routes.get(name)
+                if known is not None and self._copies_topic(known, topic):
+                    found.setdefault(known.route.source, set()).add(topic)
+        return found
+
+    def _copies_topic(self, known: Known, topic: str) -> bool:
+        before = self._copies.get(known.route.name)
+        if before is not None and before.route is known.route and topic in before.asked:
+            return before.asked[topic] is not None
+        return known.route.destination(topic) is not None
+
+    def found(self, held: Mapping[str, Iterable[str]]) -> Iterator[tuple[str, Found]]:
+        """How things stand with topics that have, or had, jobs and are still copied; `held` as for `jobs`."""
+        assigned = self._control.view.assignments
+        self._lost = {}
+        for prefix, jobs in held.items():
+            if not prefix.startswith(PREFIX):
+                continue
+            _, name, topic = prefix.split(":")
+            known = self._known.get(name)
+            if known is None or not self._copies_topic(known, topic):
+                continue
+            if not was_held(assigned[job] for job in jobs):
+                continue
+            topics = self._topics.get(known.route.source)
+            state = "unknown" if topics is None else topics.stands(topic)
+            if state in {"absent", "denied"}:
+                self._lost.setdefault(name, {})[topic] = state
+            yield prefix, Found(Topic("route", name, known.route.source, topic), state)
+
     def _jobs_of(self, known: Known, held: Mapping[str, list[str]]) -> Iterator[str]:
         route, topics = known.route, self._topics.get(known.route.source)
         if topics is None or not topics.listed:
@@ -182,6 +228,9 @@ class RoutesCatalog:
                 yield f"{prefix}{partition}"
             if fit < count and topic in held:
                 yield from (job for job in held[topic] if int(job.removeprefix(prefix)) < count)
+        for topic, jobs in held.items():  # rule 1
+            if topic not in topics.sizes and not topics.is_gone(topic) and self._copies_topic(known, topic):
+                yield from jobs
 
     def _copied(self, known: Known) -> Mapping[str, str]:
         """The topics of the source that the route copies, and their copies' names; the same object while
@@ -215,9 +264,13 @@ class RoutesCatalog:
             shown = sorted(copied) + sorted(topic for topic in others if meant[topic])
             copies = self._copies[name] = copies._replace(meant=meant, shown=shown)
 
+        lost = self._lost.get(name, {})
+
         def row(topic: str) -> dict[str, Any]:
-            copy, count = copied.get(topic), topics.sizes[topic]
-            if copy is None:
+            copy, count = copied.get(topic), topics.sizes.get(topic, 0)
+            if topic in lost:
+                state, why = "vanished", WHY_VANISHED[lost[topic]]
+            elif copy is None:
                 state, why = "not-copied", route.why_not(topic) or ""
             elif refused is not None:
                 state, why = "refused", f"{refused.message}; {refused.remedy}"
@@ -229,7 +282,9 @@ class RoutesCatalog:
                 "state": state, "why": why,
             }  # fmt: skip
 
-        return Told(copies.shown or [], row, len(topics.sizes) - len(copies.shown or []), topics.listed_at_s)
+        absent = [topic for topic in sorted(lost) if topic not in topics.sizes]
+        meant_count = len(copies.shown or [])
+        return Told(absent + (copies.shown or []), row, len(topics.sizes) - meant_count, topics.listed_at_s)
 
     # -- clusters ----------------------------------------------------------------------------------
 
@@ -283,7 +338,8 @@ class RoutesCatalog:
             self._ids[cluster] = await client.cluster_id()
             began_s = time.monotonic()
             described = partial(self._described, cluster, routes)
-            await topics.look(client, names, described, began_s, relist=relist)
+            expected = self._expected.get(cluster, set())
+            await topics.look(client, names, described, began_s, relist=relist, expected=expected)
             for known in self._without_beginning(cluster, routes):
                 if self._topics.get(cluster) is topics:
                     await self._record_beginning(known, client)

@@ -163,8 +163,8 @@ class Runtime(Service):
         self.follower = TrackerFollower(self.worker, topics, control_options, self.members, self.groups)
         self.leader = Leader(
             self.worker, self.control, self.members, self.lease, self.catalog.jobs,
-            Placing(self.catalog.workload, self.tell), lambda: self.catalog.sleepers.asleep,
-            self.failover.step,
+            Placing(self.catalog.workload, self.tell, self.catalog.vanished.why_gone),
+            lambda: self.catalog.sleepers.asleep, self.failover.step,
         )  # fmt: skip
         self.needed = NeededBarriers(
             self.control, self.catalog, self.clusters, self.barriers,

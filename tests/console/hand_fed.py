@@ -29,6 +29,7 @@ from app.control.failover import FailoverSide
 from app.control.membership import Members
 from app.control.routes_catalog import RoutesCatalog
 from app.control.runtime import Runtime
+from app.control.vanished import Vanished
 from app.core.control import ControlState
 from app.core.control_events import AnyControlEvent, Assignment, RoutePut, WorkloadPut
 from app.core.forecasts import Forecasts
@@ -176,6 +177,7 @@ class Catalog:
     """Definitions as they stand in the log."""
 
     def __init__(self, log: Log, clusters: Any = None) -> None:
+        self.vanished = Vanished(clusters, lambda *_: None)
         self._log = log
         self.routes = RoutesCatalog(cast("Any", log), clusters, lambda *_: None)
         self.audits = AuditsCatalog(cast("Any", log), clusters, lambda *_: None, LAYOUT)

@@ -35,11 +35,11 @@ PATIENCE_S = 150.0
 class TwoClusters:
     """A control log by hand, two real clusters, and the leader's catalog of them."""
 
-    def __init__(self, yard: Yard, prefix: str) -> None:
+    def __init__(self, yard: Yard, prefix: str, specs: dict[str, ClusterSpec] | None = None) -> None:
         self.prefix = prefix
         self.view = ControlState()
         self.told: list[tuple[str, str, str, str]] = []
-        specs = {
+        specs = specs or {
             "east": ClusterSpec("east", (yard.bootstrap("east-regional"),)),
             "west": ClusterSpec("west", (yard.bootstrap("east-aggregate"),)),
             "away": ClusterSpec("away", ("127.0.0.1:1",)),
@@ -101,7 +101,7 @@ class TwoClusters:
         return await client.partitions(topic), {name: found.config[name] for name in found.own}
 
     async def delete(self, cluster: str, topic: str) -> None:
-        admin = AIOKafkaAdminClient(bootstrap_servers=list(self.clusters.specs[cluster].bootstrap))
+        admin = AIOKafkaAdminClient(**self.clusters.specs[cluster].aiokafka_options())
         await admin.start()
         await admin.delete_topics([topic])
         await admin.close()

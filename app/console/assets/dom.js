@@ -21,7 +21,7 @@ export function duration(seconds) {
 export const clock = (ms) => new Date(ms).toLocaleString("sv");
 export const time = (ms) => (ms === null ? "no time" : clock(ms));
 export const pill = (text, kind) => el("span", { class: `pill ${kind}` }, text);
-export const stateKind = { running: "good", flowing: "good", closed: "good", draining: "warn", drained: "warn", paused: "warn", starting: "warn", waiting: "bad", emptying: "warn", "catching-up": "warn", "half-open": "warn", open: "bad", dead: "bad", copied: "good", preparing: "warn", blocked: "bad", refused: "bad", halted: "bad", "not-copied": "" };
+export const stateKind = { running: "good", flowing: "good", closed: "good", draining: "warn", drained: "warn", paused: "warn", starting: "warn", waiting: "bad", emptying: "warn", "catching-up": "warn", "half-open": "warn", open: "bad", dead: "bad", copied: "good", preparing: "warn", blocked: "bad", refused: "bad", vanished: "bad", halted: "bad", "not-copied": "" };
 export const state = (text) => pill(text, stateKind[text] ?? "");
 export const link = (href, text) => el("a", { href }, text);
 
