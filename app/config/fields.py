@@ -89,6 +89,14 @@ def _header(value: Any) -> Any:
     return value
 
 
+def _header_pattern(value: Any) -> Any:
+    if not isinstance(value, str) or not 0 < len(value) <= 200 or "*" in value[:-1]:
+        raise ValueError(
+            "not the name of a header; write a name, or the beginning of names and a *, such as x-*"
+        )
+    return value
+
+
 def _label(value: Any) -> Any:
     if not isinstance(value, str) or not 0 < len(value) <= 200:
         raise ValueError("not a header's value; write text of 1 to 200 characters")
@@ -100,6 +108,7 @@ Address = Annotated[str, BeforeValidator(_address)]
 Method = Annotated[str, BeforeValidator(_method)]
 MessageName = Annotated[str, BeforeValidator(_message)]
 Header = Annotated[str, BeforeValidator(_header)]
+HeaderPattern = Annotated[str, BeforeValidator(_header_pattern)]  # a header's name, or its beginning and a *
 Label = Annotated[str, BeforeValidator(_label)]  # what stands in a header
 Rate = Annotated[float, Strict(), Field(ge=0.001, le=1e12, allow_inf_nan=False)]  # a second; none is slower
 Delay = Annotated[Duration, duration_within(0, 30 * DAY_S)]

@@ -13,6 +13,7 @@ from app.config.fields import (
     Address,
     Delay,
     Header,
+    HeaderPattern,
     Inflight,
     Label,
     MessageName,
@@ -121,12 +122,16 @@ class Protobuf(Model):
     """The payload's type: a message of a file of descriptors, or of a folder that is a registry.
 
     Framing `confluent`: behind a magic byte, the schema's id and the message's indexes.
+
+    `deliver`: `bytes` is the message as Protobuf writes it, which generated code reads. It has no frame; the
+    frame's schema id goes into the metadata `switchyard-schema-id`. `record` is the record's value as it is,
+    with its frame. `json` is the message as JSON.
     """
 
     descriptor: str = Field(min_length=1, max_length=4096)
     message: MessageName
     framing: Literal["raw", "confluent"] = added("raw")
-    deliver: Literal["bytes", "json"] = added("bytes")
+    deliver: Literal["bytes", "record", "json"] = added("bytes")
     invalid: Literal["dlq", "deliver"] = added("deliver")
 
 
@@ -141,6 +146,20 @@ class CatchUp(Model):
 
     lag: Annotated[int, Strict()] = Field(ge=1, le=MAX_LAG_MESSAGES)
     rate: Rate
+
+
+class Headers(Model):
+    """Which record headers the receiver gets, over either contract.
+
+    It gets those that `allow` names (without it all), except those that `deny` names. An entry is a name, or
+    the beginning of names and a `*`; case does not count. A `traceparent` that does not pass does not go on.
+    Interceptors see all headers, and copies in retry topics and the DLQ keep them.
+    """
+
+    model_config = ConfigDict(json_schema_extra={"anyOf": [{"required": ["allow"]}, {"required": ["deny"]}]})
+
+    allow: tuple[HeaderPattern, ...] | None = Field(None, max_length=MAX_LISTED)
+    deny: tuple[HeaderPattern, ...] = added((), max_length=MAX_LISTED)
 
 
 class Placement(Model):
@@ -174,6 +193,14 @@ class Spec(Model):
     retry: tuple[RetryTier, ...] = Field((), max_length=10)
     dlq: Dlq = Dlq()
     delay: Delay = 0.0
+    not_before: Literal["header", "ignore"] = added(
+        "header",
+        alias="notBefore",
+        description="`header`: the record header `not-before` delays its message by 30 days at most. It is "
+        "ISO-8601 with an offset, or a number since 1970: below 1e11 seconds, below 1e14 milliseconds, below "
+        "1e17 microseconds, else nanoseconds. `ignore`: the header is like any other.",
+    )
+    headers: Headers | None = None
     isolation: Isolation | None = None
     payload: Payload | None = None
     catch_up: CatchUp | None = Field(None, alias="catchUp")

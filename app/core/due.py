@@ -27,11 +27,13 @@ This is the hierarchical timing wheel of Varghese and Lauck (1987), its slots be
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from heapq import heapify, heappop, heappush
-from typing import Generic, TypeVar
+from math import inf
+from typing import Generic, NamedTuple, TypeVar
 
 from app.core.retry_headers import POSTPONED_TO, Header
 
@@ -44,6 +46,18 @@ LEVELS_MS = (10_000, 60_000, 600_000, 3_600_000, 6 * 3_600_000, 24 * 3_600_000)
 FAR_MS = LEVELS_MS[-1]  # never waits in place: the log must not expire what has only been read
 MOST_ARRIVALS = 64
 
+
+class Unit(NamedTuple):
+    """Numbers `below` this, and not below the one before, are of a unit of which there are so many a ms."""
+
+    below: float
+    per_ms: int
+
+
+# A bound is the year 5138 in its own unit and 1973 in the unit that follows. Nobody means either.
+UNITS = (Unit(1e11, 0), Unit(1e14, 1), Unit(1e17, 1_000), Unit(inf, 1_000_000))
+FRACTION_DIGITS = 9
+_NUMBER = re.compile(rf"[0-9]+|[0-9]{{1,11}}\.[0-9]{{1,{FRACTION_DIGITS}}}")
 _OFFSET_BITS = 63
 _OFFSET_MASK = (1 << _OFFSET_BITS) - 1
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -161,11 +175,17 @@ class Arrivals:
         return self._times_ms[0]
 
 
-def not_before_ms(headers: Iterable[Header], now_ms: int) -> tuple[int | None, str]:
+def not_before_ms(
+    headers: Iterable[Header], now_ms: int, *, is_heeded: bool = True
+) -> tuple[int | None, str]:
     """When a message may be delivered, by its header `not-before`; the last one counts, as in Kafka. A copy
     may tell a time of its own beside (`POSTPONED_TO`, milliseconds): the later of the two counts.
 
-    Shapes: milliseconds since 1970 in decimal, or ISO-8601 with an offset ("2031-05-01T12:00:00Z").
+    Shapes: ISO-8601 with an offset ("2031-05-01T12:00:00Z"), or a decimal number since 1970. Its size says
+    its unit (`UNITS`): no unit's times of 1973 to 5138 are another's. Seconds may have a fraction.
+
+    Args:
+        is_heeded: the workload heeds `not-before`; a copy's own time counts all the same.
 
     Returns: (time in ms, "") or (None, "") without the header; (None, why) when it says nothing that can
         be kept: the message is then delivered at once, and the reason is shown.
@@ -173,7 +193,7 @@ def not_before_ms(headers: Iterable[Header], now_ms: int) -> tuple[int | None, s
     value: bytes | None = None
     told_ms: int | None = None
     for name, content in headers:
-        if name == NOT_BEFORE:
+        if name == NOT_BEFORE and is_heeded:
             value = content
         elif name == POSTPONED_TO:
             told_ms = _told_ms(content, now_ms + MAX_DELAY_MS)
@@ -193,13 +213,22 @@ def _read_ms(value: bytes, now_ms: int) -> tuple[int | None, str]:
     if len(value) > MAX_CHARS:
         return None, f"{NOT_BEFORE}: {len(value)} bytes are no time"
     text = value.decode("ascii", "replace").strip()
-    at_ms = int(text) if value.strip().isdigit() else _iso_ms(text)
+    at_ms = _number_ms(text) if _NUMBER.fullmatch(text) else _iso_ms(text)
     if at_ms is None:
-        return None, f"{NOT_BEFORE}: {text!r} is neither milliseconds since 1970 nor ISO-8601 with an offset"
+        return None, f"{NOT_BEFORE}: {text!r} is neither a number since 1970 nor ISO-8601 with an offset"
     if at_ms > now_ms + MAX_DELAY_MS:
         days = (at_ms - now_ms) // 86_400_000
         return None, f"{NOT_BEFORE}: {text!r} is {days} days ahead; at most 30 are kept"
     return at_ms, ""
+
+
+def _number_ms(text: str) -> int:
+    """Rounded up, as `_iso_ms` does."""
+    whole, _, fraction = text.partition(".")
+    if fraction or int(whole) < UNITS[0].below:
+        return int(whole) * 1000 + -(-int(fraction.ljust(FRACTION_DIGITS, "0")) // 1_000_000)
+    per_ms = next(unit.per_ms for unit in UNITS[1:] if int(whole) < unit.below)
+    return -(-int(whole) // per_ms)
 
 
 def _iso_ms(text: str) -> int | None:

@@ -35,7 +35,7 @@ HEADER_BYTES = 5
 FIRST_BYTES = 6  # of a frame for the first message
 MAX_INDEXES = 32  # messages nested deeper are nobody's
 MAX_CACHED_TYPES = 10_000  # by frame; numbers may be written in more than one way
-__all__ = ["Framing", "InvalidPayload", "PayloadCodec", "open_codec"]
+__all__ = ["Framing", "InvalidPayload", "PayloadCodec", "open_codec", "read_frame"]
 
 
 class Framing(StrEnum):
@@ -132,15 +132,11 @@ class PayloadCodec:
         if self.framing is Framing.NONE:
             assert self._named is not None
             return self._named, value
-        if len(value) <= HEADER_BYTES or value[0] != MAGIC:
-            raise InvalidPayload(
-                "not in Confluent's wire format: no byte 0, schema id and indexes in front (framing none?)"
-            )
-        indexes, at = ((0,), FIRST_BYTES) if value[HEADER_BYTES] == 0 else _read_indexes(value)
+        schema_id, indexes, at = read_frame(value)
         frame = value[:at]
         known = self._types.get(frame)
         if known is None:
-            known = self._find(int.from_bytes(value[1:HEADER_BYTES], "big"), indexes)
+            known = self._find(schema_id, indexes)
             if len(self._types) < MAX_CACHED_TYPES:
                 self._types[frame] = known
         return known, value[at:]
@@ -185,6 +181,20 @@ def _require(message: Message) -> None:
     """Refuses a proto2 message without its required fields."""
     if not message.IsInitialized():
         raise InvalidPayload(f"a {message.DESCRIPTOR.full_name} without all its required fields")
+
+
+def read_frame(value: bytes) -> tuple[int, tuple[int, ...], int]:
+    """(schema id, message indexes, where the message begins) of Confluent's wire format.
+
+    Raises:
+        InvalidPayload: the value does not begin with such a frame.
+    """
+    if len(value) <= HEADER_BYTES or value[0] != MAGIC:
+        raise InvalidPayload(
+            "not in Confluent's wire format: no byte 0, schema id and indexes in front (framing none?)"
+        )
+    indexes, at = ((0,), FIRST_BYTES) if value[HEADER_BYTES] == 0 else _read_indexes(value)
+    return int.from_bytes(value[1:HEADER_BYTES], "big"), indexes, at
 
 
 def _read_indexes(value: bytes) -> tuple[tuple[int, ...], int]:

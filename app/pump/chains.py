@@ -12,7 +12,7 @@ from app.payload.interceptors import Chain, Interceptor
 from app.payload.protobuf import Deliver, Invalid, ProtobufInterceptor, workload_chain
 
 FRAMINGS = {"raw": Framing.NONE, "confluent": Framing.CONFLUENT}
-DELIVERS = {"bytes": Deliver.RAW, "json": Deliver.JSON}
+DELIVERS = {"bytes": Deliver.MESSAGE, "record": Deliver.RECORD, "json": Deliver.JSON}
 
 
 async def payload_codec(workload: Workload) -> PayloadCodec | None:
@@ -43,7 +43,8 @@ async def make_chain(workload: Workload, operators: Sequence[tuple[str, Intercep
         return workload_chain(operators, None)
     wanted = payload.protobuf
     interceptor = None
-    if wanted.deliver == "json" or wanted.invalid == "dlq":
+    unframes = wanted.deliver == "bytes" and wanted.framing == "confluent"
+    if unframes or wanted.deliver == "json" or wanted.invalid == "dlq":
         interceptor = ProtobufInterceptor(
             codec, deliver=DELIVERS[wanted.deliver], invalid=Invalid(wanted.invalid)
         )

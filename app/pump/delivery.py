@@ -121,7 +121,7 @@ class Delivery:
 
     def _send_by(self, stream: StreamTarget, value: bytes | None, added: Metadata, timeout_s: float) -> None:
         origin, record = self.told_origin(), self.record
-        headers = [*record.headers, *((name, _bytes(text)) for name, text in added)]
+        headers = [*self.pump.passing(record.headers), *((name, _bytes(text)) for name, text in added)]
         told = _Told(origin.offset, origin.timestamp_ms, record.key, value, headers)
         attempt = origin.attempt + self.attempts
         batch = OutBatch(
@@ -181,7 +181,10 @@ class BatchDelivery(OutBatch):
         self, pump: DispatchPump, link: ReceiverLink, stream: StreamTarget, records: list[Record],
         now_s: float,
     ) -> None:  # fmt: skip
-        super().__init__(pump.job.topic, pump.job.partition, records, 0, 1, self.answered)
+        super().__init__(
+            pump.job.topic, pump.job.partition, records, 0, 1, self.answered,
+            header_filter=pump.runtime.header_filter,
+        )  # fmt: skip
         self.pump = pump
         self.link = link
         self.stream = stream

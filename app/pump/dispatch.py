@@ -20,6 +20,7 @@ from app.core.head_of_line import HeadOfLine
 from app.core.job import JobId
 from app.core.outcome import Decision
 from app.core.record import Record
+from app.core.retry_headers import Header
 from app.core.tracker import Snapshot, Tracker
 from app.core.trail import with_audit
 from app.pump.catch_up import Allowance, Backlog
@@ -178,15 +179,21 @@ class DispatchPump:
     def metadata(self, delivery: Delivery) -> Any:
         """The call's metadata; retried messages tell where they first stood."""
         record, origin = delivery.record, delivery.origin
+        headers = self.passing(record.headers)
         if origin is None:
             return self._template.build(
-                record.offset, record.key, record.headers, record.timestamp, 0, delivery.attempts
+                record.offset, record.key, headers, record.timestamp, 0, delivery.attempts
             )
         template = MetadataTemplate(origin.topic, self._group, origin.partition)
         return template.build(
-            origin.offset, record.key, record.headers, origin.timestamp_ms, origin.retry_count,
+            origin.offset, record.key, headers, origin.timestamp_ms, origin.retry_count,
             origin.attempt + delivery.attempts,
         )  # fmt: skip
+
+    def passing(self, headers: Sequence[Header]) -> Sequence[Header]:
+        """Those that the receiver gets."""
+        passing = self.runtime.header_filter
+        return headers if passing is None or not headers else passing.of(headers)
 
     def later(self, delivery: Delivery, delay_s: float) -> None:
         """Delivers again after `delay_s`; meanwhile it takes no call's place."""

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 from app.config.definitions import Workload
 from app.config.workload import HeadOfLine
 from app.core.head_of_line import changed_tokens, shared_tokens
+from app.core.header_filter import HeaderFilter
 from app.core.lanes import Lanes
 from app.core.lease import Lease
 from app.core.outcome import Action, Decision, RetryPolicy, Tier
@@ -158,6 +159,9 @@ class WorkloadRuntime:
         self.link = self.links[spec.target.address]
         self.ordered = spec.ordering != "none"
         self.delay_ms = int(spec.delay * 1000)
+        self.heeds_not_before = spec.not_before == "header"
+        passing = spec.headers
+        self.header_filter = None if passing is None else HeaderFilter(passing.allow, passing.deny)
         self.retry_topics = workload.retry_topics()
         self.dlq_topic = workload.dlq_topic()
         head = spec.head_of_line or HeadOfLine()

@@ -8,10 +8,11 @@ empty body.
 
 from __future__ import annotations
 
-import random
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import NamedTuple
+
+from app.push.trace import derived_traceparent, own_traceparent
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 
@@ -20,7 +21,6 @@ VALUE_NULL = ("kafka-value-null", "true")
 REGION, PRIMARY, PRIMARY_EPOCH = "switchyard-region", "switchyard-primary", "switchyard-primary-epoch"
 MAX_HEADER_NAME_CHARS = 256
 _LEGAL = re.compile(r"[0-9a-z_.-]{1,256}")
-_TRACEPARENT = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _names: dict[str, str] = {}
 _MAX_CACHED_NAMES = 10_000
 
@@ -46,9 +46,10 @@ class InvalidHeaderName(ValueError):
 class MetadataTemplate:
     """The metadata of one partition's deliveries; what does not change is made once."""
 
-    __slots__ = ("_fixed",)
+    __slots__ = ("_fixed", "_partition", "_topic")
 
     def __init__(self, topic: str, group: str, partition: int) -> None:
+        self._topic, self._partition = topic, partition
         self._fixed: Metadata = (
             ("kafka-topic", topic),
             ("kafka-consumergroup", group),
@@ -59,7 +60,7 @@ class MetadataTemplate:
         self,
         offset: int,
         key: bytes | None,
-        headers: Iterable[tuple[str, bytes | None]],
+        headers: Sequence[tuple[str, bytes | None]],
         timestamp_ms: int,
         retry_count: int,
         attempt: int,
@@ -69,15 +70,12 @@ class MetadataTemplate:
         Raises:
             InvalidHeaderName: a header's name is empty, too long, or has characters gRPC does not take.
         """
-        traceparent: str | None = None
-        extra: list[tuple[str, str | bytes]] = []
-        for name, value in headers:
-            metadata_name = _names.get(name) or _metadata_name(name)
-            if name == "traceparent" and value is not None and _TRACEPARENT.fullmatch(value):
-                traceparent = value.decode()
-            extra.append((metadata_name, value or b""))
-        if traceparent is None:
-            traceparent = f"00-{random.getrandbits(128):032x}-{random.getrandbits(64):016x}-00"
+        extra: list[tuple[str, str | bytes]] = [
+            (_names.get(name) or _metadata_name(name), value or b"") for name, value in headers
+        ]
+        traceparent = own_traceparent(headers) or derived_traceparent(
+            self._topic, self._partition, offset, timestamp_ms
+        )
         if key is not None:
             extra.append(("kafka-key-bin", key))
         return (

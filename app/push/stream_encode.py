@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from app.core.header_filter import HeaderFilter
 from app.core.record import Record
 from app.push.proto.switchyard.v1.receiver_pb2 import Batch, DeliverRequest
 
@@ -38,10 +39,14 @@ class OutBatch:
         attempt: which delivery of these messages this is, 1 for the first.
         on_results: told (first index, end index, result) of ranges of `records`, each index exactly once,
             from the event loop and never from within a method of the target.
-        traceparent: for records that carry none among their headers.
+        traceparent: for records that carry none among their headers; "": receivers derive it.
+        header_filter: which of the records' headers are sent; None: all.
     """
 
-    __slots__ = ("attempt", "on_results", "partition", "records", "retry_count", "topic", "traceparent")
+    __slots__ = (
+        "attempt", "header_filter", "on_results", "partition", "records", "retry_count", "topic",
+        "traceparent",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -52,6 +57,7 @@ class OutBatch:
         attempt: int,
         on_results: OnResults,
         traceparent: str = "",
+        header_filter: HeaderFilter | None = None,
     ) -> None:
         self.topic = topic
         self.partition = partition
@@ -60,6 +66,7 @@ class OutBatch:
         self.attempt = attempt
         self.on_results = on_results
         self.traceparent = traceparent
+        self.header_filter = header_filter
 
 
 class Refused(ValueError):
@@ -87,7 +94,7 @@ def add_run(
     out = request.batches.add()
     try:
         _begin(out, batch, start, number)
-        count, size = _add_messages(out, batch.records, start, end, size, budget)
+        count, size = _add_messages(out, batch, start, end, size, budget)
     except (ValueError, TypeError, OverflowError) as error:
         del request.batches[-1]
         raise Refused(f"the message cannot be encoded: {error}") from error
@@ -121,14 +128,16 @@ def _begin(out: Batch, batch: OutBatch, start: int, number: int) -> None:
 
 
 def _add_messages(
-    out: Batch, records: Sequence[Record], start: int, end: int, size: int, budget: int
+    out: Batch, batch: OutBatch, start: int, end: int, size: int, budget: int
 ) -> tuple[int, int]:
-    messages, index = out.messages, start
+    messages, index, records, passing = out.messages, start, batch.records, batch.header_filter
     base_offset, base_timestamp = out.base_offset, out.base_timestamp_ms
     try:
         for index in range(start, end):
             record = records[index]
             key, value, headers = record.key, record.value, record.headers
+            if passing is not None and headers:
+                headers = passing.of(headers)
             more = MESSAGE_BYTES
             if key is not None:
                 more += len(key)

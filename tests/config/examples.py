@@ -56,6 +56,8 @@ FULL: dict[str, Any] = {
         "retry": [{"delay": "1m", "attempts": 3}, {"delay": "10m", "attempts": 3}],
         "dlq": {"enabled": True, "maxMerges": 5},
         "delay": "0s",
+        "notBefore": "ignore",
+        "headers": {"allow": ["traceparent", "x-*"], "deny": ["x-internal"]},
         "payload": {
             "protobuf": {
                 "descriptor": "orders.desc", "message": "acme.Order", "framing": "confluent",

@@ -174,7 +174,10 @@ def test_what_differs_from_the_default_comes_back_from_the_wire(path: str, value
         (protobuf(message=".acme.Order"), "spec.payload.protobuf.message", "not a Prot", "'.acme.Order'"),
         (protobuf(descriptor=""), "spec.payload.protobuf.descriptor", "must not be empty", "''"),
         (protobuf(framing="avro"), "spec.payload.protobuf.framing", "must be one of raw, conf", "'avro'"),
-        (protobuf(deliver="text"), "spec.payload.protobuf.deliver", "must be one of bytes, json", "'text'"),
+        (protobuf(deliver="text"), "spec.payload.protobuf.deliver", "must be one of bytes, rec", "'text'"),
+        (changed("spec/headers", {"allow": ["a*b"]}), "spec.headers.allow.0", "not the name", "'a*b'"),
+        (changed("spec/headers", {"deny": [""]}), "spec.headers.deny.0", "not the name", "''"),
+        (changed("spec/notBefore", "seconds"), "spec.notBefore", "must be one of header", "'seconds'"),
         (protobuf(invalid="drop"), "spec.payload.protobuf.invalid", "must be one of dlq, deliver", "'drop'"),
     ],
 )  # fmt: skip

@@ -155,9 +155,29 @@ def test_a_long_wait_is_told_nearly_as_exactly_as_it_was_seen() -> None:
     assert arrivals.appended_ms(999_999, 10**15) == 9_999_000
 
 
-@given(st.integers(0, NOW_MS + MAX_DELAY_MS))
-def test_milliseconds_are_read_as_they_are(at_ms: int) -> None:
-    assert not_before_ms([("not-before", str(at_ms).encode())], NOW_MS) == (at_ms, "")
+FIRST_MS = 100_000_000_001  # 1973: below it a number is one of seconds
+
+
+@given(st.integers(FIRST_MS, NOW_MS + MAX_DELAY_MS), st.sampled_from([0, 3, 6]))
+def test_milliseconds_microseconds_and_nanoseconds_are_the_same_instant(at_ms: int, digits: int) -> None:
+    number = at_ms * 10**digits
+    assert not_before_ms([("not-before", str(number).encode())], NOW_MS) == (at_ms, "")
+    if digits:  # "not before" is kept to the millisecond
+        assert not_before_ms([("not-before", str(number - 1).encode())], NOW_MS) == (at_ms, "")
+
+
+@given(st.integers(0, (NOW_MS + MAX_DELAY_MS) // 1000))
+def test_seconds_are_told_apart_and_may_have_a_fraction(at_s: int) -> None:
+    assert not_before_ms([("not-before", str(at_s).encode())], NOW_MS) == (at_s * 1000, "")
+    if at_s * 1000 < NOW_MS:
+        assert not_before_ms([("not-before", f"{at_s}.0015".encode())], NOW_MS) == (at_s * 1000 + 2, "")
+
+
+def test_a_header_that_is_not_heeded_delays_nothing_and_a_copys_own_time_counts() -> None:
+    later = str(NOW_MS + 1_000).encode()
+    assert not_before_ms([("not-before", later)], NOW_MS, is_heeded=False) == (None, "")
+    headers = [("not-before", b"soon"), (POSTPONED_TO, later)]
+    assert not_before_ms(headers, NOW_MS, is_heeded=False) == (NOW_MS + 1_000, "")
 
 
 @given(
@@ -183,14 +203,14 @@ def test_whatever_a_header_holds_it_is_a_time_or_a_reason(value: bytes) -> None:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (b"soon", "neither milliseconds"),
-        (b"", "neither milliseconds"),
-        (b"-5", "neither milliseconds"),
+        (b"soon", "neither a number"),
+        (b"", "neither a number"),
+        (b"-5", "neither a number"),
         (b"2031-05-01T12:00:00", "with an offset"),
         (str(NOW_MS + MAX_DELAY_MS + 1).encode(), "30 days ahead"),
         (b"9999-12-31T23:59:59Z", "days ahead"),
         (b"1" * 10_000, "10000 bytes"),
-        (b"\xff\xfe", "neither milliseconds"),
+        (b"\xff\xfe", "neither a number"),
     ],
 )
 def test_a_header_that_cannot_be_kept_is_told_and_delays_nothing(value: bytes, words: str) -> None:
@@ -201,12 +221,12 @@ def test_a_header_that_cannot_be_kept_is_told_and_delays_nothing(value: bytes, w
 
 def test_the_last_header_counts_and_none_is_no_delay() -> None:
     headers = [("not-before", b"1"), ("other", b"x"), ("not-before", b"2")]
-    assert not_before_ms(headers, NOW_MS) == (2, "")
+    assert not_before_ms(headers, NOW_MS) == (2_000, "")
     assert not_before_ms([("other", b"x")], NOW_MS) == (None, "")
     assert not_before_ms([("not-before", b"1"), ("not-before", None)], NOW_MS) == (None, "")
 
 
-@given(st.none() | st.integers(0, NOW_MS + MAX_DELAY_MS), st.integers(0, NOW_MS + 2 * MAX_DELAY_MS))
+@given(st.none() | st.integers(FIRST_MS, NOW_MS + MAX_DELAY_MS), st.integers(0, NOW_MS + 2 * MAX_DELAY_MS))
 def test_of_a_copys_own_time_and_its_producers_the_later_counts(header_ms: int | None, told_ms: int) -> None:
     headers = [(POSTPONED_TO, str(told_ms).encode())]
     if header_ms is not None:

@@ -84,7 +84,7 @@ def test_data_that_protobuf_refuses_fails_alone(bad: Row) -> None:
     assert [len(sent.messages) for sent in request.batches] == [2, 1]
 
 
-@pytest.mark.parametrize("own", [b"00-aa", None])
+@pytest.mark.parametrize("own", [b"00-" + b"a" * 32 + b"-" + b"b" * 16 + b"-01", None])
 def test_a_trace_among_the_headers_comes_before_that_of_the_batch(own: bytes | None) -> None:
     request = DeliverRequest()
     record = Row(headers=[("traceparent", own)] if own else [("other", b"")])

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from app.push.proto.switchyard.v1.receiver_pb2 import Batch, Open, Role
 from app.push.receiver.verdicts import Message, RegionRole
+from app.push.trace import derived_traceparent, own_traceparent
 
 SLICE_S = 0.005  # after which the loop gets its turn
 
@@ -98,21 +99,15 @@ def read_batch(batch: Batch, opened: Open, role: RegionRole | None = None) -> li
         if not key and not sent.HasField("key"):
             key = None
         value, headers, own = sent.value, [], traceparent
+        at, sent_ms = offset + sent.offset_delta, timestamp_ms + sent.timestamp_delta_ms
         if len(sent.headers):
             headers = [(header.name.lower(), header.value) for header in sent.headers]
-            own = _traceparent(headers) or traceparent
+            own = own_traceparent(headers) or traceparent
+        own = own or derived_traceparent(topic, partition, at, sent_ms)
         messages.append(
             Message(
-                topic, group, value, partition, offset + sent.offset_delta, key, headers,
-                timestamp_ms + sent.timestamp_delta_ms, retry_count, attempt, own,
+                topic, group, value, partition, at, key, headers, sent_ms, retry_count, attempt, own,
                 not value and not sent.HasField("value"), role,
             )
         )  # fmt: skip
     return messages
-
-
-def _traceparent(headers: list[tuple[str, bytes]]) -> str:
-    for name, value in headers:
-        if name == "traceparent":
-            return value.decode(errors="replace")
-    return ""
