@@ -7,11 +7,14 @@ ever. What tells them apart is what befalls others meanwhile.
 | the call ended                                        | `Loss`    |
 |-------------------------------------------------------|-----------|
 | no connection, nobody had it                          | UNREACHED |
+| the receiver ended the connection on purpose: GOAWAY  | PLANNED   |
+| without an error (its maximum age, a restart)         |           |
 | the connection broke while the receiver had it        | DIED      |
 | the receiver (or a proxy) said UNAVAILABLE             | REFUSED   |
 
 Rules
-1. Nothing is held against a message that reached nobody.
+1. Nothing is held against a message that reached nobody, or whose connection was ended on purpose: that says
+   nothing of the receiver either.
 2. A loss counts as `blamed` when others were taken since the message's last one. When no others are: a death
    counts if the receiver's health was heard since the last one, and it had nothing else; a refusal
    counts if the message blocks a full tracker nearly all of which is finished. All else is an outage.
@@ -48,12 +51,15 @@ _UNREACHED = (
     "upstream connect error", "not accepted within", NOT_SENT,
 )  # fmt: skip
 _DIED = ("socket closed", "stream removed", "connection reset", "broken pipe", "keepalive", "goaway")
+# C core quotes a peer's GOAWAY, error 0 being NO_ERROR; its own server says the rest in a status.
+_PLANNED = ("goaway received; error code: 0;", "max connection age", "max connection idle")
 
 
 class Loss(Enum):
     """See the module's table."""
 
     UNREACHED = "unreached"
+    PLANNED = "planned"
     DIED = "died"
     REFUSED = "refused"
 
@@ -70,7 +76,15 @@ def read_loss(details: str) -> Loss:
                 return loss
     if any(mark in words for mark in _UNREACHED):
         return Loss.UNREACHED
+    if any(mark in words for mark in _PLANNED):
+        return Loss.PLANNED
     return Loss.DIED if any(mark in words for mark in _DIED) else Loss.REFUSED
+
+
+def is_planned_end(details: str) -> bool:
+    """Whether the receiver ended the connection on purpose, by the words of a status UNAVAILABLE: also where
+    the message was not sent yet."""
+    return read_loss(details.removeprefix(f"{NOT_SENT}: ")) is Loss.PLANNED
 
 
 class Suspicion:
@@ -114,7 +128,7 @@ class Suspicion:
             together: it was out as one of several suspects.
             stuck: nothing more is read, and `FINISHED_SHARE` of the tracker is finished.
         """
-        if loss is Loss.UNREACHED:
+        if loss in (Loss.UNREACHED, Loss.PLANNED):
             return
         died = loss is Loss.DIED
         if not (died and together) and (taken != self._taken or (self._vouched if died else stuck)):

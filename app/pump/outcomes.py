@@ -104,7 +104,7 @@ class Outcomes:
     def _judged(self, delivery: Delivery, link: ReceiverLink, held: Decision, details: str) -> Decision:
         """`held`, or what becomes of a message that is to blame for the loss of its receiver."""
         runtime, tracker, now_s = self._runtime, delivery.pump.tracker, self._runtime.clock()
-        if (loss := read_loss(details)) is Loss.UNREACHED:
+        if (loss := read_loss(details)) in (Loss.UNREACHED, Loss.PLANNED):
             return held
         suspicion = delivery.suspicion = delivery.suspicion or Suspicion()
         stuck = tracker.room <= 0 and tracker.unfinished <= max(1, tracker.capacity * (1 - FINISHED_SHARE))

@@ -210,7 +210,8 @@ class ReceiverLink:
         self.out[pump] -= count
         if not self.out[pump]:
             del self.out[pump]
-        if result.local_error is not None or result.too_large:  # tells of the message only
+        if result.local_error is not None or result.too_large or result.is_planned_end:
+            # Tells of the message only, or of nothing.
             self.breaker.forgo(now_s)
             return
         code = result.code
@@ -238,7 +239,7 @@ class ReceiverLink:
         """The stream ended, or could not be opened."""
         now_s = self._clock()
         stream = self._stream
-        if stream is not None and stream.supported is not False:
+        if stream is not None and stream.supported is not False and not result.is_planned_end:
             self.breaker.on_result(result.code, now_s, now_s)
         self._on_room()
 

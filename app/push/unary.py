@@ -14,7 +14,8 @@ from typing import Any
 import grpc
 from grpc import aio
 
-from app.core.codes import CANCELLED, INTERNAL, OK, RESOURCE_EXHAUSTED
+from app.core.codes import CANCELLED, INTERNAL, OK, RESOURCE_EXHAUSTED, UNAVAILABLE
+from app.core.suspicion import is_planned_end
 from app.push.metadata import VALUE_NULL
 from app.push.options import CONNECTING
 from app.push.size_refusal import METADATA_WORDS, size_refusal
@@ -45,11 +46,15 @@ class CallResult:
         action: the trailer `kafka-action`, when there was one.
         latency_s: from `call` to the answer.
         too_large: some limit on the way refused the message's size.
+        is_planned_end: the receiver ended the connection on purpose, the call was lost with it.
         local_error: why the call was not even made; then `code` means nothing.
         retry_after_s: the receiver's wish, with the action Retry; None when it has none.
     """
 
-    __slots__ = ("action", "code", "details", "latency_s", "local_error", "retry_after_s", "too_large")
+    __slots__ = (
+        "action", "code", "details", "is_planned_end", "latency_s", "local_error", "retry_after_s",
+        "too_large",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -66,6 +71,7 @@ class CallResult:
         self.action = action
         self.latency_s = latency_s
         self.too_large = code != OK and action is None and size_refusal(code, details) is not None
+        self.is_planned_end = code == UNAVAILABLE and is_planned_end(details)
         self.local_error = local_error
         self.retry_after_s = retry_after_s
 

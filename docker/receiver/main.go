@@ -33,6 +33,8 @@ func main() {
 	topic := flag.String("topic", "orders", "topic")
 	window := flag.Uint64("window", 1000, "deliveries that a stream may have in flight")
 	grace := flag.Duration("grace", 10*time.Second, "how long messages in progress may take at the end")
+	age := flag.Duration("max-connection-age", 0, "connections are ended gracefully after it; 0: never")
+	ageGrace := flag.Duration("max-connection-age-grace", 0, "then calls in progress may take so long; 0: for ever")
 	journal := flag.String("journal", os.DevNull, "file for a line a delivery")
 	flag.Parse()
 
@@ -49,6 +51,7 @@ func main() {
 		grpc.MaxRecvMsgSize(maxMessageBytes),
 		grpc.MaxHeaderListSize(maxMetadataBytes),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: minPingInterval}),
+		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionAge: *age, MaxConnectionAgeGrace: *ageGrace}),
 	)
 	receiver := &receiver{
 		group: *group, topic: *topic, window: *window,

@@ -29,6 +29,16 @@ def failed(suspicion: Suspicion, *, stuck: bool = False, age_s: float = 1.0) -> 
         (f"{ENVOY} reset reason: remote reset", Loss.REFUSED),
         (f"{ENVOY} reset reason: remote refused stream reset", Loss.UNREACHED),
         (f"{ENVOY} reset reason: remote connection failure", Loss.UNREACHED),
+        ("max connection age", Loss.PLANNED),
+        (
+            "Stream removed (Socket closed (GOAWAY received; Error code: 0; Debug Text: max_age))",
+            Loss.PLANNED,
+        ),
+        ("Socket closed (GOAWAY received; Error code: 11; Debug Text: too_many_pings)", Loss.DIED),
+        (
+            "failed to connect to all addresses; last error: GOAWAY received; Error code: 0; Debug Text: ",
+            Loss.UNREACHED,
+        ),
         ("our database is away", Loss.REFUSED),
         ("", Loss.REFUSED),
     ],

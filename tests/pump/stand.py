@@ -76,7 +76,7 @@ class Copied:
 class Stand:
     """A receiver, its `limits`, a runtime, and the pumps of some partitions."""
 
-    def __init__(self, handler: Handler, budget: int = 1 << 30, **limits: int) -> None:
+    def __init__(self, handler: Handler, budget: int = 1 << 30, **limits: Any) -> None:
         self.seen: list[Message] = []
         self.copied = Copied()
         self.budget = ByteBudget(budget)
@@ -203,7 +203,7 @@ class Stand:
 async def standing(
     handler: Handler,
     chain: Chain | None = None,
-    limits: Mapping[str, int] = MappingProxyType({}),
+    limits: Mapping[str, Any] = MappingProxyType({}),
     **spec: Any,
 ) -> AsyncIterator[Stand]:
     """A stand whose receiver runs `handler` within its `limits`, with a workload of this spec."""

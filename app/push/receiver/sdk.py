@@ -68,6 +68,7 @@ class Receiver:
         max_tasks: asynchronous handlers of streamed messages at once; more wait.
         stream: False: unary calls only.
         interceptors: around every handler, in this order (`app.push.receiver.interceptors`).
+        options: more of gRPC's channel arguments, such as ("grpc.max_connection_age_ms", 600_000).
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Receiver:
         max_tasks: int = MAX_TASKS,
         stream: bool = True,
         interceptors: Iterable[Interceptor] = (),
+        options: Iterable[tuple[str, int]] = (),
     ) -> None:
         if min(window, window_bytes, max_tasks) < 1:
             raise ValueError(
@@ -89,6 +91,7 @@ class Receiver:
         self.host = host
         self.port = port
         self._max_concurrent = max_concurrent
+        self._options = [*OPTIONS, *options]
         self._routes: dict[tuple[str, str], Route] = {}  # by group and topic
         self._chain = Chain(interceptors)
         self._unary = UnarySide({})
@@ -158,7 +161,7 @@ class Receiver:
         Raises:
             RuntimeError: the address cannot be bound.
         """
-        self._server = aio.server(maximum_concurrent_rpcs=self._max_concurrent, options=OPTIONS)
+        self._server = aio.server(maximum_concurrent_rpcs=self._max_concurrent, options=self._options)
         self._server.add_generic_rpc_handlers((_Generic(self._unary, self._stream),))
         for service in ("", SERVICE) if self._stream else ("",):
             await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
