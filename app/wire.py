@@ -152,6 +152,10 @@ class WorkloadStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         budget_used: share of the worker's memory for fetched messages, 0 to 1.
         stashed: messages moved away because they blocked their partition; `decisions` are the last of them,
             `heads` those that may be next, the oldest first; `more_heads` are not told.
+        withheld: messages that failed and may not be dead-lettered yet (`app.core.dead_letters`);
+            `withheld_by` counts the answers that would have dead-lettered one, by status, `withheld_last` is
+            the newest of them.
+        letters: dead letters that may be written now; below 0: without a limit.
     """
 
     key: str
@@ -170,6 +174,10 @@ class WorkloadStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     decisions: list[HeadDecision] = []
     heads: list[HeadStatus] = []
     more_heads: int = 0
+    withheld: int = 0
+    withheld_by: dict[str, int] = {}
+    withheld_last: str = ""
+    letters: float = -1
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):

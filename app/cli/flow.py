@@ -12,6 +12,7 @@ import click
 
 from app.cli.output import emit, printable
 from app.clock import now_ms
+from app.core.dead_letters import spelled
 
 Row = Mapping[str, Any]
 
@@ -25,6 +26,10 @@ def tell_flow(body: Row, output: str) -> None:
     _line(f"{body['status']['key']}: {flow['bound']}: {flow['why']}{where}")
     _section("Receivers", [_receiver(row) for row in flow["receivers"]])
     _section("Workers", [_worker(row) for row in flow["workers"]])
+    _section(
+        "Failed, and not dead-lettered yet",
+        [_withheld(row) for row in flow["workers"] if row.get("withheld")],
+    )
     head = flow["head_of_line"]
     _section(
         f"Head of line (thresholds: {head['use_threshold']:.0%} in use, less than "
@@ -98,6 +103,16 @@ def _worker(row: Row) -> Row:
         "rate": "; ".join(rates) or "-",
         "memory": f"{row['budget_used']:.0%} ({row['buffered_bytes']} bytes its own)",
         "why": row["why"],
+    }
+
+
+def _withheld(row: Row) -> Row:
+    return {
+        "worker": row["worker"],
+        "messages": row["withheld"],
+        "failures": spelled(row["withheld_by"]),
+        "letters now": "-" if row["letters"] is None else f"{row['letters']:g}",
+        "last": row["withheld_last"] or "-",
     }
 
 

@@ -24,8 +24,10 @@ from app.config.fields import (
 )
 from app.config.units import Duration, Size, duration_within
 from app.config.wire import Definition, added
+from app.core.dead_letters import BURST, PER_MINUTE, SHARE
 
 MAX_LAG_MESSAGES = 2**53  # what JSON counts exactly
+MAX_LETTERS = 1_000_000  # that may be saved up; who wants more sets `share: 1`
 MAX_MERGES = 1000  # who merges more often has no use for the limit
 
 
@@ -82,10 +84,19 @@ class RetryTier(Model):
 
 
 class Dlq(Model):
-    """The dead letter queue. A message that was merged from it `maxMerges` times is quarantined next time."""
+    """The dead letter queue. A message that was merged from it `maxMerges` times is quarantined next time.
+
+    A receiver that fails every message must not flush its topic into it. So failed messages may be at most
+    `share` of those that finish (1: no limit). `perMinute` more may fail, shared among workers as jobs are.
+    Each worker allows 10 at once, and acknowledgements save up `burst`. Beyond that, failed messages wait and
+    are tried again, with their attempts unburnt. What the receiver stashes itself, or an operator, is free.
+    """
 
     enabled: bool = True
     max_merges: Annotated[int, Strict()] = added(3, alias="maxMerges", ge=0, le=MAX_MERGES)
+    share: Annotated[float, Strict()] = added(SHARE, ge=0, le=1)
+    per_minute: Rate = added(PER_MINUTE, alias="perMinute")
+    burst: Annotated[int, Strict()] = added(BURST, ge=1, le=MAX_LETTERS)
 
 
 class IsolationTarget(Model):

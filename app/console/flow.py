@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from app.config.definitions import Workload
 from app.config.workload import HeadOfLine as HeadOfLineSpec
+from app.core.dead_letters import spelled
 from app.core.head_of_line import UNFINISHED_THRESHOLD, UTILISATION_THRESHOLD
 from app.core.pace import RESTS, Flow, Pace, Rate, TargetStatus, gravest, pace, without_worker
 from app.wire import HeadDecision, HeadStatus, JobStatus, WorkloadStatus
@@ -52,7 +53,9 @@ class Receiver(msgspec.Struct, frozen=True, kw_only=True):
 class WorkerFlow(msgspec.Struct, frozen=True, kw_only=True):
     """The workload on one worker: what holds it back there, in a word (`bound`) and a sentence (`why`); its
     jobs and their states; its messages by what they wait for; rates in force (its share), and what is short
-    of them for the next message; `budget_used` of the worker's memory for fetched messages (0 to 1)."""
+    of them for the next message; `budget_used` of the worker's memory for fetched messages (0 to 1).
+    `withheld` messages failed and may not be dead-lettered yet; `withheld_by` counts such failures by status
+    since the worker began; `letters` may be written now (null: no limit)."""
 
     worker: str
     bound: str
@@ -77,6 +80,10 @@ class WorkerFlow(msgspec.Struct, frozen=True, kw_only=True):
     buffered_bytes: int
     budget_used: float
     stashed: int
+    withheld: int
+    withheld_by: dict[str, int]
+    withheld_last: str | None
+    letters: float | None
 
 
 class Candidate(HeadStatus, frozen=True, kw_only=True, omit_defaults=False):
@@ -170,6 +177,8 @@ def _facts(of: WorkloadStatus, jobs: Sequence[JobStatus], now_ms: int) -> Flow:
         catching_up=sum(job.state == "catching-up" for job in running),
         budget_used=of.budget_used,
         rates=[Rate(unit, per_s, tokens) for unit, per_s, tokens in rates if per_s],
+        withheld=of.withheld,
+        failures="; ".join(part for part in (spelled(of.withheld_by), of.withheld_last) if part),
     )
 
 
@@ -221,6 +230,10 @@ def _worker(worker: str, of: WorkloadStatus, jobs: Sequence[JobStatus], now_ms: 
         buffered_bytes=sum(job.buffered_bytes for job in jobs),
         budget_used=of.budget_used,
         stashed=of.stashed,
+        withheld=of.withheld,
+        withheld_by=of.withheld_by,
+        withheld_last=of.withheld_last or None,
+        letters=None if of.letters < 0 else of.letters,
     )
 
 

@@ -103,6 +103,8 @@ _WORKLOAD_GAUGES = {
     "rate_limit_messages_per_second": "This worker's share of flow.messages_per_second",
     "rate_limit_bytes_per_second": "This worker's share of flow.bytes_per_second",
     "head_candidates": "Partitions whose first unfinished message has stood for a while",
+    "withheld_messages": "Messages that failed and may not be dead-lettered yet (spec.dlq)",
+    "dead_letters_allowed": "Dead letters that spec.dlq allows at this moment",
 }
 
 
@@ -280,6 +282,10 @@ def _of_workloads(workloads: Sequence[WorkloadStatus], jobs: Sequence[JobStatus]
         "switchyard_head_of_line_stashed_messages", "Messages moved away as they blocked their partition",
         labels=("workload",),
     )  # fmt: skip
+    withheld = CounterMetricFamily(
+        "switchyard_withheld_failures", "Failures that spec.dlq did not let dead-letter their message",
+        labels=("workload", "code"),
+    )  # fmt: skip
     of: dict[str, list[JobStatus]] = {}
     for job in jobs:
         of.setdefault(job.job.split(":", 2)[1], []).append(job)
@@ -288,16 +294,20 @@ def _of_workloads(workloads: Sequence[WorkloadStatus], jobs: Sequence[JobStatus]
         states = (workload.breaker, *(target.breaker for target in workload.targets))
         open_.add_metric((key,), any(state != "closed" for state in states))
         stashed.add_metric((key,), workload.stashed)
+        for code, count in workload.withheld_by.items():
+            withheld.add_metric((key, code), count)
         pace, _ = slowest([("", workload, own)], 0, len(own), now_ms())
         bounds.add_metric((key, str(pace.bound)), 1)
         values: dict[str, float | None] = {
             "rate_limit_messages_per_second": workload.rate_messages or None,
             "rate_limit_bytes_per_second": workload.rate_bytes or None,
             "head_candidates": len(workload.heads) + workload.more_heads,
+            "withheld_messages": workload.withheld,
+            "dead_letters_allowed": None if workload.letters < 0 else workload.letters,
         }
         gauges.add((key,), values)
     yield from gauges
-    yield from (open_, bounds, stashed)
+    yield from (open_, bounds, stashed, withheld)
 
 
 def _of_targets(workloads: Sequence[WorkloadStatus]) -> Iterator[Metric]:

@@ -1,4 +1,4 @@
-"""Head-of-line blocking, looked for on a timer, so that a quiet topic is freed too."""
+"""Head-of-line blocking, looked for on a timer, so that a quiet topic is freed too; and failing messages."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ from app.pump.head import free_head
 log = structlog.get_logger(__name__)
 
 HEADS_S = 0.25
+FAILING = (
+    "mend the receiver, and they are delivered; spec.dlq.share and perMinute allow more dead letters;"
+    " tracker stash moves one away"
+)
 REMEDY = "it is in the dead letter queue or retry topic; look there for what is wrong with it"
 
 
@@ -32,6 +36,7 @@ class Heads(Service):
         while not self.should_stop:
             await self.sleep(HEADS_S)
             now_s = time.monotonic()
+            self._report_withheld(now_s)
             for job, pump in list(self._pumps.items()):
                 try:
                     verdict = free_head(pump, now_s)
@@ -42,3 +47,10 @@ class Heads(Service):
                     message = f"offset {verdict.offset}: {verdict.reason}"
                     log.warning("a message blocked its partition and was moved away", job=job, why=message)
                     self._on_trouble("head-of-line", job, message, REMEDY)
+
+    def _report_withheld(self, now_s: float) -> None:
+        """Logs an incident for each workload whose failed messages may not be dead-lettered."""
+        runtimes = {pump.runtime.workload.key: pump.runtime for pump in self._pumps.values()}
+        for key, runtime in runtimes.items():
+            if message := runtime.withholding.untold(now_s):
+                self._on_trouble("withheld", key, message, FAILING)

@@ -113,7 +113,7 @@ def _workload(
     key: str, runtime: WorkloadRuntime, heads: list[HeadStatus], more: int, now_s: float, budget_used: float
 ) -> WorkloadStatus:
     targets = [link.status(now_s) for link in runtime.links.values()]
-    messages, size, lease = runtime.messages, runtime.bytes, runtime.lease
+    messages, size, lease, withholding = runtime.messages, runtime.bytes, runtime.lease, runtime.withholding
     blocked = "" if lease.may_push(now_s) else "snapshots" if lease.holds(now_s) else "lease"
     return WorkloadStatus(
         key=key,
@@ -132,6 +132,10 @@ def _workload(
         decisions=list(runtime.decisions.last),
         heads=heads,
         more_heads=more,
+        withheld=withholding.count,
+        withheld_by=dict(withholding.by_code),
+        withheld_last=withholding.last,
+        letters=-1 if runtime.dead_letters.unlimited else round(runtime.dead_letters.available(now_s), 1),
     )
 
 

@@ -12,13 +12,15 @@ What counts as what (gRPC status):
 | RESOURCE_EXHAUSTED, DEADLINE_EXCEEDED              | OVERLOAD: somebody is, but cannot keep up         |
 | UNIMPLEMENTED, UNAUTHENTICATED, PERMISSION_DENIED  | REFUSED: wrong method or credentials, or so it is |
 | CANCELLED                                          | nothing: it may have been us                      |
-| every other                                        | success: a working receiver said it               |
+| every other, while dead letters may be written     | success: a working receiver said it               |
+| every other, while none may (`app.core.dead_letters`) | FAILED: it fails what it is given              |
 
 Opens on `DOWN_FAILURES` DOWN in a row, on `STREAK_FAILURES` of any kind in a row, or when more than
 `OVERLOAD_SHARE` of at least `OVERLOAD_MIN_CALLS` calls of the last `WINDOW_S` or so failed by OVERLOAD.
 REFUSED counts because a receiver that refuses everything (a deployment without the handler, an expired
 token) would otherwise flush a whole topic into the DLQ; it needs a long row, because one message alone
-may be refused for good reason, and must reach the DLQ.
+may be refused for good reason, and must reach the DLQ. FAILED counts for the same reason, message by message.
+One that opened by FAILED closes only when a message is taken, whatever dead letters may be written meanwhile.
 
 Rules
 1. Time is passed in: monotonic seconds that never go back.
@@ -35,6 +37,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from app.core.codes import code_name
+
 DOWN_FAILURES = 3  # one refused connection may be a restart of one instance among many
 STREAK_FAILURES = 10  # more than the attempts a message gets in memory: one poison pill opens nothing
 OVERLOAD_SHARE = 0.5
@@ -43,6 +47,7 @@ WINDOW_S = 10.0  # counted in two halves, the older of which is dropped: 5 to 10
 PROBE_MIN_S = 0.1
 PROBE_MAX_S = 1.0  # recovery within two seconds, an answer's time included
 PROBE_GROWTH = 2.0
+SPENT = "no more dead letters may be written now (spec.dlq)"
 
 
 class BreakerState(StrEnum):
@@ -59,6 +64,7 @@ class Failure(StrEnum):
     DOWN = "down"
     OVERLOAD = "overload"
     REFUSED = "refused"
+    FAILED = "failed"
 
 
 FAILURES = {
@@ -78,6 +84,7 @@ class Breaker:
     Attributes:
         closed: calls may be started freely (a plain attribute: it is asked for every message).
         reason: why it opened, for people; "" before the first time.
+        failed: it is not closed, and FAILED opened it.
         next_probe_at_s: while not closed, when `allow` says yes again.
         closed_at_s: when it last closed; -inf before it ever opened.
     """
@@ -85,11 +92,12 @@ class Breaker:
     __slots__ = (
         "_calls", "_down", "_failed", "_interval_s", "_last_interval_s", "_older_calls", "_older_failed",
         "_older_overloads", "_overloads", "_probes", "_rotate_at_s", "_since_s", "_streak", "closed",
-        "closed_at_s", "next_probe_at_s", "reason",
+        "closed_at_s", "failed", "next_probe_at_s", "reason",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.closed = True
+        self.failed = False
         self.reason = ""
         self.next_probe_at_s = self.closed_at_s = float("-inf")
         self._since_s = float("-inf")  # the last change between closed and not
@@ -130,11 +138,22 @@ class Breaker:
             self._interval_s = self._last_interval_s
             self.next_probe_at_s = now_s
 
-    def on_result(self, code: int, now_s: float, started_s: float) -> None:
-        """A call started at `started_s` ended with the gRPC status number `code`."""
+    def on_result(
+        self, code: int, now_s: float, started_s: float, *, failed: bool = False, spent: bool = False,
+        count: int = 1,
+    ) -> None:  # fmt: skip
+        """`count` calls started at `started_s` ended with the gRPC status number `code`.
+
+        Args:
+            failed: the receiver failed the messages: it neither took them nor said what to do with them.
+            spent: no dead letter may be written now.
+        """
         failure = FAILURES.get(code)
         if failure is not None:
             self.on_failure(failure, now_s, started_s)
+        elif failed and (spent or self.failed) and code != NEUTRAL:
+            why = code_name(code) if code else "the receiver's Retry"
+            self.on_failure(Failure.FAILED, now_s, started_s, why, count)
         elif code != NEUTRAL:
             self.on_success(now_s, started_s)
         elif started_s > self._since_s:
@@ -150,26 +169,35 @@ class Breaker:
                 self._calls += 1
         elif started_s > self._since_s:
             self.closed = True
+            self.failed = False
             self.closed_at_s = self._since_s = now_s
             self._forget(now_s)
 
-    def on_failure(self, failure: Failure, now_s: float, started_s: float) -> None:
-        """A call started at `started_s` failed in a way that tells of the receiver, not of the message."""
+    def on_failure(
+        self, failure: Failure, now_s: float, started_s: float, why: str = "", count: int = 1
+    ) -> None:
+        """Calls started at `started_s` failed in a way that tells of the receiver, not of the message."""
         if not self.closed:
             if started_s > self._since_s and self._probes:
                 self._probes -= 1
+            if failure is Failure.FAILED and not self.failed:
+                self.failed = True
+                self.reason = f"it is there, and fails messages by {why}; {SPENT}"
             return
         if started_s < self._since_s:
             return
         if now_s >= self._rotate_at_s:
             self._rotate(now_s)
-        self._calls += 1
-        self._failed += 1
-        self._streak += 1
+        self._calls += count
+        self._failed += count
+        self._streak += count
         self._down += failure is Failure.DOWN
         self._overloads += failure is Failure.OVERLOAD
         if self._down >= DOWN_FAILURES:
             self._open(now_s, f"{self._down} calls in a row found nobody")
+        elif self._streak >= STREAK_FAILURES and failure is Failure.FAILED:
+            self.failed = True
+            self._open(now_s, f"{self._streak} calls in a row failed, the last by {why}; {SPENT}")
         elif self._streak >= STREAK_FAILURES:
             self._open(now_s, f"{self._streak} calls in a row failed, the last by {failure.value}")
         else:

@@ -13,8 +13,9 @@
 | PERMISSION_DENIED 7                              | of one message; said of every message they tell of a  |
 |                                                  | deployment, and the breaker opens (`app.core.breaker`)|
 |                                                  | before a topic is flushed into the DLQ                |
-| CANCELLED 1, UNKNOWN 2, INTERNAL 13, any other   | in memory, `in_memory_attempts` deliveries; then the  |
-|                                                  | next retry topic                                      |
+| CANCELLED 1, UNKNOWN 2, INTERNAL 13, any other   | breaker open because of them: HOLD; else in memory,   |
+|                                                  | `in_memory_attempts` deliveries; then the next retry  |
+|                                                  | topic                                                 |
 | trailer `kafka-action: Skip`                     | ACK, whatever the status                              |
 | trailer `kafka-action: Stash`                    | DLQ, whatever the status                              |
 | trailer `kafka-action: Retry`                    | the next retry topic, whatever the status; it waits   |
@@ -24,6 +25,8 @@
 The next retry topic: from the main topic tier 0; from a tier the same again until its `attempts`
 deliveries are used, then the next; behind the last the DLQ. Without tiers: in memory,
 `in_memory_attempts` deliveries, then the DLQ.
+How many messages that DLQ was decided for may go there is limited (`app.core.dead_letters`), but for those
+that the receiver stashes itself.
 Without a DLQ nothing is dropped: the last tier again and again, or without tiers in memory for ever.
 
 Invariant: a message ends only by ACK, or by a copy that RETRY_TOPIC and DLQ ask for; DLQ is decided only
@@ -36,18 +39,9 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum
 
 from app.core.backoff import Backoff
+from app.core.codes import code_name
 
 DEFAULT_BACKOFF = Backoff()
-CODE_NAMES = (
-    "OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",
-    "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE",
-    "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED",
-)  # fmt: skip
-
-
-def code_name(code: int) -> str:
-    """The name of a gRPC status number; "CODE_42" for one that gRPC does not define."""
-    return CODE_NAMES[code] if 0 <= code < len(CODE_NAMES) else f"CODE_{code}"
 
 
 class _Class(Enum):
@@ -165,6 +159,7 @@ def decide(
     tier_attempt: int,
     policy: RetryPolicy,
     breaker_open: bool,
+    fails_all: bool = False,
     random01: float = 1.0,
 ) -> Decision:
     """What happens to a message after this answer (the module's table).
@@ -177,6 +172,7 @@ def decide(
         tier_attempt: deliveries from this tier, this one included; of no account in the main topic.
         policy: the workload's.
         breaker_open: the breaker is not closed, this answer included.
+        fails_all: it opened because the receiver fails every message (`Breaker.failed`).
         random01: uniform in [0, 1], for the jitter of the backoff; 1 = none.
     """
     why = code_name(code)
@@ -194,6 +190,8 @@ def decide(
         return stash(why, attempts_in_memory=attempts_in_memory, policy=policy, random01=random01)
     if override is None:
         if kind is _Class.AWAY or (breaker_open and kind in (_Class.OVERLOAD, _Class.REFUSED)):
+            return Decision(Action.HOLD, None, policy.backoff.delay_s(1, random01), f"{why}; held")
+        if kind is _Class.FAILED and fails_all:
             return Decision(Action.HOLD, None, policy.backoff.delay_s(1, random01), f"{why}; held")
         if kind in (_Class.FAILED, _Class.REFUSED) and attempts_left:
             return again

@@ -30,6 +30,7 @@ class Bound(StrEnum):
     HEALTH = "health"
     BREAKER = "breaker"
     PAUSED = "paused"
+    DEAD_LETTERS = "dead-letters"
     HEAD = "head-of-line"
     RATE = "rate"
     SLOW_START = "slow-start"
@@ -117,6 +118,7 @@ class Flow:
         unread: messages in the log that could be read and were not yet; None while unknown.
         catching_up: jobs that work off a backlog beside the latest.
         budget_used: share of the worker's memory for fetched messages.
+        withheld: messages that failed, and may not be dead-lettered yet; `failures`: how, for people.
     """
 
     blocked: str = ""
@@ -135,6 +137,8 @@ class Flow:
     catching_up: int = 0
     budget_used: float = 0.0
     rates: Sequence[Rate] = ()
+    withheld: int = 0
+    failures: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +203,12 @@ def _stopped(flow: Flow, targets: Sequence[TargetStatus]) -> Pace | None:
             return Pace(Bound.BREAKER, why)
     if flow.jobs and flow.paused == flow.jobs:
         return Pace(Bound.PAUSED, _paused(flow))
+    if flow.withheld:
+        why = (
+            f"{flow.withheld} messages failed and wait, as spec.dlq allows no more dead letters now"
+            f" ({flow.failures}): they are tried again, few at a time"
+        )
+        return Pace(Bound.DEAD_LETTERS, why)
     if flow.stuck:
         why = f"{_few(flow.stuck)}: nothing more is read until its first unfinished message is done or moved"
         return Pace(Bound.HEAD, why)

@@ -42,6 +42,9 @@ class Apart:
                 continue
             link = runtime.links[chosen]
             delivery.link = link
+            if link.breaker.failed and delivery.attempts:
+                link.withhold(delivery, now_s)
+                continue
             if link is not runtime.link and len(link.held) >= MAX_HELD_APART:
                 self._move_away(delivery, f"{chosen} does not keep up")
                 continue

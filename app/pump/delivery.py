@@ -155,6 +155,7 @@ class Delivery:
         self.attempts -= 1
         if self.link is not None:
             self.link.suspects_out.discard(self)
+            self.link.back(self, pump.runtime.clock(), taken=False)
             self.link = None
         if pump.closed:
             return

@@ -203,6 +203,10 @@ class DispatchPump:
         """Delivers it before all others, once the pump is not paused any more."""
         self._line.put_back(delivery)
 
+    def hold(self, size: int) -> None:
+        """So many bytes more of decoded messages wait for their receiver or an attempt; below 0: fewer."""
+        self._intake.hold(size)
+
     # -- catching up -----------------------------------------------------------------------------
 
     def split(self, at: int) -> DispatchPump:

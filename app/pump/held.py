@@ -1,4 +1,7 @@
-"""What waits for its receiver, in turn by pump: one whose messages hang must not keep another's waiting."""
+"""What waits for its receiver, in turn by pump: one whose messages hang must not keep another's waiting.
+
+Its bytes count as held by its pump (`app.pump.intake`), so that waiting fills no memory.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import TYPE_CHECKING
+
+from app.pump.ahead import size_of
 
 if TYPE_CHECKING:
     from app.pump.delivery import Delivery
@@ -29,6 +34,7 @@ class Held:
         """Keeps it, behind its pump's."""
         self._queues.setdefault(delivery.pump, deque()).append(delivery)
         self._count += 1
+        delivery.pump.hold(size_of(delivery.record))
 
     def take(self, may: Callable[[DispatchPump], object]) -> Delivery | None:
         """The first of the next pump that `may`; None when none may."""
@@ -37,6 +43,7 @@ class Held:
                 del self._queues[pump]
                 delivery = queue.popleft()
                 self._count -= 1
+                pump.hold(-size_of(delivery.record))
                 if queue:
                     self._queues[pump] = queue  # behind the others
                 return delivery
@@ -47,6 +54,7 @@ class Held:
         queue = self._queues[delivery.pump]
         queue.remove(delivery)
         self._count -= 1
+        delivery.pump.hold(-size_of(delivery.record))
         if not queue:
             del self._queues[delivery.pump]
 
@@ -56,12 +64,13 @@ class Held:
         for pump in [pump for pump in self._queues if which(pump)]:
             taken += self._queues.pop(pump)
         self._count -= len(taken)
+        for delivery in taken:
+            delivery.pump.hold(-size_of(delivery.record))
         return taken
 
     def clear(self) -> None:
         """Keeps nothing."""
-        self._queues.clear()
-        self._count = 0
+        self.take_all(lambda _: True)
 
 
 def taken(queues: Iterable[Held | deque[Delivery]], pump: DispatchPump, offset: int) -> Delivery | None:

@@ -154,9 +154,11 @@ class Line:
         offset = delivery.record.offset
         handle = asyncio.get_running_loop().call_later(delay_s, self._show_again, offset)
         self.waiting[offset] = (handle, delivery)
+        self._intake.hold(size_of(delivery.record))
 
     def _show_again(self, offset: int) -> None:
         _, delivery = self.waiting.pop(offset)
+        self._intake.hold(-size_of(delivery.record))
         self._again.append(delivery)
         self._stirred()
 
@@ -251,6 +253,7 @@ class Line:
         waiting = self.waiting.pop(offset, None)
         if waiting is not None:
             waiting[0].cancel()
+            self._intake.hold(-size_of(waiting[1].record))
             return waiting[1]
         for delivery in self._again:
             if delivery.record.offset == offset:

@@ -5,7 +5,10 @@ Rules
    or DLQ is acknowledged by all in-sync replicas.
 2. Where order is asked for, a message waits in place for its next attempt, and what must not overtake it
    waits behind it; it leaves for the DLQ only.
-3. Nothing is moved unless the lease holds: the copy waits for it (`app.pump.copies`).
+3. What failed goes to the DLQ only while the workload may dead-letter (`app.core.dead_letters`); else it is
+   withheld, with its attempts as they were. What the receiver stashes itself, an operator, or a rule with a
+   limit of its own (`app.core.head_of_line`, `app.core.suspicion`), goes at once.
+4. Nothing is moved unless the lease holds: the copy waits for it (`app.pump.copies`).
 
 What is decided is pure (`app.core.outcome`); here it is carried out.
 """
@@ -18,8 +21,10 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from app.clock import now_ms
-from app.core.codes import CANCELLED, DEADLINE_EXCEEDED, INTERNAL, UNAVAILABLE
-from app.core.outcome import Action, Decision, code_name, decide, stash
+from app.core.breaker import FAILURES
+from app.core.codes import CANCELLED, DEADLINE_EXCEEDED, INTERNAL, UNAVAILABLE, code_name
+from app.core.dead_letters import TRIAL_MIN_S
+from app.core.outcome import Action, Decision, KafkaAction, decide, stash
 from app.core.suspicion import FINISHED_SHARE, Loss, Suspicion, read_loss
 
 if TYPE_CHECKING:
@@ -42,6 +47,8 @@ class Outcomes:
         if result.code != 0 or result.action is not None:
             self._not_ok(delivery, result)
         elif not delivery.pump.closed:
+            runtime = self._runtime
+            runtime.dead_letters.earn(runtime.clock())
             delivery.pump.finished(delivery.record, acknowledged=True)
 
     def batch_answered(self, batch: BatchDelivery, start: int, end: int, result: CallResult) -> None:
@@ -50,6 +57,8 @@ class Outcomes:
             for index in range(start, end):
                 self._not_ok(batch.single(index), result)
         elif not batch.pump.closed:
+            runtime = self._runtime
+            runtime.dead_letters.earn(runtime.clock(), end - start)
             batch.pump.finished_run(batch.records, start, end)
 
     def _not_ok(self, delivery: Delivery, result: CallResult) -> None:
@@ -59,7 +68,7 @@ class Outcomes:
         if delivery.verdict is not None:
             self.carry_out(delivery, delivery.verdict, "", code_name(result.code))
             return
-        details = result.details
+        details, is_limited = result.details, KafkaAction.read(result.action) is not KafkaAction.STASH
         if delivery.canceled and result.code == CANCELLED:
             return  # its next owner delivers it
         if result.local_error is not None and result.action is not None:
@@ -77,17 +86,31 @@ class Outcomes:
             )
         else:
             assert delivery.link is not None
-            decision = self._decide(delivery, result.code, result.action, not delivery.link.breaker.closed)
+            breaker = delivery.link.breaker
+            decision = self._decide(
+                delivery, result.code, result.action, not breaker.closed, fails_all=breaker.failed
+            )
             if decision.action is Action.HOLD and result.code == UNAVAILABLE:
                 decision = self._judged(delivery, delivery.link, decision, details)
+                is_limited = False  # it was paid for
         wish_s = min(result.retry_after_s or 0.0, MAX_RETRY_AFTER_S)
         if decision.delay_s < wish_s:
             decision = replace(decision, delay_s=wish_s)
         code = "REJECTED" if result.local_error is not None else code_name(result.code)
+        if self._is_withheld(delivery, decision, result.code, is_limited):
+            self._withhold(delivery, decision, details, code)
+            return
         self.carry_out(delivery, decision, details, code, sent=True)
 
     def _decide(
-        self, delivery: Delivery, code: int, action: str | None, breaker_open: bool, attempts: int = 0
+        self,
+        delivery: Delivery,
+        code: int,
+        action: str | None,
+        breaker_open: bool,
+        attempts: int = 0,
+        *,
+        fails_all: bool = False,
     ) -> Decision:
         origin = delivery.origin
         return decide(
@@ -98,6 +121,7 @@ class Outcomes:
             tier_attempt=(origin.tier_attempt if origin else 0) + 1,
             policy=self._runtime.policy,
             breaker_open=breaker_open,
+            fails_all=fails_all,
             random01=random.random(),  # noqa: S311 - jitter
         )
 
@@ -122,6 +146,28 @@ class Outcomes:
                 return replace(failed, reason=suspicion.reason)
         return replace(held, delay_s=runtime.policy.backoff.delay_s(suspicion.blamed, random.random()))  # noqa: S311
 
+    def _is_withheld(self, delivery: Delivery, decision: Decision, code: int, is_limited: bool) -> bool:
+        """Whether rule 3 keeps it; if not, its right to a dead letter is spent."""
+        if decision.action is Action.HOLD:
+            link = delivery.link
+            return link is not None and link.breaker.failed and code not in FAILURES
+        budget = self._runtime.dead_letters
+        return decision.action is Action.DLQ and is_limited and not budget.take(self._runtime.clock())
+
+    def _withhold(self, delivery: Delivery, decision: Decision, details: str, code: str) -> None:
+        """It may not be dead-lettered now: it waits, and this attempt does not count (rule 3)."""
+        runtime, now_s = self._runtime, self._runtime.clock()
+        runtime.withholding.took(
+            delivery, code, f"{decision.reason}: {details}" if details else decision.reason
+        )
+        delivery.attempts = max(0, delivery.attempts - 1)
+        link = delivery.link
+        if link is None or link is not runtime.link_of(delivery):
+            delivery.link = None  # the definition has changed: it is routed again
+            delivery.pump.later(delivery, TRIAL_MIN_S)
+        else:
+            link.withhold(delivery, now_s)
+
     def carry_out(
         self, delivery: Delivery, decision: Decision, details: str, code: str, *, sent: bool = False
     ) -> None:
@@ -129,6 +175,8 @@ class Outcomes:
         pump, runtime = delivery.pump, self._runtime
         match decision.action:
             case Action.ACK:
+                if sent:
+                    runtime.dead_letters.earn(runtime.clock())
                 pump.finished(delivery.record, acknowledged=True, sent=sent)
             case Action.HOLD:
                 delivery.attempts = max(0, delivery.attempts - 1)

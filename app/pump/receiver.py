@@ -10,7 +10,9 @@ Rules
    between held and fresh messages: one that is never taken cannot keep the receiver from being found.
 4. What may be to blame for the loss of its receiver (`app.core.suspicion`) goes last, few at a time.
 5. A receiver that says it is not serving gets nothing, probes neither (`app.pump.health`).
-6. A receiver without the stream contract is called message by message.
+6. What it fails and may not be dead-lettered (`app.core.dead_letters`) is tried again, few at a time
+   (`app.pump.withheld`).
+7. A receiver without the stream contract is called message by message.
 """
 
 from __future__ import annotations
@@ -20,9 +22,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from app.core.breaker import FAILURES, Breaker
-from app.core.codes import CANCELLED, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, UNAVAILABLE
+from app.core.codes import ALREADY_EXISTS, CANCELLED, DEADLINE_EXCEEDED, OK, RESOURCE_EXHAUSTED, UNAVAILABLE
 from app.core.concurrency import AdaptiveLimit
+from app.core.dead_letters import Trials
 from app.core.head_of_line import CREDIT_MAX
+from app.core.outcome import KafkaAction
 from app.core.pace import TargetStatus
 from app.core.rates import MeanLatency
 from app.core.suspicion import MOST_AT_ONCE
@@ -43,6 +47,13 @@ SLOW_START_LEAST = 4
 MAX_ADAPTIVE = 10_000
 DROPPED = {DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, UNAVAILABLE}  # tell of too much at once
 NOBODY = {CANCELLED, UNAVAILABLE}
+TAKEN = {OK, ALREADY_EXISTS}
+
+
+def was_taken(result: CallResult) -> bool:
+    """The receiver took the message, or said itself that it is to be passed over or stashed."""
+    action = None if result.action is None else KafkaAction.read(result.action)
+    return result.code in TAKEN if action is None else action is not KafkaAction.RETRY
 
 
 class Targets(Protocol):
@@ -68,6 +79,9 @@ class ReceiverLink:
         self.in_flight = 0
         self.out: Counter[DispatchPump] = Counter()  # messages in flight of each that has any
         self.held = Held()
+        self.withheld = Held()  # failed, and may not be dead-lettered yet
+        self.trials = Trials()
+        self.trials_out: set[Delivery] = set()
         self.suspects: deque[Delivery] = deque()
         self.suspects_out: set[Delivery] = set()
         self.suspects_sent = 0  # together, the last time
@@ -111,6 +125,23 @@ class ReceiverLink:
         else:
             self.held.append(delivery)
 
+    def withhold(self, delivery: Delivery, now_s: float) -> None:
+        """Keeps what it failed until it may be tried again."""
+        if not (self.withheld or self.trials_out):
+            self.trials.withheld(now_s)
+        self.withheld.append(delivery)
+
+    def back(self, delivery: Delivery, now_s: float, *, taken: bool) -> None:
+        """It came back, answered or not sent."""
+        if delivery in self.trials_out:
+            self.trials_out.discard(delivery)
+            self.trials.answered(now_s, taken=taken)
+
+    @property
+    def failed(self) -> int:
+        """Messages that it failed and that wait to be tried again."""
+        return len(self.withheld) + len(self.trials_out)
+
     def suspect_answered(self, delivery: Delivery, code: int) -> None:
         """Of what may be to blame and was out, this one is answered."""
         self.suspects_out.discard(delivery)
@@ -140,7 +171,7 @@ class ReceiverLink:
 
     @property
     def stream(self) -> StreamTarget | None:
-        """The stream, when messages go by it (rule 6)."""
+        """The stream, when messages go by it (rule 7)."""
         stream = self._stream
         return stream if stream is not None and stream.supported is not False else None
 
@@ -181,7 +212,7 @@ class ReceiverLink:
             phase="" if adaptive is None else str(adaptive.phase),
             in_flight=self.in_flight,
             credit=-1 if stream is None else stream.room,
-            held=len(self.held) + len(self.suspects),
+            held=len(self.held) + len(self.suspects) + len(self.withheld),
             timeout_ms=round(self.timeout_s * 1000),
             base_timeout_ms=0 if self.timeout_s == self.timeout.base_s else round(self.timeout.base_s * 1000),
             health="" if self.health.heard is None else str(self.health.heard),
@@ -202,9 +233,10 @@ class ReceiverLink:
         self.out[pump] += count
 
     def answered(
-        self, pump: DispatchPump, result: CallResult, count: int, started_s: float, now_s: float
+        self, pump: DispatchPump, result: CallResult, count: int, started_s: float, now_s: float, spent: bool
     ) -> None:
-        """`count` messages of the pump, sent at `started_s`, were answered alike."""
+        """`count` messages of the pump, sent at `started_s`, were answered alike; `spent`: no dead letter may
+        be written now."""
         before = self.in_flight
         self.in_flight -= count
         self.out[pump] -= count
@@ -219,7 +251,8 @@ class ReceiverLink:
             self.taken += count
             self.credit = min(CREDIT_MAX, self.credit + count)
         was_closed = self.breaker.closed
-        self.breaker.on_result(code, now_s, started_s)
+        failed = not was_taken(result)
+        self.breaker.on_result(code, now_s, started_s, failed=failed, spent=spent and failed, count=count)
         latency_s = now_s - started_s
         if self.breaker.closed and not was_closed:
             self.timeout.reset(now_s)
@@ -246,6 +279,7 @@ class ReceiverLink:
     async def close(self) -> None:
         """Ends the connections; what is under way ends as CANCELLED."""
         self.held.clear()
+        self.withheld.clear()
         self.suspects.clear()
         await self.health.close()
         if self._stream is not None:

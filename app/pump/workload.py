@@ -10,7 +10,8 @@ Rules
 2. Jobs take turns and share what room there is (`app.pump.turns`): neither a deep backlog nor messages that
    hang, of one partition, starve another.
 3. Held messages (the receiver was away) go first, with their attempts as they were; what may be to blame
-   for that goes last (`app.pump.suspects`).
+   for that goes last (`app.pump.suspects`), behind what failed and may not be dead-lettered yet
+   (`app.pump.withheld`).
 
 What becomes of a message after its answer: `app.pump.outcomes`.
 """
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING
 
 from app.config.definitions import Workload
 from app.config.workload import HeadOfLine
+from app.core.dead_letters import Budget
 from app.core.head_of_line import changed_tokens, shared_tokens
 from app.core.header_filter import HeaderFilter
 from app.core.lanes import Lanes
@@ -39,9 +41,10 @@ from app.pump.delivery import BatchDelivery, Delivery
 from app.pump.head import Decisions
 from app.pump.held import Held
 from app.pump.outcomes import Outcomes
-from app.pump.receiver import ReceiverLink, Targets
+from app.pump.receiver import ReceiverLink, Targets, was_taken
 from app.pump.suspects import send_suspects
 from app.pump.turns import Turns
+from app.pump.withheld import Withholding, send_withheld
 from app.push.metadata import Metadata, RegionRole
 from app.push.stream import UNSENT
 
@@ -96,6 +99,8 @@ class WorkloadRuntime:
         self.links: dict[str, ReceiverLink] = {}  # by address, the main target's first
         self._set(workload)
         self.head_tokens = shared_tokens(self._heads_per_minute)
+        self.dead_letters = _dead_letters(workload, clock())
+        self.withholding = Withholding(self)
 
     def change(self, workload: Workload, chain: Chain | None) -> None:
         """Takes a changed definition into force; messages in flight end under the old one.
@@ -109,8 +114,9 @@ class WorkloadRuntime:
             self._old_links += self.links.values()
             self.links = {}
         self._set(workload)
-        if workload.spec.isolation != former.spec.isolation:
-            for link in self.links.values():
+        for link in self.links.values():
+            link.trials.reset()  # what failed may not fail now
+            if workload.spec.isolation != former.spec.isolation:
                 self._put_back(link)
         for link in list(self._old_links):
             self._put_back(link)
@@ -128,11 +134,12 @@ class WorkloadRuntime:
 
     def _put_back(self, link: ReceiverLink) -> None:
         """What the link holds may be for another one now."""
-        for delivery in [*link.held, *link.suspects]:
+        for delivery in [*link.held, *link.withheld, *link.suspects]:
             delivery.link = None
             delivery.pump.put_back(delivery)
             self.offer(delivery.pump)
         link.held.clear()
+        link.withheld.clear()
         link.suspects.clear()
 
     def _close_when_idle(self, link: ReceiverLink) -> None:
@@ -185,6 +192,8 @@ class WorkloadRuntime:
         if share > 0:
             self.backlog_bucket.change(self._backlog_rate * share, now_s)
             self.head_tokens = changed_tokens(self.head_tokens, self._heads_per_minute * share, now_s)
+        dlq = self.workload.spec.dlq
+        self.dead_letters.change(now_s, dlq.share, dlq.per_minute * share, dlq.burst)
 
     @property
     def in_flight(self) -> int:
@@ -193,7 +202,11 @@ class WorkloadRuntime:
 
     def held(self) -> list[Held | deque[Delivery]]:
         """What waits for its receiver, queue by queue."""
-        return [queue for link in self.links.values() for queue in (link.held, link.suspects)]
+        return [queue for link in self.links.values() for queue in (link.held, link.withheld, link.suspects)]
+
+    def is_spent(self, now_s: float) -> bool:
+        """There is a DLQ, and no message may be dead-lettered now."""
+        return self.policy.dlq_enabled and self.dead_letters.is_spent(now_s)
 
     def is_serving(self, delivery: Delivery | None, now_s: float) -> bool:
         """Whether messages may be sent to the receiver that `delivery` is for (None: the main one)."""
@@ -229,7 +242,7 @@ class WorkloadRuntime:
 
     def _send(self) -> None:
         now_s, links = self.clock(), self.links.values()
-        if not (self.turns or any(link.held or link.suspects for link in links)):
+        if not (self.turns or any(link.held or link.withheld or link.suspects for link in links)):
             return
         if not self.lease.may_push(now_s):
             self.call_at(now_s + LEASE_RETRY_S)
@@ -237,11 +250,15 @@ class WorkloadRuntime:
         for link in links:
             if link.held and (link.breaker.closed or link.probe_held or not self.turns):
                 self.send_held(link, now_s)
+            if link.withheld and not link.breaker.closed and link.probe_held:
+                send_withheld(self, link, now_s)
         if self.routing is not None:
             self._apart.send(self.routing, now_s)
         else:
             self._send_fresh(self.link, now_s)
         for link in links:
+            if link.withheld:
+                send_withheld(self, link, now_s)
             if link.suspects:
                 send_suspects(self, link, now_s)
 
@@ -270,6 +287,10 @@ class WorkloadRuntime:
                 BatchDelivery(pump, link, stream, records, now_s).start()
                 return True
         while (delivery := pump.next_delivery()) is not None:
+            if link.breaker.failed and delivery.attempts:
+                delivery.link = link  # it failed before: a fresh one is the better probe
+                link.withhold(delivery, now_s)
+                continue
             if delivery.suspicion is None or not delivery.suspicion.is_suspect:
                 self.start(delivery, link, now_s)
                 return True
@@ -340,8 +361,11 @@ class WorkloadRuntime:
         else:
             if delivery.link is not None and delivery in delivery.link.suspects_out:
                 delivery.link.suspect_answered(delivery, result.code)
+            link = delivery.link
             self._answered_by(delivery, result, 1)
             self.outcomes.answered(delivery, result)
+            if link is not None:
+                link.back(delivery, self.clock(), taken=was_taken(result))
         self.send()
 
     def batch_answered(self, batch: BatchDelivery, start: int, end: int, result: CallResult) -> None:
@@ -369,7 +393,8 @@ class WorkloadRuntime:
     def _answered_by(self, sent: Delivery | BatchDelivery, result: CallResult, count: int) -> None:
         link = sent.link
         assert link is not None
-        link.answered(sent.pump, result, count, sent.started_s, self.clock())
+        now_s = self.clock()
+        link.answered(sent.pump, result, count, sent.started_s, now_s, self.is_spent(now_s))
         self._close_when_idle(link)
 
     def link_of(self, delivery: Delivery) -> ReceiverLink | None:
@@ -403,6 +428,11 @@ def _bucket(
         return TokenBucket(rate_per_s * share)
     former.change(rate_per_s * share, now_s)
     return former
+
+
+def _dead_letters(workload: Workload, now_s: float) -> Budget:
+    dlq = workload.spec.dlq
+    return Budget(now_s, dlq.share, dlq.per_minute, dlq.burst)
 
 
 def _way(workload: Workload) -> tuple[str, str, str]:

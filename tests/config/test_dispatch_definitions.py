@@ -242,7 +242,7 @@ def test_the_json_schema_knows_every_new_field_by_its_name_on_the_wire() -> None
     parts = json_schema()["$defs"]
 
     assert set(parts["HeadOfLine"]["properties"]) == {"after", "stash", "perMinute"}
-    assert set(parts["Dlq"]["properties"]) == {"enabled", "maxMerges"}
+    assert set(parts["Dlq"]["properties"]) == {"enabled", "maxMerges", "share", "perMinute", "burst"}
     assert set(parts["Isolation"]["properties"]) == {
         "zone", "environment", "targets", "unmatched", "production",
     }  # fmt: skip

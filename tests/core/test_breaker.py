@@ -176,6 +176,56 @@ def test_a_probe_with_a_poison_pill_closes_it_too(code: int) -> None:
     assert breaker.closed
 
 
+def fails_everything() -> Breaker:
+    """Opened because every message failed while no dead letter could be written."""
+    breaker = Breaker()
+    for _ in range(STREAK_FAILURES):
+        breaker.on_result(UNKNOWN, 1.0, 1.0, failed=True, spent=True)
+    return breaker
+
+
+def test_a_receiver_that_fails_everything_opens_it_once_no_dead_letter_may_be_written() -> None:
+    breaker = Breaker()
+    for _ in range(100):
+        breaker.on_result(UNKNOWN, 1.0, 1.0, failed=True)
+    assert breaker.closed
+    breaker.on_result(UNKNOWN, 1.0, 1.0, failed=True, spent=True, count=STREAK_FAILURES - 1)
+    assert breaker.closed
+    breaker.on_result(UNKNOWN, 1.0, 1.0, failed=True, spent=True)
+    assert not breaker.closed
+    assert breaker.failed
+    assert "the last by UNKNOWN" in breaker.reason
+
+
+def test_failures_among_successes_do_not_open_it_whatever_dead_letters_may_be_written() -> None:
+    breaker = Breaker()
+    for call in range(1_000):
+        bad = call % STREAK_FAILURES != 0
+        breaker.on_result(UNKNOWN if bad else OK, 1.0, 1.0, failed=bad, spent=True)
+    assert breaker.closed
+
+
+@pytest.mark.parametrize("spent", [False, True])
+def test_one_that_opened_by_failures_is_closed_by_a_success_only(spent: bool) -> None:
+    breaker = fails_everything()
+    assert breaker.allow(1.2)
+    breaker.on_result(UNKNOWN, 1.3, 1.2, failed=True, spent=spent)
+    assert breaker.state is BreakerState.OPEN
+    assert breaker.allow(2.0)
+    breaker.on_result(OK, 2.1, 2.0)
+    assert breaker.closed
+    assert not breaker.failed
+
+
+def test_a_receiver_that_comes_back_and_fails_everything_is_not_taken_for_one_that_works() -> None:
+    breaker = opened(now_s=1.0)
+    assert breaker.allow(1.2)
+    breaker.on_result(UNKNOWN, 1.3, 1.2, failed=True, spent=True)
+    assert not breaker.closed
+    assert breaker.failed
+    assert "UNKNOWN" in breaker.reason
+
+
 def test_results_of_calls_from_before_it_opened_do_not_close_it() -> None:
     breaker = opened(now_s=1.0)
     breaker.on_result(OK, 1.05, 0.5)

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.core.backoff import Backoff
-from app.core.outcome import Action, Decision, KafkaAction, RetryPolicy, Tier, code_name, decide, stash
+from app.core.codes import code_name
+from app.core.outcome import Action, Decision, KafkaAction, RetryPolicy, Tier, decide, stash
 
 TIERS = (Tier(60, 2), Tier(600, 1))
 POLICY = RetryPolicy(in_memory_attempts=3, tiers=TIERS)
@@ -107,6 +108,11 @@ def test_an_open_breaker_does_not_hold_what_says_nothing_of_the_receiver(code: i
     assert answer(code, breaker_open=True).action is Action.RETRY_IN_MEMORY
 
 
+@pytest.mark.parametrize("code", FAILED)
+def test_what_a_receiver_answers_that_fails_everything_burns_no_attempt(code: int) -> None:
+    assert answer(code, breaker_open=True, fails_all=True, attempts_in_memory=3).action is Action.HOLD
+
+
 @pytest.mark.parametrize("code", [2, 4, 7])
 def test_the_way_leads_through_every_tier_with_its_attempts_to_the_dlq(code: int) -> None:
     way = []
@@ -148,15 +154,15 @@ def test_a_retry_that_is_asked_for_is_bounded_without_retry_topics_too() -> None
 @given(
     code=st.integers(-5, 30), trailer=trailers, attempts=st.integers(1, 10**6),
     tier=st.none() | st.integers(0, 5), tier_attempt=st.integers(1, 10), policy=policies,
-    breaker_open=st.booleans(), random01=st.floats(0, 1),
+    breaker_open=st.booleans(), fails_all=st.booleans(), random01=st.floats(0, 1),
 )  # fmt: skip
 def test_every_answer_has_a_decision_that_can_be_carried_out_and_drops_nothing(
     *, code: int, trailer: str | None, attempts: int, tier: int | None, tier_attempt: int,
-    policy: RetryPolicy, breaker_open: bool, random01: float,
+    policy: RetryPolicy, breaker_open: bool, fails_all: bool, random01: float,
 ) -> None:  # fmt: skip
     decision = decide(
         code, trailer, attempts_in_memory=attempts, tier=tier, tier_attempt=tier_attempt, policy=policy,
-        breaker_open=breaker_open, random01=random01,
+        breaker_open=breaker_open, fails_all=fails_all, random01=random01,
     )  # fmt: skip
     assert decision.reason
     assert (decision.tier is not None) == (decision.action is Action.RETRY_TOPIC)

@@ -44,6 +44,7 @@ CASES = [
     (Bound.PAUSED, flow(paused=2, resting=["region west has it"]), target(),
      "all 2 of its partitions here rest, whatever operators resume: region west has it"),
     (Bound.PAUSED, flow(paused=2, obscured=True), target(), "all 2 of its partitions here are paused"),
+    (Bound.DEAD_LETTERS, flow(withheld=7, failures="INTERNAL 7 times"), target(), "7 messages failed"),
     (Bound.HEAD, flow(stuck=["orders-3 at offset 17"]), target(), "orders-3 at offset 17"),
     (Bound.RATE, flow(ready=1, rates=[SLOW]), target(), "50 messages/s is this worker's share, 5 are short"),
     (Bound.SLOW_START, flow(ready=1), target(allowed=4, in_flight=4), "4 of 100"),
@@ -133,6 +134,7 @@ flows = st.builds(
     unread=st.none() | counts,
     due_in_s=st.none() | st.floats(-10, 1e9),
     budget_used=st.floats(0, 1.2),
+    withheld=counts,
     rates=st.lists(st.builds(Rate, st.just("bytes"), st.floats(0.01, 1e9), st.floats(-1e9, 1e9)), max_size=2),
 )  # fmt: skip
 
@@ -146,6 +148,7 @@ def test_whatever_the_numbers_what_is_told_is_true(of: Flow, receivers: list[Tar
         Bound.HEALTH: any(receiver.health == "not-serving" for receiver in receivers),
         Bound.BREAKER: any(receiver.breaker != "closed" for receiver in receivers),
         Bound.PAUSED: of.paused == of.jobs,
+        Bound.DEAD_LETTERS: of.withheld > 0,
         Bound.HEAD: bool(of.stuck),
         Bound.RATE: waits and any(rate.tokens < 1 for rate in of.rates),
         Bound.SLOW_START: waits and any(0 <= r.allowed < r.limit for r in receivers),

@@ -22,7 +22,7 @@ async def test_a_receiver_that_is_back_gets_a_little_first_and_all_of_a_fixed_li
     def answered(code: int) -> None:
         unknown: Any = pump  # it is only counted by
         link.sent(unknown, 1)
-        link.answered(unknown, CallResult(code), 1, now_s, now_s)
+        link.answered(unknown, CallResult(code), 1, now_s, now_s, False)
 
     assert link.room(now_s) == 100
     for _ in range(DOWN_FAILURES):

@@ -1,0 +1,114 @@
+"""Real brokers and a deployment that fails every message: its topic is not flushed into the DLQ."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import orjson
+import pytest
+
+from app.core.dead_letters import START_LETTERS
+from app.demo.stage import Process, Stage, http, wait_until, workload
+from app.demo.traffic import Sent, create_topic, produce, read_all
+from app.push.receiver import Message, Receiver
+from tests.system.fleet import incidents
+
+pytestmark = pytest.mark.system
+
+CLUSTER, GROUP = "east-aggregate", "billing"
+MESSAGES = 2_000
+SETTLE_S = 120.0
+
+
+class Deployment:
+    """A receiver in this process that fails everything until it is mended."""
+
+    def __init__(self, topic: str) -> None:
+        self.address = ""
+        self.fails = True
+        self.failed = 0
+        self.taken: Counter[str] = Counter()
+        self.attempts: set[int] = set()
+        self._topic = topic
+        self._ready, self._ended = threading.Event(), threading.Event()
+
+    def handle(self, message: Message) -> None:
+        """One delivery."""
+        self.attempts.add(message.attempt)
+        if self.fails:
+            self.failed += 1
+            raise RuntimeError("a bad deployment")
+        self.taken[orjson.loads(message.value or b"")["id"]] += 1
+
+    async def _serve(self) -> None:
+        receiver = Receiver(port=0)
+        receiver.on(topic=self._topic, group=GROUP)(self.handle)
+        self.address = f"127.0.0.1:{await receiver.start()}"
+        self._ready.set()
+        await asyncio.to_thread(self._ended.wait)
+        await receiver.stop(0)
+
+    @contextmanager
+    def serving(self) -> Iterator[Deployment]:
+        """Answers while the block lasts."""
+        thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
+        thread.start()
+        try:
+            assert self._ready.wait(SETTLE_S)
+            yield self
+        finally:
+            self._ended.set()
+            thread.join()
+
+
+def flow_of(worker: Process, topic: str) -> dict[str, Any]:
+    """Why the workload goes no faster, as the API tells it."""
+    _, shown = http("GET", f"{worker.url}/api/v1/workloads/{GROUP}/{topic}")
+    return dict(shown["flow"])
+
+
+def test_a_deployment_that_fails_everything_costs_few_dead_letters_and_after_it_all_others_are_delivered_once(
+    stage: Stage, topic_name: str
+) -> None:
+    bootstrap = stage.yard.bootstrap(CLUSTER)
+    asyncio.run(create_topic(bootstrap, topic_name, 4))
+    sent = [Sent(f"m-{number:05}", "ok") for number in range(MESSAGES)]
+
+    def dead() -> list[str]:
+        records = asyncio.run(read_all(bootstrap, f"{topic_name}__{GROUP}__dlq"))
+        return [orjson.loads(record.value)["id"] for record in records]
+
+    with Deployment(topic_name).serving() as deployment:
+        worker = stage.worker()
+        dlq = {"perMinute": 0.001}
+        stage.deploy(worker, workload(GROUP, topic_name, CLUSTER, deployment.address, dlq=dlq))
+        asyncio.run(produce(bootstrap, topic_name, sent))
+        wait_until(
+            lambda: bool(incidents(worker, "withheld")), SETTLE_S, lambda: str(flow_of(worker, topic_name))
+        )
+        wait_until(
+            lambda: flow_of(worker, topic_name)["bound"] == "breaker",
+            SETTLE_S,
+            lambda: str(flow_of(worker, topic_name)),
+        )
+        (of,) = flow_of(worker, topic_name)["workers"]
+        assert of["withheld"] > 0
+        assert "a bad deployment" in of["withheld_last"]
+        _, metrics = http("GET", f"{worker.url}/metrics")
+        assert f'switchyard_withheld_failures_total{{code="{next(iter(of["withheld_by"]))}"' in str(metrics)
+        assert len(dead()) <= START_LETTERS
+        deployment.fails = False
+        wait_until(
+            lambda: len(deployment.taken) >= MESSAGES - START_LETTERS,
+            SETTLE_S,
+            lambda: str(len(deployment.taken)),
+        )
+        letters = dead()
+        assert len(letters) <= START_LETTERS
+        assert deployment.taken + Counter(letters) == Counter(message.id for message in sent)
+        assert max(deployment.attempts) <= 3
