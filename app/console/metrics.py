@@ -1,6 +1,7 @@
 """Prometheus metrics, read from the runtime when they are asked for. Base units, own registry.
 
-Of this worker only: a sum over the workers is a sum over the region. Counters begin anew when a job moves.
+Of this worker only: a sum over the workers is a sum over the region, which every series names. Counters
+begin anew when a job moves.
 What is of the whole region (recommended sizes, how loaded the fleet is) only the leader tells.
 """
 
@@ -132,6 +133,15 @@ class _Collector:
         self.runtime = runtime
 
     def collect(self) -> Iterator[Metric]:
+        """Every series with the region, so that one Prometheus may have several."""
+        region = {"region": self.runtime.region}
+        for family in self._families():
+            family.samples = [
+                sample._replace(labels={**region, **sample.labels}) for sample in family.samples
+            ]
+            yield family
+
+    def _families(self) -> Iterator[Metric]:
         jobs = self.runtime.jobs.statuses()
         workloads = self.runtime.jobs.workload_statuses()
         yield from _of_jobs([job for job in jobs if job.job.startswith(DISPATCH)])

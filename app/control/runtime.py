@@ -80,7 +80,8 @@ class Runtime(Service):
     """See the module.
 
     Attributes: `worker` (this process's id, never used twice), `control`, `members`, `jobs`, `lease`,
-    `incidents` (the latest, oldest first), `regions` (None without an atlas and a directory), `failover`,
+    `region` (its name), `incidents` (the latest, oldest first), `regions` (None without an atlas and a
+    directory), `failover`,
     `audit_books`, `alerts`, `forecasts` (of sizes, by Spark).
     """
 
@@ -126,7 +127,7 @@ class Runtime(Service):
         self.clusters = DataClusters(
             clusters, deliver, ByteBudget(memory_budget_bytes), may_append=self._may_act
         )
-        self.catalog = Catalog(self.control, self.clusters, self.tell, layout)
+        self.region, self.catalog = topics.region, Catalog(self.control, self.clusters, self.tell, layout)
         self._control_client = ClusterClient(control_spec)
         self.failover = FailoverSide(
             self.control, self._control_client, control_options, layout, self.catalog.workload,

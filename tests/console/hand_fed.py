@@ -260,6 +260,7 @@ class HandFed:
         self.leader: Any = SimpleNamespace(leads=True)
         self.beat: Heartbeat | None = None
         self.regions: Any = None
+        self.region = "east"
         self.forecasts = Forecasts("east")
         nothing: Any = None
         control: Any = self.control

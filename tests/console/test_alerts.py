@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from ruamel.yaml import YAML
 from app.cli.main import switchyard
 from app.control.vanished import Found, Topic
 from tests.console.client import Console
+from tests.console.hand_fed import assigned, beat, definition, flowing, job, put
 
 RULES = Path(__file__).parents[2] / "docker" / "prometheus" / "alerts.yaml"
 
@@ -29,6 +32,31 @@ def test_every_metric_and_label_of_a_rule_is_told(rules: list[dict[str, Any]], c
     assert asked <= told
 
 
+def test_every_series_names_its_region(console: Console) -> None:
+    console.fed.apply(put(definition()), assigned(job(0)))
+    console.fed.hear(beat(flowing(job(0), delivered=5)))
+    lines = [line for line in console.ask("GET", "/metrics").text.splitlines() if not line.startswith("#")]
+    assert len(lines) > 30
+    assert [line for line in lines if 'region="east"' not in line] == []
+
+
+def test_no_rule_adds_up_regions(rules: list[dict[str, Any]]) -> None:
+    for rule in rules:
+        for found in re.finditer(r"\b(sum|count|max|min|avg)\b *(by)?", rule["expr"]):
+            assert found[2], rule["alert"]
+        for labels in re.findall(r"\bby *\(([^)]*)\)", rule["expr"]):
+            assert "region" in labels, rule["alert"]
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+@pytest.mark.parametrize("command", [("check", "rules", RULES.name), ("test", "rules", "alerts_test.yaml")])
+def test_the_rules_fire_when_they_should_as_prometheus_reads_them(command: tuple[str, ...]) -> None:
+    done = subprocess.run(
+        ["promtool", *command], cwd=RULES.parent, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_every_command_of_a_rule_is_one(rules: list[dict[str, Any]]) -> None:
     for rule in rules:
         assert set(rule["annotations"]) == {"summary", "action"}
@@ -43,7 +71,7 @@ def test_a_topic_that_vanished_has_a_series_that_a_rule_fires_on(
     topic = Topic("route", "mirror", "east", "orders")
     vanished.of = {"replicate:mirror:orders": Found(topic, "absent")}
     text = console.ask("GET", "/metrics").text
-    labels = 'cluster="east",kind="route",name="mirror",state="absent",topic="orders"'
+    labels = 'cluster="east",kind="route",name="mirror",region="east",state="absent",topic="orders"'
     assert f"switchyard_topic_vanished{{{labels}}} 1.0" in text
     (rule,) = [rule for rule in rules if rule["alert"] == "SwitchyardTopicVanished"]
     assert rule["expr"] == "switchyard_topic_vanished == 1"

@@ -371,7 +371,7 @@ def test_a_worker_is_ready_while_its_lease_holds_and_it_is_not_draining(console:
 def test_metrics_leave_out_what_is_unknown(console: Console) -> None:
     console.fed.apply(put(definition()), assigned(job(0)), assigned(job(1)))
     console.fed.hear(beat(flowing(job(0), delivered=5), flowing(job(1), committed=-1), breaker="open"))
-    text = console.ask("GET", "/metrics").text
+    text = console.metrics()
     labels = '{{partition="{}",topic="orders",workload="billing/orders"}}'
     assert f"switchyard_lag_messages{labels.format(0)} 30.0" in text
     assert f"switchyard_lag_messages{labels.format(1)}" not in text

@@ -202,7 +202,7 @@ def test_metrics_tell_what_fires(console: Console) -> None:
     console.ask("PUT", PATH, definition({"webhook": {"url": "https://a.example"}}, severity="critical"))
     console.fed.apply(fires(console.fed))
     console.fed.apply(fires(console.fed, "f00-2", state="pending", notice=0))
-    text = console.ask("GET", "/metrics").text
+    text = console.metrics()
     tiers = 'group="",severity="critical",to_tier="aggregate",topic="orders"'
     labels = f'alert="orders-lost",from_tier="regional",{tiers}'
     assert f"switchyard_alerts_firing{{{labels}}} 1.0" in text

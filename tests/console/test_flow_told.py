@@ -74,7 +74,7 @@ def test_partitions_that_nobody_runs_are_why_a_workload_stands_still(console: Co
 
 
 def metrics(console: Console) -> dict[str, float]:
-    lines = console.ask("GET", "/metrics").text.splitlines()
+    lines = console.metrics().splitlines()
     pairs = [line.rsplit(" ", 1) for line in lines if not line.startswith("#")]
     return {name: float(value) for name, value in pairs}
 

@@ -79,7 +79,7 @@ def test_positions_are_mapped_explained_committed_and_found_by_time(
         }  # fmt: skip
         beyond = client.ask("GET", AT_TIME, query={"topic": topic_name, "time": "0s", "cluster": HERE}).json()
         assert beyond["topics"][0]["partitions"][0]["note"] == "beyond-end"
-        metrics = Console(at.url, at.fed).ask("GET", "/metrics").text
+        metrics = Console(at.url, at.fed).metrics()
         assert 'switchyard_offset_sync_groups{route="mirror",state="refused"} 1.0' in metrics
         assert 'switchyard_offset_sync_rounds_total{route="mirror"} 3.0' in metrics
         assert 'switchyard_passive_offsets_state{state="live",workload="p/t"} 1.0' in metrics

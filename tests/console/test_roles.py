@@ -108,7 +108,9 @@ def test_what_another_region_had_finished_is_counted(passive: Console) -> None:
     told = status(passive, REFUNDS)
     assert [told["status"]["passed_over"], told["partitions"][0]["passed_over"]] == [7, 7]
     name = f'topic="refunds",workload="{REFUNDS}"'
-    assert f'switchyard_passed_over_messages_total{{partition="0",{name}}} 7.0' in metrics(passive)
+    assert f'switchyard_passed_over_messages_total{{partition="0",region="east",{name}}} 7.0' in metrics(
+        passive
+    )
 
 
 def metrics(console: Console) -> str:
@@ -119,7 +121,7 @@ def test_over_all_regions_one_is_active_in_the_metrics_as_the_leaders_tell(passi
     text = metrics(passive)
     assert f'switchyard_workload_active{{region="east",workload="{KEY}"}} 0.0' in text
     assert f'switchyard_workload_active{{region="east",workload="{REFUNDS}"}} 1.0' in text
-    assert f'switchyard_role_epoch{{workload="{KEY}"}} 65.0' in text
+    assert f'switchyard_role_epoch{{region="east",workload="{KEY}"}} 65.0' in text
     assert "billing/local" not in "".join(line for line in text.splitlines() if "switchyard_role" in line)
     passive.fed.leader.leads = False
     assert "switchyard_workload_active{" not in metrics(passive)

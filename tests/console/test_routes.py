@@ -169,7 +169,7 @@ def test_metrics_tell_what_became_of_the_copies(console: Console) -> None:
     fed.apply(put_route(route()), assigned(copying(0)))
     fed.leader.leads = False
     fed.hear(beat(told_copying(halted="a gap", stuck=(10, 12)), url=fed.url))
-    lines = console.ask("GET", "/metrics").text.splitlines()
+    lines = console.metrics().splitlines()
     found = {line.partition("{")[0]: line.rpartition(" ")[2] for line in lines if 'route="mirror"' in line}
     wanted = {"halted": "1.0", "stuck_messages": "2.0", "limited": "1.0", "encoded_messages_total": "2.0",
               "left_out_total": "3.0", "lost_records_total": "5.0", "compared_total": "4.0",
@@ -191,7 +191,7 @@ def test_metrics_tell_the_lag_of_each_partition_and_take_no_route_for_a_workload
     fed.apply(put_route(route()), assigned(copying(1)))
     fed.leader.leads = False
     fed.hear(beat(flowing(copying(1), delivered=5), url=fed.url))
-    lines = console.ask("GET", "/metrics").text.splitlines()
+    lines = console.metrics().splitlines()
     labels = '{partition="1",route="mirror",topic="orders"}'
     values = {line.partition("{")[0]: line for line in lines if labels_of(line) == labels_of(labels)}
     assert values["switchyard_route_lag_messages"].endswith(" 30.0")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def flow(console: Console, **spec: Any) -> None:
 
 
 def metrics(console: Console) -> dict[str, float]:
-    lines = console.ask("GET", "/metrics").text.splitlines()
+    lines = console.metrics().splitlines()
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)
             if not name.startswith("#")}  # fmt: skip
 
@@ -232,7 +233,9 @@ def test_the_scaled_object_asks_for_a_metric_that_there_is(console: Console) -> 
     series = trigger["metadata"]["query"].removeprefix("max(").removesuffix(")")
     flow(console)
     console.fed.hear(told(busy(job(0)), busy(job(1))))
-    assert series in metrics(console)
+    asked = re.fullmatch(r'(\w+)\{region="east", (group="")\}', series)
+    assert asked is not None
+    assert f"{asked[1]}{{{asked[2]}}}" in metrics(console)
 
 
 @pytest.mark.parametrize("latency_ms", [(10.0, 30.0), (20.0, 20.0)])
