@@ -172,15 +172,14 @@ class Reader:
         """The records from offset `start` on: what lies before in a batch may have been deleted."""
         window, how = self._window, self._how
         try:
-            records = list(records_of(batch))
-            times = [one.timestamp for one in (how.decode(batch) if how.by_value else records)]
+            timed = how.decode(batch) if how.by_value else records_of(batch)
+            return [
+                Row(record.offset, one.timestamp, self.contents_of(record), record)
+                for record, one in zip(records_of(batch), timed, strict=True)
+                if window.start_ms <= one.timestamp < window.end_ms and record.offset >= start
+            ]
         except Exception:  # noqa: BLE001 - decoders raise what they like; the bytes tell it (rule 4)
             return self._undecodable(batch)
-        return [
-            Row(record.offset, at_ms, self.contents_of(record), record)
-            for record, at_ms in zip(records, times, strict=True)
-            if window.start_ms <= at_ms < window.end_ms and record.offset >= start
-        ]
 
     def contents_of(self, record: Record) -> int:
         """The print of a record."""

@@ -26,7 +26,7 @@ from aiokafka.errors import OffsetOutOfRangeError
 from app.audit.time_index import TimeIndex
 from app.core.audit.spans import NO_SPAN
 from app.core.ranges import Range, Ranges, outside
-from app.core.record import Record
+from app.core.record import Record, size_of
 from app.kafka.clusters import EARLIEST, LATEST, READ_COMMITTED, ClusterClient, ClusterUnreachable
 from app.kafka.consumers import stop_consumer
 
@@ -298,7 +298,7 @@ class RangeReader:
             if record.offset >= end:
                 break
             self.records += 1
-            self.nbytes += len(record.key or b"") + len(record.value or b"")
+            self.nbytes += size_of(record)
             time_ms = self._time_of(record)
             if self._times.from_ms <= time_ms < self._times.before_ms:
                 found.append(Found(partition, time_ms, record))

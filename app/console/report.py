@@ -18,6 +18,7 @@ from app.console.answers import ApiError, json_response
 from app.console.describe import described
 from app.console.offsets import told_apart
 from app.core.global_report import FORMAT, PARTS, folded
+from app.core.record import size_of
 from app.kafka.clusters import LATEST, ClusterClient, ClusterUnreachable
 from app.kafka.consumers import stop_consumer
 from app.topics import ControlTopics
@@ -98,7 +99,7 @@ async def _values(client: ClusterClient, topic: str, end: int) -> dict[bytes, by
         async with asyncio.timeout(READ_S):
             while await consumer.position(at) < end:
                 for record in (await consumer.getmany(at, timeout_ms=200)).get(at, ()):
-                    nbytes += len(record.key or b"") + len(record.value or b"")
+                    nbytes += size_of(record)
                     found.pop(record.key or b"", None)
                     if record.value is not None:
                         found[record.key or b""] = record.value

@@ -34,7 +34,7 @@ from app.control.audit_missing import Answer
 from app.control.audit_sides import Copier, NotReadable
 from app.core.audit.missing import Kind, Seen
 from app.core.audit.origins import Partition
-from app.core.record import Record
+from app.core.record import Record, size_of
 from app.core.record_batch import Batch, Committed, iter_batches
 from app.kafka.append_encode import Edit, Headers
 from app.kafka.clusters import LATEST, READ_COMMITTED, ClusterClient
@@ -315,14 +315,13 @@ def same_of(batch: Batch, seen: Mapping[int, Seen], reader: Reader) -> list[Reco
     if not any(header.base_offset <= offset < header.next_offset for offset in seen):
         return []
     try:
-        records = list(records_of(batch))
+        return [
+            record
+            for record in records_of(batch)
+            if record.offset in seen and reader.contents_of(record) == seen[record.offset].contents
+        ]
     except Exception:  # noqa: BLE001 - decoders raise what they like; it is told as left
         return []
-    return [
-        record
-        for record in records
-        if record.offset in seen and reader.contents_of(record) == seen[record.offset].contents
-    ]
 
 
 async def _chunks(
@@ -342,6 +341,6 @@ async def _chunks(
                 rows, nbytes = [], 0
             rows.append((record, headers))
             rows_codec = codec
-            nbytes += len(record.key or b"") + len(record.value or b"")
+            nbytes += size_of(record)
     if rows:
         yield rows, rows_codec

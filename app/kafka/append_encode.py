@@ -28,7 +28,7 @@ from app.core.record import Record
 from app.core.record_batch import CHECKED_FROM, MAGIC, Batch, Committed, iter_batches
 from app.core.verbatim import Copy, RecordsMissed, Row, why_not
 from app.kafka.checksum import crc32c
-from app.kafka.decode import UndecodableBatch, records_of
+from app.kafka.decode import BeyondBounds, OpenBatch, UndecodableBatch, records_of
 from app.kafka.fetched import Fetched
 
 Headers = Sequence[tuple[str, bytes | None]]
@@ -37,6 +37,8 @@ Edit = Callable[[int, Headers], Headers | None]
 
 JOINED_BYTES = 128 * 1024  # no longer than producers' own
 SMALL_BYTES = 32 * 1024  # batches below are joined
+ENCODED_RECORDS = 16_384  # of a batch at once: the loop goes on within some 50 ms
+ENCODED_BYTES = 8 * 1024 * 1024
 _NO_LIMIT = (1 << 31) - 1
 _BASE_OFFSET, _CRC, _CRC_AT = struct.Struct(">q"), struct.Struct(">I"), 17
 _TIMES, _TIMES_AT = struct.Struct(">qq"), 27  # the first timestamp, the greatest
@@ -58,8 +60,8 @@ def copies(fetched: Fetched, max_batch_bytes: int, edit: Edit | None = None) -> 
         edit: gives records other headers; every batch is then re-encoded.
 
     Raises:
-        UndecodableBatch: the batch can neither go as it is nor be encoded anew. What is behind it: call again
-            with a `Fetched` that begins there, or skip it.
+        UndecodableBatch: offsets that can neither go as they are nor be encoded anew. What is behind them:
+            call again with a `Fetched` that begins there, or skip it.
         RecordsMissed: not all that came is in what was given, or was left out on purpose.
     """
     position = fetched.start_offset
@@ -110,7 +112,7 @@ def _joined(batches: list[Batch], start: int, max_batch_bytes: int) -> Generator
     if len(batches) > 1:
         # Whatever decoder and encoder raise: readers are to see what was written.
         with contextlib.suppress(Exception):
-            records = [(record, record.headers) for batch in batches for record in _all_of(batch)]
+            records = [(record, record.headers) for batch in batches for record in records_of(batch)]
             header, again = batches[-1].header, partial(_read_again, batches, None)
             joined = _copies_of(
                 records, start, header.next_offset, header.compression, max_batch_bytes, again
@@ -126,42 +128,45 @@ def _joined(batches: list[Batch], start: int, max_batch_bytes: int) -> Generator
     return given
 
 
-def _all_of(batch: Batch) -> list[Record]:
-    """All records of it, as many as its header says; where it is a wrapper of older messages, nobody does.
-
-    Raises: whatever the decoder does; ValueError: there are more or fewer.
-    """
-    records, header = list(records_of(batch)), batch.header
-    if header.magic == MAGIC and len(records) != header.record_count:
-        raise ValueError(f"{len(records)} records were read where the header says {header.record_count}")
-    return records
-
-
 def reencoded(
     batch: Batch, position: int, max_batch_bytes: int, edit: Edit | None = None, codec: int | None = None
-) -> list[Copy]:
-    """The records of a batch from offset `position` on, in as few batches as `max_batch_bytes` allows.
+) -> Iterator[Copy]:
+    """The records of a batch from offset `position` on, in batches of at most `ENCODED_RECORDS` that cost no
+    more than `ENCODED_BYTES` as objects, and of `max_batch_bytes` at most: each is made when it is asked for.
 
-    A record that is too large by itself has a batch of its own. [] when compaction or `edit` took them all.
+    A record that is too large by itself has a batch of its own. None when compaction or `edit` took them all.
 
     Args:
         codec: Kafka's number of the compression, 0 for none; None: as the batch has it.
 
     Raises:
-        UndecodableBatch: the batch cannot be decoded, or what it holds cannot be encoded.
+        UndecodableBatch: what follows the last copy cannot be decoded, or cannot be encoded.
     """
-    header, again = batch.header, partial(_read_again, [batch], edit)
+    header, again, opened = batch.header, partial(_read_again, [batch], edit), OpenBatch(batch)
+    codec = header.compression if codec is None else codec
     try:
-        records: Records = [
-            (record, headers)
-            for record in _all_of(batch)
-            if record.offset >= position
-            and (headers := edit(record.offset, record.headers) if edit else record.headers) is not None
-        ]
-        if not records:
-            return []
-        codec = header.compression if codec is None else codec
-        return _copies_of(records, position, header.next_offset, codec, max_batch_bytes, again)
+        while True:
+            try:
+                records: Records = [
+                    (record, headers)
+                    for record in opened.take(ENCODED_RECORDS, ENCODED_BYTES)
+                    if record.offset >= position
+                    and (headers := edit(record.offset, record.headers) if edit else record.headers)
+                    is not None
+                ]
+            except BeyondBounds as error:
+                if error.offset >= position:
+                    raise UndecodableBatch(error.offset, error.offset + 1, error.raw, str(error)) from error
+                records = []
+            if records:
+                end = records[-1][0].offset + 1 if opened.left else header.next_offset
+                for copy in _copies_of(records, position, end, codec, max_batch_bytes, again):
+                    yield copy
+                    position = copy.source_end
+            if not opened.left:
+                return
+    except UndecodableBatch:
+        raise
     except Exception as error:
         # Where the first message lies that a legacy one wraps is not known.
         start = max(position, header.base_offset) if header.magic == MAGIC else position

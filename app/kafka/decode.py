@@ -1,39 +1,71 @@
 """Raw fetched batches to records, a chunk at a time.
 
-Batches are decompressed and decoded one after the other, each only when its first record is asked for, by
-aiokafka's C decoder; their checksums were checked when they came (`app.core.record_batch.take`). Legacy
-messages (`app.core.legacy_batch`) are decoded here: aiokafka's own decompresses them without bound. What
-read_committed hides, what compaction took and control batches are skipped: `next_offset` moves over them.
+Batches are decompressed one after the other, each only when its first record is asked for; their checksums
+were checked when they came (`app.core.record_batch.take`). `app.core.record_scan` cuts off as many records as
+may be objects at once, and aiokafka's C decoder makes them. Legacy messages (`app.core.legacy_batch`) are
+decoded here: aiokafka's own decompresses them without bound. What read_committed hides, what compaction took
+and control batches are skipped: `next_offset` moves over them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import struct
+from collections.abc import Callable, Iterator
 from itertools import chain, islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from aiokafka.codec import snappy_decode
 from aiokafka.record.default_records import DefaultRecordBatch
 
 from app.core.legacy_batch import Message, messages, unwrapped
-from app.core.record import Record
-from app.core.record_batch import MAGIC, Batch, BatchHeader, Committed, CorruptBatch, iter_batches
-from app.kafka.decompress import BOUNDED, decompressed, unpacked
+from app.core.record import Record, size_of
+from app.core.record_batch import (
+    CHECKED_FROM,
+    HEADER_BYTES,
+    LOG_OVERHEAD_BYTES,
+    MAGIC,
+    Batch,
+    BatchHeader,
+    Committed,
+    CorruptBatch,
+    iter_batches,
+)
+from app.core.record_scan import cut
+from app.kafka.checksum import crc32c
+from app.kafka.decompress import unpacked
 
 if TYPE_CHECKING:
     from app.kafka.fetched import Fetched
 
-
-SNAPPY = 2  # its codec
+CHUNK_RECORDS = 1024  # made objects at once where a whole batch is read
+CHUNK_BYTES = 1024 * 1024  # they cost at once, unless one alone costs more
+MAX_WRAPPED = 250_000  # legacy messages in one: all of them are objects at once, some 60 MB
+_INT, _LENGTH_AT, _COUNT_AT = struct.Struct(">i"), 8, 57
+_CRC, _CRC_AT = struct.Struct(">I"), 17
+_ATTRIBUTES_LOW_AT, _CODEC = 22, 0x07
 
 
 class UndecodableBatch(ValueError):
-    """A batch of offsets [start, end) that cannot be decoded; `raw` are its bytes."""
+    """A batch of offsets [start, end) that cannot be decoded; `raw` are its bytes.
+
+    Of a batch with single records beyond a bound, [start, end) are only those.
+    """
 
     def __init__(self, start: int, end: int, raw: bytes, reason: str) -> None:
         super().__init__(f"offsets [{start}, {end}): {reason}")
         self.start = start
         self.end = end
+        self.raw = raw
+
+
+class BeyondBounds(ValueError):
+    """The record at `offset` must not be decoded (`app.core.record_scan`). Those behind it may be.
+
+    `raw`: a batch that holds it: one of its own, or, where that would be larger, the whole one as it came.
+    """
+
+    def __init__(self, offset: int, raw: bytes, reason: str) -> None:
+        super().__init__(f"the record at {offset} has {reason}")
+        self.offset = offset
         self.raw = raw
 
 
@@ -47,12 +79,94 @@ class LegacyRecord(NamedTuple):
     headers: tuple[tuple[str, bytes | None], ...] = ()
 
 
-def records_of(batch: Batch) -> Iterable[Record]:
-    """All records of a batch. Raises whatever the decoder does, here or while they are read."""
-    if batch.header.magic < MAGIC:
-        return _legacy_records(batch.data)
-    packed = batch.header.compression in BOUNDED
-    return DefaultRecordBatch(decompressed(batch) if packed else bytes(batch.data))
+class OpenBatch:
+    """The records of one batch, in order, a chunk at a time.
+
+    What was decompressed may be forgotten between two chunks (`drop`); the next one decompresses it again.
+
+    Attributes:
+        left: records not taken yet, by the batch's header; of a legacy batch 0 once there are none.
+        cost_bytes: of the last chunk as objects, about.
+    """
+
+    __slots__ = ("_at", "_legacy", "_records", "batch", "cost_bytes", "left")
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+        self.cost_bytes = 0
+        self.left = max(0, batch.header.record_count)
+        self._at = 0
+        self._records: bytes | memoryview | None = None
+        self._legacy = _legacy_records(batch.data) if batch.header.magic < MAGIC else None
+
+    @property
+    def kept_bytes(self) -> int:
+        """Decompressed, and kept for the next chunk."""
+        return len(self._records) if isinstance(self._records, bytes) else 0
+
+    def drop(self) -> None:
+        """Forgets what was decompressed."""
+        self._records = None
+
+    def take(self, most: int, most_bytes: int = CHUNK_BYTES) -> list[Record]:
+        """The next records: at most `most`, and one at least while some are left.
+
+        Raises:
+            BeyondBounds: the next one is passed over.
+            ValueError, and whatever the decoder raises: nothing more can be read of it.
+        """
+        if self._legacy is not None:
+            return self._take_legacy(self._legacy, most)
+        data = self._unpacked()
+        found = cut(data, self._at, self.left, most, most_bytes)
+        start, self._at = self._at, found.end
+        self.left -= found.records
+        if not self.left and found.end != len(data):
+            raise ValueError(f"{len(data) - found.end} bytes behind the last record")
+        if found.excess is not None:
+            whole, offset = self.batch.data, self.batch.header.base_offset + found.excess.offset_delta
+            is_small = HEADER_BYTES + found.end - start < len(whole)
+            raw = self._batch_of(data[start : found.end], 1) if is_small else bytes(whole)
+            raise BeyondBounds(offset, raw, found.excess.reason)
+        self.cost_bytes = found.cost_bytes
+        if not found.records:
+            return []
+        records: list[Record] = list(
+            DefaultRecordBatch(self._batch_of(data[start : found.end], found.records))
+        )
+        if len(records) != found.records:
+            raise ValueError(f"{len(records)} records were read where there are {found.records}")
+        return records
+
+    def _batch_of(self, records: bytes | memoryview, count: int) -> bytes:
+        """A batch of some of its records, uncompressed."""
+        part = bytearray(self.batch.data[:HEADER_BYTES])
+        part[_ATTRIBUTES_LOW_AT] &= ~_CODEC
+        _INT.pack_into(part, _LENGTH_AT, HEADER_BYTES - LOG_OVERHEAD_BYTES + len(records))
+        _INT.pack_into(part, _COUNT_AT, count)
+        part += records
+        _CRC.pack_into(part, _CRC_AT, crc32c(memoryview(part)[CHECKED_FROM:]))
+        return bytes(part)
+
+    def _unpacked(self) -> bytes | memoryview:
+        if self._records is None:
+            codec, records = self.batch.header.compression, self.batch.data[HEADER_BYTES:]
+            self._records = unpacked(codec, records) if codec else records
+        return self._records
+
+    def _take_legacy(self, records: Iterator[Record], most: int) -> list[Record]:
+        taken = list(islice(records, most))
+        self.left = int(len(taken) == most)
+        self.cost_bytes = sum(map(size_of, taken))
+        return taken
+
+
+def records_of(batch: Batch) -> Iterator[Record]:
+    """All records of a batch, some at a time. Raises, while they are read, what `OpenBatch.take` does."""
+    opened = OpenBatch(batch)
+    yield from opened.take(CHUNK_RECORDS)
+    while opened.left:
+        yield from opened.take(CHUNK_RECORDS)
 
 
 def _legacy_records(data: memoryview) -> Iterator[Record]:
@@ -62,12 +176,10 @@ def _legacy_records(data: memoryview) -> Iterator[Record]:
 
 
 def _unwrapped(message: Message) -> list[Message]:
-    codec, packed = message.codec, message.value or b""
-    if codec in BOUNDED:
-        return unwrapped(message, list(messages(unpacked(codec, packed))))
-    if codec != SNAPPY:
-        raise ValueError(f"codec {codec} is not known")
-    return unwrapped(message, list(messages(snappy_decode(packed))))
+    wrapped = list(islice(messages(unpacked(message.codec, message.value or b"")), MAX_WRAPPED + 1))
+    if len(wrapped) > MAX_WRAPPED:
+        raise ValueError(f"a message of an old format that wraps more than {MAX_WRAPPED} others")
+    return unwrapped(message, wrapped)
 
 
 class RecordReader:
@@ -82,14 +194,15 @@ class RecordReader:
         next_offset: the next offset to be read; what was passed over lies below it.
         exhausted: everything in it has been read.
         held: the batch of which it is not known whether it is wanted, if reading stands before one.
+        cost_bytes: of the records read last as objects, about.
     """
 
     __slots__ = (
         "_batches",
         "_current",
         "_filter",
-        "_records",
         "_wants",
+        "cost_bytes",
         "exhausted",
         "fetched",
         "held",
@@ -104,8 +217,8 @@ class RecordReader:
         self.held: Batch | None = None
         self._batches: Iterator[Batch] = iter_batches(fetched.data)
         self._filter = Committed(fetched.aborted)
-        self._current: Batch | None = None
-        self._records: Iterator[Record] = iter(())
+        self._current: OpenBatch | None = None
+        self.cost_bytes = 0
 
     def read(self, limit: int) -> list[Record]:
         """The next at most `limit` records, of one batch; [] when a batch had none to show (see `exhausted`).
@@ -121,25 +234,62 @@ class RecordReader:
             self.exhausted = True
             self.next_offset = max(self.next_offset, self.fetched.next_offset)
             return []
-        batch = self._current
-        if batch is None:
+        opened, start = self._current, self.next_offset
+        if opened is None:
             return []
-        start = self.next_offset
+        header = opened.batch.header
         try:
-            records = list(islice(self._records, limit))
+            records = opened.take(limit)
+        except BeyondBounds as error:
+            self._keep_or_close(opened)
+            return self._pass_over(error, opened)
         except Exception as error:
-            raise self._undecodable(batch, error) from error
-        if len(records) < limit:
-            self._current = None
-            self.next_offset = max(start, batch.header.next_offset)
-        else:
+            self._close(opened)
+            raise self._undecodable(opened.batch, error) from error
+        self._keep_or_close(opened)
+        self.cost_bytes = opened.cost_bytes
+        if self._current is None:
+            self.next_offset = max(start, header.next_offset)
+        elif records:
             self.next_offset = records[-1].offset + 1
-            if self.next_offset >= batch.header.next_offset:
-                self._current = None
+            if self.next_offset >= header.next_offset:
+                self._close(opened)
         if records and records[0].offset < start:
             records = [record for record in records if record.offset >= start]
             self.next_offset = max(self.next_offset, start)
         return records
+
+    def close(self) -> None:
+        """Reads nothing more, and gives back all bytes."""
+        if self._current is not None:
+            self._close(self._current)
+        self.fetched.release()
+
+    def _keep_or_close(self, opened: OpenBatch) -> None:
+        if not opened.left:
+            self._close(opened)
+        elif opened.kept_bytes:
+            budget = self.fetched.budget
+            if budget is None:
+                opened.drop()
+            else:
+                budget.keep(opened)
+
+    def _close(self, opened: OpenBatch) -> None:
+        self._current = None
+        if (budget := self.fetched.budget) is not None:
+            budget.forget(opened)
+
+    def _pass_over(self, error: BeyondBounds, opened: OpenBatch) -> list[Record]:
+        """Only this record is not read, if its offset is one that the batch can have here."""
+        batch, offset = opened.batch, error.offset
+        if offset < self.next_offset:
+            return []
+        if offset >= batch.header.next_offset:
+            self._close(opened)
+            raise self._undecodable(batch, error) from error
+        self.next_offset = offset + 1 if opened.left else batch.header.next_offset
+        raise UndecodableBatch(offset, offset + 1, error.raw, str(error)) from error
 
     def _open_next(self) -> bool:
         """Opens the next batch that shows records; False when there is none left."""
@@ -157,12 +307,7 @@ class RecordReader:
                 if not wanted:
                     self.next_offset = max(self.next_offset, header.next_offset)
                     continue
-                self._current = batch
-                try:
-                    decoded = records_of(batch)
-                except Exception as error:
-                    raise self._undecodable(batch, error) from error
-                self._records = chain(decoded)  # iterating the batch itself a second time is refused
+                self._current = OpenBatch(batch)
                 return True
         except CorruptBatch as error:
             start, self.next_offset = self.next_offset, max(self.next_offset, self.fetched.next_offset)

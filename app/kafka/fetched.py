@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from aiokafka.errors import for_code
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 PARTITION_MAX_BYTES = 1024 * 1024
 PARTITION_BUFFER_BYTES = 2 * 1024 * 1024
 HEADED_BYTES = 72  # of a batch: nine numbers
+DECODED_SHARE = 0.25  # of the budget: half of it is always left for what is fetched
 ALL_BYTES = 1 << 62  # who leaves so much to others is not fetched
 CORRUPT = 2
 UNEXPECTED = -100  # no code of Kafka's
@@ -47,16 +48,32 @@ def remedy_of(code: int) -> str:
     return REMEDIES.get(code, "see whether the broker runs; it is tried again by itself")
 
 
+class Droppable(Protocol):
+    """Decompressed bytes that can be had again."""
+
+    @property
+    def kept_bytes(self) -> int: ...
+    def drop(self) -> None: ...
+
+
 class ByteBudget:
     """Bytes that all partitions of a worker may hold together.
 
+    What comes out of fetched bytes counts, too, and leaves less to be fetched: batches that were decompressed
+    and are not read to their end (`keep`), and records that are ready to be sent. Each may be `DECODED_SHARE`
+    of the capacity. Beyond that the batch that was read the longest ago is dropped, so that one which nobody
+    reads on stops no other; it is decompressed again when it is read on.
+
     Attributes:
         held_bytes: of decoded messages that wait for their time or their turn, counted beside `used_bytes`.
+        ready_bytes: of decoded messages that may be sent (`app.pump.intake`).
+        kept_bytes: of batches that were decompressed.
     """
 
     def __init__(self, capacity_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes
-        self.used_bytes = 0
+        self.used_bytes = self.ready_bytes = self.kept_bytes = 0
+        self._kept: dict[Droppable, int] = {}  # the one that was read last at the end
         self.asked_bytes = 0  # by requests that are under way: what their answers may bring
         self.held_bytes = 0
         self.waiters: list[Callable[[], None]] = []
@@ -64,7 +81,35 @@ class ByteBudget:
     @property
     def free_bytes(self) -> int:
         """May be negative for a moment: a single batch is never refused."""
-        return self.capacity_bytes - self.used_bytes
+        return self.capacity_bytes - self.used_bytes - self.ready_bytes - self.kept_bytes
+
+    @property
+    def decoded_capacity_bytes(self) -> int:
+        """For decompressed batches, and as much for messages that are ready."""
+        return int(DECODED_SHARE * self.capacity_bytes)
+
+    @property
+    def readies_much(self) -> bool:
+        """Messages that are ready take all that they may."""
+        return self.ready_bytes >= self.decoded_capacity_bytes
+
+    def keep(self, batch: Droppable) -> None:
+        """It was read, and is to be read on."""
+        self.forget(batch)
+        size = batch.kept_bytes
+        while self._kept and self.kept_bytes + size > self.decoded_capacity_bytes:
+            oldest = next(iter(self._kept))
+            oldest.drop()
+            self.forget(oldest)
+        if size > self.decoded_capacity_bytes:
+            batch.drop()
+            return
+        self._kept[batch] = size
+        self.kept_bytes += size
+
+    def forget(self, batch: Droppable) -> None:
+        """It is not read on; or again, after `keep`."""
+        self.kept_bytes -= self._kept.pop(batch, 0)
 
     @property
     def holds_much(self) -> bool:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from app.clock import iso, now_ms
 from app.core.due import FAR_MS, LEVELS_MS, DueQueue
+from app.core.record import size_of
 from app.kafka.fetched import Retention
 from app.pump.copies import Postponed
 
@@ -289,11 +290,6 @@ class Ahead:
             f"the message at {base} is not to come before {iso(due_ms)}, and its topic keeps it until"
             f" {iso(kept_until_ms)} only: {why}; raise the topic's retention.ms"
         )
-
-
-def size_of(record: Record) -> int:
-    """Bytes that it holds, at least 1."""
-    return len(record.key or b"") + len(record.value or b"") + 1
 
 
 def _written_ms(record: Record, present_ms: int) -> int:

@@ -41,7 +41,7 @@ def stash_batch(pump: DispatchPump, error: UndecodableBatch, shown: list[tuple[i
         for start, end in shown:
             pump.tracker.nack_range(start, end)
         pump.dead_lettered += 1
-        pump.refill()
+        pump.stashed(error)
 
     pump.runtime.stash_batch(pump, error, finished)
 

@@ -37,6 +37,7 @@ from app.wire import JobStatus
 if TYPE_CHECKING:
     from app.core.frontier import PassOver
     from app.core.head_of_line import Verdict
+    from app.kafka.decode import UndecodableBatch
     from app.kafka.fetched import Fetched, Gap
     from app.pump.audited import ConsumerAudit
     from app.pump.elsewhere import Elsewhere
@@ -118,6 +119,11 @@ class DispatchPump:
         self._intake.refill()
         if self._line.has_some:
             self.runtime.offer(self)
+
+    def stashed(self, error: UndecodableBatch) -> None:
+        """What could not be decoded is safe in the DLQ."""
+        self._intake.stashed(error)
+        self.refill()
 
     def _stirred(self) -> None:
         if not self.closed and not self.draining:

@@ -3,15 +3,17 @@
     Fetched -> RecordReader -> tracker.fetched -> ready (a few hundred records)
 
 Rules
-1. Records are decoded only as the tracker has room, and while what is ready is small; the raw bytes wait,
-   and their bytes are what the fetch budget counts.
+1. Records are decoded only as the tracker has room, and while what is ready is small: `READY_BYTES`, or
+   `READY_LEAST_BYTES` while those of all the worker's partitions take all that the budget has for them. The
+   raw bytes wait. The fetch budget counts them, and what is decompressed or ready (keys and headers, too).
    Nor is more decoded while `HELD_BYTES` of decoded messages wait for their time or their turn, or, when
    those of all the worker's partitions are half its budget, more than `HELD_LEAST_BYTES`: what others hold
    stops nobody, and what is finished, or comes to its time, here makes it look again.
 2. What an inherited snapshot says is finished is not shown again.
 3. What is fetched begins where the last ended, or behind a gap that was told: anything else is a fault of
    ours, and must stop the job before it commits what was never seen.
-4. A batch that cannot be decoded goes to the DLQ as it is, so that what follows can flow.
+4. A batch that cannot be decoded goes to the DLQ as it is, so that what follows can flow; so does a record
+   beyond the bounds of `app.core.record_scan`. Until they are there, their bytes are held.
 5. What was finished in another copy of the topic is not shown either (`app.pump.elsewhere`); what may be is
    held back, and all behind it.
 """
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 CHUNK_RECORDS = 256  # decoded at once: long enough to be cheap, short enough not to hold the loop
 READY_LOW = 64  # refilled below this many
 READY_BYTES = 4 * 1024 * 1024  # no more is decoded while this much is ready
+READY_LEAST_BYTES = 256 * 1024  # whatever the others have ready
 HELD_BYTES = 32 * 1024 * 1024  # twice what begins to leave (`app.pump.ahead`), so that copying is no pause
 HELD_LEAST_BYTES = 256 * 1024  # whatever the others hold
 
@@ -50,7 +53,7 @@ class Intake:
     """
 
     __slots__ = (
-        "_ages", "_budget", "_end", "_large", "_on_undecodable", "_readers", "_tracker",
+        "_ages", "_budget", "_chunks", "_end", "_on_undecodable", "_readers", "_ready_bytes", "_tracker",
         "arrivals", "elsewhere", "expected", "held_bytes", "ready",
     )  # fmt: skip
 
@@ -67,12 +70,15 @@ class Intake:
         self._readers: deque[RecordReader] = deque()
         self.expected = tracker.end
         self._end: int | None = None
-        self._large: deque[tuple[int, int]] = deque()  # (offset behind, bytes) of chunks of large records
+        self._chunks: deque[tuple[int, int]] = deque()  # (offset behind, bytes) of what is ready
+        self._ready_bytes = 0
         self._ages: deque[tuple[int, int]] = deque()
 
     @property
     def is_low(self) -> bool:
         """Few records are ready, and more may be decoded."""
+        if not self.ready:
+            self._settle()
         return len(self.ready) < READY_LOW and bool(self._readers) and not self.is_held_up
 
     @property
@@ -132,7 +138,7 @@ class Intake:
         ready, readers, tracker = self.ready, self._readers, self._tracker
         while readers and len(ready) < wanted:
             room = min(tracker.room, CHUNK_RECORDS)
-            if room <= 0 or self.is_held_up or (self._large and self._ready_bytes() >= READY_BYTES):
+            if room <= 0 or self.is_held_up or self._is_full():
                 break
             reader = readers[0]
             try:
@@ -145,21 +151,20 @@ class Intake:
             if self._end is not None and reader.next_offset > self._end:
                 records = [record for record in records if record.offset < (self._end or 0)]
             if records:
-                self._register(records)
+                self._register(records, reader.cost_bytes)
             read = reader.next_offset if self._end is None else min(reader.next_offset, self._end)
             if read > tracker.end:
                 tracker.skip(tracker.end, read)
             if reader.held is not None:
                 break
             if reader.exhausted or self.has_ended:
-                readers.popleft().fetched.release()
+                readers.popleft().close()
 
-    def _register(self, records: list[Record]) -> None:
+    def _register(self, records: list[Record], cost_bytes: int) -> None:
         tracker, ready = self._tracker, self.ready
         first, last = records[0].offset, records[-1].offset
-        size = sum(len(record.value or b"") for record in records)
-        if size > READY_BYTES // 8:
-            self._large.append((last + 1, size))
+        self._chunks.append((last + 1, cost_bytes))
+        self._count_ready(cost_bytes)
         self._ages.append((last + 1, records[0].timestamp))
         dense = last - first + 1 == len(records)
         runs = [(first, last + 1)] if dense else runs_of(records)
@@ -175,12 +180,23 @@ class Intake:
             if start <= record.offset < end:
                 ready.append(record)
 
-    def _ready_bytes(self) -> int:
-        """About the bytes of large records that are ready."""
-        large, ready = self._large, self.ready
-        while large and (not ready or large[0][0] <= ready[0].offset):
-            large.popleft()
-        return sum(size for _, size in large)
+    def _is_full(self) -> bool:
+        """Rule 1: so much is ready that no more is decoded."""
+        self._settle()
+        if self._ready_bytes < READY_LEAST_BYTES:
+            return False
+        return self._ready_bytes >= READY_BYTES or (self._budget is not None and self._budget.readies_much)
+
+    def _settle(self) -> None:
+        """Chunks of which nothing is ready any more do not count any more."""
+        chunks, ready = self._chunks, self.ready
+        while chunks and (not ready or chunks[0][0] <= ready[0].offset):
+            self._count_ready(-chunks.popleft()[1])
+
+    def _count_ready(self, size: int) -> None:
+        self._ready_bytes += size
+        if self._budget is not None:
+            self._budget.ready_bytes += size
 
     def _undecodable(self, error: UndecodableBatch) -> None:
         tracker = self._tracker
@@ -195,7 +211,12 @@ class Intake:
         finally:
             tracker.capacity -= end - start
         if shown:
+            self.hold(len(error.raw))
             self._on_undecodable(error, shown)
+
+    def stashed(self, error: UndecodableBatch) -> None:
+        """What could not be decoded is safe in the DLQ."""
+        self.hold(-len(error.raw))
 
     def oldest_ms(self) -> int:
         """Append time of about the oldest unfinished message (its chunk's first), -1 when all is done."""
@@ -212,11 +233,12 @@ class Intake:
     def close(self) -> None:
         """Gives back all bytes; nothing more is ready."""
         self.ready.clear()
+        self._settle()
+        while self._readers:
+            self._readers.popleft().close()
         if self._budget is not None:
             self._budget.held_bytes -= self.held_bytes
             self._budget = None
-        while self._readers:
-            self._readers.popleft().fetched.release()
 
 
 def runs_of(records: list[Record]) -> list[tuple[int, int]]:

@@ -31,8 +31,9 @@ import structlog
 
 from app.clock import now_ms
 from app.core.due import LEVELS_MS, not_before_ms
+from app.core.record import size_of
 from app.core.retry_headers import read_origin
-from app.pump.ahead import Ahead, size_of
+from app.pump.ahead import Ahead
 from app.pump.delivery import Delivery
 
 if TYPE_CHECKING:

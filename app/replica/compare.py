@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from app.core.job import JobId
+from app.core.record import Record
 from app.core.record_batch import HEADER_BYTES, Batch
 from app.core.verbatim import LOG_APPEND_TIME
 from app.kafka.checksum import crc32c
@@ -77,16 +78,19 @@ def compare_records(prints: Sequence[Print], copied: Copied, batches: Iterable[B
             continue
         timed = not header.attributes & LOG_APPEND_TIME
         try:
-            records = [one for one in records_of(batch) if start <= one.offset < end]
+            for record in records_of(batch):
+                if start <= record.offset < end and (how := _differs(record, prints, start, timed=timed)):
+                    return how
         except Exception as error:  # noqa: BLE001 - whatever the decoder raises
             return f"it cannot be decoded: {type(error).__name__}: {error}"
-        for record in records:
-            found = print_of(record.timestamp, record.key, record.value, record.headers)
-            wanted = prints[record.offset - start] if record.offset - start < len(prints) else None
-            if wanted is None or found.content != wanted.content:
-                return f"the record at {record.offset} is another"
-            if timed and found.timestamp != wanted.timestamp:
-                return (
-                    f"the record at {record.offset} has timestamp {found.timestamp}, not {wanted.timestamp}"
-                )
+    return ""
+
+
+def _differs(record: Record, prints: Sequence[Print], start: int, *, timed: bool) -> str:
+    found = print_of(record.timestamp, record.key, record.value, record.headers)
+    wanted = prints[record.offset - start] if record.offset - start < len(prints) else None
+    if wanted is None or found.content != wanted.content:
+        return f"the record at {record.offset} is another"
+    if timed and found.timestamp != wanted.timestamp:
+        return f"the record at {record.offset} has timestamp {found.timestamp}, not {wanted.timestamp}"
     return ""

@@ -94,7 +94,7 @@ def without(copy: Copy, count: int, max_batch_bytes: int, codec: int | None = No
     """
     batch = _batch(copy)
     start = batch.header.base_offset + count
-    return _standing_for(copy, count, reencoded(batch, start, max_batch_bytes, codec=codec))
+    return _standing_for(copy, count, list(reencoded(batch, start, max_batch_bytes, codec=codec)))
 
 
 def is_compressed(copy: Copy) -> bool:
@@ -115,8 +115,10 @@ def halves(copy: Copy) -> list[Copy]:
     """
     batch, first = _batch(copy), (copy.record_count + 1) // 2
     middle = batch.header.base_offset + first
-    pieces = reencoded(
-        batch, batch.header.base_offset, _NO_LIMIT, lambda at, found: found if at < middle else None
+    pieces = list(
+        reencoded(
+            batch, batch.header.base_offset, _NO_LIMIT, lambda at, found: found if at < middle else None
+        )
     )
     if first < copy.record_count:
         pieces += reencoded(batch, middle, _NO_LIMIT)

@@ -182,6 +182,8 @@ class ReplicaPump:
             try:
                 for copy in copies(fetched, self.way.max_batch_bytes, self.edit):
                     await self._send(copy)
+                    if copy.read_again is not None:
+                        await asyncio.sleep(0)  # encoding the next one takes its time, too
                 return
             except UndecodableBatch as error:
                 await self.obstacle.wait(

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from aiokafka.codec import gzip_encode, lz4_encode, snappy_encode, zstd_encode
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
+from aiokafka.record.util import calc_crc32c
 
 CODECS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 ATTRIBUTES_AT, LAST_DELTA_AT, LENGTH_AT, MAGIC_AT = 21, 23, 8, 16
+ENCODERS: dict[int, Callable[[bytes], bytes]] = {
+    1: gzip_encode, 2: snappy_encode, 3: lz4_encode, 4: zstd_encode,
+}  # fmt: skip
 CONTROL = 0x20
 
 Record = tuple[bytes | None, bytes | None]
@@ -48,3 +53,31 @@ def patched(batch: bytes, at: int, form: str, value: int) -> bytes:
     damaged = bytearray(batch)
     struct.pack_into(form, damaged, at, value)
     return bytes(damaged)
+
+
+def packed_record(offset_delta: int, value: bytes = b"v", headers: int = 0) -> bytes:
+    """A record of format v2 with so many headers that are all empty."""
+    body = b"\x00\x00" + zigzag(offset_delta) + zigzag(-1) + zigzag(len(value)) + value + zigzag(headers)
+    return zigzag(len(body) + 2 * headers) + body + bytes(2 * headers)
+
+
+def zigzag(value: int) -> bytes:
+    """A varint of Kafka's."""
+    value, found = (value << 1) ^ (value >> 63), bytearray()
+    while value > 0x7F:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*found, value])
+
+
+def batch_of_packed(base_offset: int, records: Sequence[bytes], codec: int = 0) -> bytes:
+    """A batch of records as they are written, with its checksum."""
+    head = bytearray(make_batch(base_offset)[:61])
+    content = b"".join(records)
+    packed = content if not codec else bytes(ENCODERS[codec](content))
+    head[ATTRIBUTES_AT + 1] = codec
+    struct.pack_into(">i", head, LENGTH_AT, 49 + len(packed))
+    struct.pack_into(">i", head, LAST_DELTA_AT, len(records) - 1)
+    struct.pack_into(">i", head, 57, len(records))
+    struct.pack_into(">I", head, 17, calc_crc32c(bytes(head[21:]) + packed))
+    return bytes(head) + packed

@@ -205,7 +205,7 @@ async def test_a_batch_that_is_too_large_is_its_senders_to_divide_and_what_is_be
         assert caught.value.code == 10
         await asyncio.sleep(0.2)
         assert not behind[0].done()
-        pieces = reencoded(the_batch(large), 0, 1_000)
+        pieces = list(reencoded(the_batch(large), 0, 1_000))
         assert len(pieces) > 1
         divided = lane.instead([(piece.data, piece.record_count) for piece in pieces])
         await gathered(*divided)

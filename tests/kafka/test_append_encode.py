@@ -11,9 +11,8 @@ from aiokafka.record.util import calc_crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.core.record_batch import Batch
 from app.core.verbatim import LOG_APPEND_TIME, TRANSACTIONAL, Copy, RecordsMissed
-from app.kafka import append_encode
+from app.kafka import append_encode, decode
 from app.kafka.append_encode import SMALL_BYTES, copies
 from app.kafka.decode import UndecodableBatch
 from tests.core.batches import CODECS, make_marker
@@ -274,15 +273,15 @@ def test_batches_of_which_fewer_records_are_read_than_there_are_are_not_encoded_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     data = three_small()
-    records_of = append_encode.records_of
+    whole = decode.DefaultRecordBatch
 
-    def all_but_one(batch: Batch) -> list[Any]:
-        return list(records_of(batch))[:-1]
+    def all_but_one(data: bytes) -> list[Any]:
+        return list(whole(data))[:-1]
 
-    monkeypatch.setattr(append_encode, "records_of", all_but_one)
+    monkeypatch.setattr(decode, "DefaultRecordBatch", all_but_one)
     found = list(copies(fetched(data, 0, 6), NO_LIMIT))
     assert [(copy.record_count, copy.source_start, copy.source_end) for copy in found] == [
         (2, 0, 2), (2, 2, 4), (2, 4, 6)
     ], "they go as they are"  # fmt: skip
-    with pytest.raises(UndecodableBatch, match="1 records were read where the header says 2"):
+    with pytest.raises(UndecodableBatch, match="1 records were read where there are 2"):
         list(copies(fetched(data, 0, 6), NO_LIMIT, lambda _, headers: headers))

@@ -23,12 +23,11 @@ from typing import Any
 
 from aiokafka.errors import for_code
 from aiokafka.protocol.fetch import FetchRequest
-from aiokafka.record.default_records import DefaultRecordBatch
 from aiokafka.record.util import calc_crc32c
 
 from app.core.record_batch import CHECKED_FROM, HEADER_BYTES, Batch, Committed, iter_batches
 from app.kafka.clusters import EARLIEST, LATEST, READ_COMMITTED, ClusterClient, ClusterSpec
-from app.kafka.decompress import BOUNDED, decompressed
+from app.kafka.decode import records_of
 
 AHEAD = 50_000
 MOST = 20  # differences of a partition
@@ -156,8 +155,7 @@ class Cursor:
                     return len(self.rows)
                 await self._fetch()
             batch = self._batches.popleft()
-            packed = batch.header.compression in BOUNDED
-            for record in DefaultRecordBatch(decompressed(batch) if packed else bytes(batch.data)):
+            for record in records_of(batch):
                 if self._start <= record.offset < self._end:
                     self.rows.append((record.timestamp, record.key, record.value, tuple(record.headers)))
                     self.offsets.append(record.offset)

@@ -37,6 +37,7 @@ UNTIMED = -1  # the window of records without a timestamp
 DISORDER_MS = 5_000
 ANY_DISORDER = -1
 LOG_APPEND_TIME, TRANSACTIONAL, CONTROL, DELETE_HORIZON = 0x08, 0x10, 0x20, 0x40
+MAX_DECODED = 1_000_000  # records of a batch: what is kept of them while it is counted is some 100 MB
 MANY_WINDOWS = 32  # of records counted together: a histogram of each would take much memory
 _SPREAD = 4  # points a batch's latencies are spread over
 
@@ -375,23 +376,20 @@ def _count_records(
     checksums: list[int] = []
     for batch in batches:
         try:
-            records = [record for record in how.decode(batch) if record.offset >= start_offset]
+            read = _read(batch, start_offset, how)
         except Exception:  # noqa: BLE001 - decoders raise what they like; the batch is counted all the same
             _count_undecodable(tally, batch)
             continue
         tally.decoded += 1
-        if not records:
+        count = len(read.offsets)
+        if not count:
             continue
-        timestamps += [record.timestamp for record in records]
-        offsets += [record.offset for record in records]
-        share, rest = divmod(batch.header.length + LOG_OVERHEAD_BYTES, len(records))
-        nbytes += [share + rest] + [share] * (len(records) - 1)
-        if how.id_of is not None:
-            found = list(map(how.id_of, records))
-            names += found
-            if how.content_of is not None:
-                named = zip(records, found, strict=True)
-                checksums += [how.content_of(record) for record, name in named if name is not None]
+        timestamps += read.timestamps
+        offsets += read.offsets
+        share, rest = divmod(batch.header.length + LOG_OVERHEAD_BYTES, count)
+        nbytes += [share + rest] + [share] * (count - 1)
+        names += read.names
+        checksums += read.checksums
     rows = Rows(_numbers(timestamps), _numbers(nbytes), _numbers(offsets))
     if how.id_of is None:
         tally.add(rows, seen_at_ms, how.source)
@@ -404,6 +402,34 @@ def _count_records(
     for mask, *told in ((has_id, ids, contents), (~has_id, None, None)):
         some = Rows(rows.timestamps_ms[mask], rows.nbytes[mask], _numbers(offsets)[mask], *told)
         tally.add(some, seen_at_ms, how.source)
+
+
+class _Read(NamedTuple):
+    """Of the records of a batch, what is counted: the records themselves are not all in memory at once."""
+
+    timestamps: list[int]
+    offsets: list[int]
+    names: list[bytes | None]
+    checksums: list[int]
+
+
+def _read(batch: Batch, start_offset: int, how: How) -> _Read:
+    """Raises: ValueError: there are more than `MAX_DECODED`; and whatever the decoder does."""
+    if batch.header.record_count > MAX_DECODED:
+        raise ValueError(f"{batch.header.record_count} records; at most {MAX_DECODED} are decoded of a batch")
+    read = _Read([], [], [], [])
+    for record in how.decode(batch):
+        if record.offset < start_offset:
+            continue
+        read.timestamps.append(record.timestamp)
+        read.offsets.append(record.offset)
+        if how.id_of is None:
+            continue
+        name = how.id_of(record)
+        read.names.append(name)
+        if name is not None and how.content_of is not None:
+            read.checksums.append(how.content_of(record))
+    return read
 
 
 def _numbers(many: list[int]) -> Numbers:

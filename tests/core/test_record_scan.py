@@ -1,0 +1,73 @@
+"""Records are cut where they end, and none beyond a bound ever becomes objects."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.core import record_scan
+from app.core.record_batch import HEADER_BYTES
+from app.core.record_scan import HEADER_COST_BYTES, MAX_HEADERS, RECORD_COST_BYTES, cut
+from tests.core.batches import make_batch, packed_record
+
+fields = st.none() | st.binary(max_size=300)
+headers = st.lists(st.tuples(st.text(max_size=4), st.binary(max_size=100)), max_size=3)
+
+
+@given(
+    st.lists(st.tuples(fields, fields), min_size=1, max_size=20),
+    headers,
+    st.integers(1, 8),
+    st.integers(1, 3_000),
+)
+def test_cuts_follow_on_each_other_and_hold_all_records_within_both_limits(
+    rows: list[tuple[bytes | None, bytes | None]], some: list[tuple[str, bytes]], most: int, most_bytes: int
+) -> None:
+    data = make_batch(0, rows, headers=some)[HEADER_BYTES:]
+    at, left = 0, len(rows)
+    while left:
+        found = cut(data, at, left, most, most_bytes)
+        assert found.excess is None
+        assert 1 <= found.records <= most
+        assert found.cost_bytes <= most_bytes or found.records == 1
+        extra = RECORD_COST_BYTES + len(some) * HEADER_COST_BYTES
+        assert found.cost_bytes > found.records * extra
+        at, left = found.end, left - found.records
+    assert at == len(data)
+
+
+def test_a_record_with_too_many_headers_is_named_and_its_neighbours_are_cut_as_ever() -> None:
+    good = packed_record(0)
+    data = good + packed_record(7, headers=MAX_HEADERS + 1) + good
+
+    first = cut(data, 0, 3, 100, 1 << 20)
+    second = cut(data, first.end, 2, 100, 1 << 20)
+    third = cut(data, second.end, 1, 100, 1 << 20)
+
+    assert (first.records, first.excess) == (1, None)
+    assert second.excess is not None
+    assert (second.records, second.cost_bytes, second.excess.offset_delta) == (1, 0, 7)
+    assert f"{MAX_HEADERS + 1} headers" in second.excess.reason
+    assert (third.records, third.excess, third.end) == (1, None, len(data))
+    assert cut(packed_record(0, headers=MAX_HEADERS), 0, 1, 1, 1).excess is None, "as many as may be"
+
+
+def test_headers_of_too_many_bytes_are_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_scan, "MAX_HEADERS_BYTES", 1_000)
+    data = make_batch(0, headers=[("h", b"v" * 1_000)])[HEADER_BYTES:]
+
+    found = cut(data, 0, 1, 1, 1 << 20)
+
+    assert found.excess is not None
+    assert "bytes" in found.excess.reason
+
+
+@given(st.binary(max_size=60), st.integers(1, 3))
+def test_bytes_that_are_no_records_are_refused_and_none_is_read_beyond_them(data: bytes, left: int) -> None:
+    try:
+        found = cut(data, 0, left, left, 1 << 20)
+    except ValueError:
+        return
+    assert found.end <= len(data)
+    assert found.records == left
