@@ -31,6 +31,7 @@ from app.control.topic_settings import safe_replication
 from app.core.forecasts import ForecastRules
 from app.core.job import Kind
 from app.datadir import prepare_datadir, worker_directory
+from app.kafka import bounded_consumer
 from app.kafka.clusters import PATIENT_S, ClusterClient, ClusterSpec, ClusterUnreachable
 from app.kafka.topics import TopicSpec, ensure_topics
 from app.logs import configure_logging, logging_config
@@ -338,6 +339,7 @@ def build() -> SwitchyardApp:
         sys.stderr.write(f"{error}\n")
         raise SystemExit(EXIT_INVALID) from None
     configure_logging(settings.logging)
+    bounded_consumer.install()
     if os.environ.get("SWITCHYARD_LOOP", "uvloop") == "uvloop":
         import uvloop
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 MAX_HEADERS = 10_000  # of a record: 2 MB of objects; people's own records have some tens
 MAX_HEADERS_BYTES = 8 * 1024 * 1024  # of a record, names and values: eight times a broker's usual message
+MAX_BATCH_RECORDS = 1_000_000  # of a batch that is read as a whole; what is kept of them may be 100 MB
 # What an object takes beside its bytes, by CPython 3.11: three objects and a slot in the list of headers.
 HEADER_COST_BYTES = 160
 RECORD_COST_BYTES = 200

@@ -26,7 +26,7 @@ from app.payload.interceptors import Message as Outbound
 from app.pump.head import free_head
 from app.push.receiver import Message
 from app.push.receiver.sdk import MAX_MESSAGE_BYTES
-from tests.core.batches import ATTRIBUTES_AT, CODECS, make_batch, patched
+from tests.core.batches import ATTRIBUTES_AT, CODECS, batch_of_packed, make_batch, packed_record, patched
 from tests.pump.stand import TOPIC, definition, numbers, standing
 from tests.push.servers import start_server
 
@@ -110,6 +110,22 @@ async def test_an_acknowledgement_that_leaves_the_tracker_full_has_its_head_look
         assert verdict.offset == 0
         assert free_head(pump, time.monotonic()) is None
         assert stand.runtime.decisions.count == 1
+
+
+async def test_a_message_of_millions_of_headers_goes_to_the_dlq_undecoded_and_no_other_does() -> None:
+    async with standing(lambda _: None) as stand:
+        pump = stand.pump()
+        rows = [packed_record(0, b"0"), packed_record(1, headers=4_000_000), packed_record(2, b"2")]
+        poison = batch_of_packed(0, rows, CODECS["zstd"])
+        stand.feed_bytes(pump, poison, 3)
+        stand.feed(pump, numbers(2, 3))
+        await stand.idle()
+
+        ((topic, key, value, headers),) = stand.copied.records
+        assert (topic, key, value) == ("orders__billing__dlq", None, poison)
+        assert (headers[CODE], headers[RAW_BATCH]) == (b"UNDECODABLE", b"1-2")
+        assert (pump.delivered, pump.dead_lettered, pump.tracker.base) == (4, 1, 5)
+        assert (stand.budget.used_bytes, stand.budget.held_bytes) == (0, 0)
 
 
 async def test_a_batch_that_cannot_be_decoded_goes_to_the_dlq_as_it_is_with_the_reason() -> None:

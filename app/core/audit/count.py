@@ -32,12 +32,12 @@ from app.core.audit.latencies import Latencies
 from app.core.audit.totals import LAST_MS, NEVER_MS, Sums, Totals
 from app.core.record import Record
 from app.core.record_batch import LOG_OVERHEAD_BYTES, MAGIC, Batch, Committed, iter_batches
+from app.core.record_scan import MAX_BATCH_RECORDS
 
 UNTIMED = -1  # the window of records without a timestamp
 DISORDER_MS = 5_000
 ANY_DISORDER = -1
 LOG_APPEND_TIME, TRANSACTIONAL, CONTROL, DELETE_HORIZON = 0x08, 0x10, 0x20, 0x40
-MAX_DECODED = 1_000_000  # records of a batch: what is kept of them while it is counted is some 100 MB
 MANY_WINDOWS = 32  # of records counted together: a histogram of each would take much memory
 _SPREAD = 4  # points a batch's latencies are spread over
 
@@ -414,9 +414,11 @@ class _Read(NamedTuple):
 
 
 def _read(batch: Batch, start_offset: int, how: How) -> _Read:
-    """Raises: ValueError: there are more than `MAX_DECODED`; and whatever the decoder does."""
-    if batch.header.record_count > MAX_DECODED:
-        raise ValueError(f"{batch.header.record_count} records; at most {MAX_DECODED} are decoded of a batch")
+    """Raises: ValueError: there are more than `MAX_BATCH_RECORDS`; and whatever the decoder does."""
+    if batch.header.record_count > MAX_BATCH_RECORDS:
+        raise ValueError(
+            f"{batch.header.record_count} records; at most {MAX_BATCH_RECORDS} are decoded of a batch"
+        )
     read = _Read([], [], [], [])
     for record in how.decode(batch):
         if record.offset < start_offset:
