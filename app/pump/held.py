@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from app.pump.ahead import size_of
+from app.core.record import size_of
 
 if TYPE_CHECKING:
     from app.pump.delivery import Delivery
