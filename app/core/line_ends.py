@@ -52,7 +52,6 @@ def _is_further(line: Line, item: BarrierItem) -> bool:
         return told > known
     is_same = (item.target_topic, item.target_partition) == (line.target_topic, line.target_partition)
     is_same = is_same and not (line.is_of_another(item) or line.target.is_another(item.target))
-    newest, last = item.barriers[-1], line.barriers[-1] if line.barriers else None
-    return is_same and (
-        last is None or (newest.source_end, newest.target_end) >= (last.source_end, last.target_end)
-    )
+    last = line.barriers[-1] if line.barriers else None
+    newest = max((one.source_end, one.target_end) for one in item.barriers)  # the last one may have come late
+    return is_same and (last is None or newest >= (last.source_end, last.target_end))

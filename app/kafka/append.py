@@ -25,7 +25,8 @@ from typing import Any
 import structlog
 from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
 
-from app.core.record_batch import BatchHeader
+from app.core.record_batch import Batch, BatchHeader
+from app.core.sequences import Stamp
 from app.core.verbatim import stamped
 from app.kafka.append_errors import (
     NO_ANSWER,
@@ -38,7 +39,7 @@ from app.kafka.append_lane import IN_FLIGHT, Lane
 from app.kafka.append_pending import Pending
 from app.kafka.append_producers import ProducerId, new_producer
 from app.kafka.append_protocol import Answer, AppendRequest, answers_of
-from app.kafka.append_seek import TooFewReplicas, written
+from app.kafka.append_seek import TooFewReplicas, last_of, own
 from app.kafka.checksum import crc32c
 from app.kafka.clusters import LATEST, NO_LEADER, NOT_AUTHORISED, ClusterClient, ClusterUnreachable
 
@@ -229,7 +230,7 @@ class Appender:
 
     async def _look_up(self, lane: Lane) -> None:
         try:
-            found = await self._in_log(lane)
+            found, last = await self._in_log(lane)
         except (KafkaError, OSError, TimeoutError, ClusterUnreachable) as error:
             code = NO_LEADER
             if isinstance(error, TopicAuthorizationFailedError):
@@ -242,20 +243,34 @@ class Appender:
             log.exception("a log was not looked up in an unexpected way", cluster=self.cluster.name)
             lane.failed(UNEXPECTED, repr(error))
             return
-        lane.looked_up(found)
+        lane.looked_up(found, last)
 
-    async def _in_log(self, lane: Lane) -> list[BatchHeader]:
-        """What its producer has written from its floor on. Where the log has lost its end that is lowered:
-        what was sent since lies right before the end, unless others write there; what will be, behind it."""
-        at = lane.topic, lane.partition
+    async def _in_log(self, lane: Lane) -> tuple[list[BatchHeader], Stamp | None]:
+        """What its producer has written from its floor on, as far as the log still has it. Where the log has
+        lost its end the floor is lowered: what was sent since lies right before the end, unless others write
+        there; what will be, behind it.
+
+        Where the log does not reach back to the floor any more, also behind the producer's last batch: the
+        leader remembers that one although the log has deleted it.
+        """
+        at, found = (lane.topic, lane.partition), list[BatchHeader]()
         if lane.floor < 0:
-            return []
-        found = await written(self.cluster, *at, lane.producer.id, lane.floor)
-        end = lane.floor if found else (await self.cluster.offsets([at], LATEST)).get(at, lane.floor)
-        if end < lane.floor:
-            lane.floor = max(0, end - lane.in_doubt)
-            found = await written(self.cluster, *at, lane.producer.id, lane.floor)
-        return found
+            return found, None
+
+        def take(batch: Batch) -> None:
+            found.append(batch.header)
+
+        producer = lane.producer.id
+        seen = await own(self.cluster, *at, producer, lane.floor, lane.known, take)
+        if seen.end < 0:
+            end = (await self.cluster.offsets([at], LATEST)).get(at, lane.floor)
+            if end < lane.floor:
+                lane.floor = max(0, end - lane.in_doubt)
+                seen = await own(self.cluster, *at, producer, lane.floor, None, take)
+        if seen.start <= lane.floor:
+            return found, None
+        _, last = await last_of(self.cluster, *at, producer)  # of who leads now: it may be another broker
+        return found, last
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

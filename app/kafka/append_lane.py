@@ -12,6 +12,7 @@ Rules
    that a second batch might be taken while the first is not. Behind an acknowledged one `IN_FLIGHT` go.
 4. What may be in the log, though nobody said so, is looked for there before it is sent again (append_seek): a
    broker that was restarted remembers a producer's last batch only, and nothing of one whose records are old.
+   Where the log has deleted its beginning meanwhile, the leader's memory tells the last batch that was taken.
    A head that went alone, is out of sequence and is not in the log shows that the log has lost what was
    acknowledged before: the lane goes on under the next epoch from sequence 0 on (KIP-360), and tells it.
    Out of sequence when it did not go alone shows nothing: it is sent again, alone.
@@ -34,6 +35,7 @@ from typing import TYPE_CHECKING
 from aiokafka.errors import for_code
 
 from app.core.record_batch import BatchHeader
+from app.core.sequences import Stamp
 from app.core.verbatim import Bytes, next_sequence
 from app.kafka.append_errors import (
     DUPLICATE,
@@ -224,8 +226,22 @@ class Lane:
         if self._stalled and not self._flying:
             self._mend()
 
-    def looked_up(self, found: Sequence[BatchHeader]) -> None:
-        """The batches of its producer id in the log, from `floor` on: rule 4."""
+    @property
+    def known(self) -> Stamp | None:
+        """Behind the last batch that was acknowledged; None: nothing waits for an answer in its epoch."""
+        for pending in self._queue:
+            if pending.base_offset is None and pending.sequence >= 0:
+                return Stamp(self.producer.id, pending.epoch, pending.sequence)
+        return None
+
+    def rests_at(self, end: int) -> None:
+        """The log ended there while nothing waited: what will be in flight is not below."""
+        if not self._queue:
+            self.floor = max(self.floor, end)
+
+    def looked_up(self, found: Sequence[BatchHeader], last: Stamp | None = None) -> None:
+        """The batches of its producer id in the log, from `floor` on: rule 4. `last`: behind the last that
+        the log took, where it has deleted some."""
         if self._error is not None:
             return
         offsets = {
@@ -236,6 +252,9 @@ class Lane:
         for pending in self._queue:
             if pending.base_offset is None:
                 pending.base_offset = offsets.get((pending.sequence, pending.record_count))
+            if pending.base_offset is None and pending.sequence >= 0 and last is not None:
+                begins = Stamp(self.producer.id, pending.epoch, pending.sequence)
+                pending.base_offset = -1 if begins.behind(pending.record_count) == last else None
         self._acknowledge()
         self._ahead.see(self._queue)
         self._sent, self._known, self._unsure = 0, False, False

@@ -3,7 +3,7 @@
 Sources: KIP-98 (ids, epochs, sequences), KIP-360 (an idempotent producer raises its epoch by itself and
 begins again at sequence 0).
 
-Taking a partition over: the successor reads what the predecessor's id wrote (`append_seek.written`, from the
+Taking a partition over: the successor reads what the predecessor's id wrote (`append_seek.own`, from the
 last acknowledged offset on), and appends under `producer.bumped()` from sequence 0 on. From its first
 acknowledged batch on the broker refuses whatever the predecessor still sends (INVALID_PRODUCER_EPOCH). Before
 that, and once the broker has forgotten both (see append_seek), the predecessor may still write: the fence is

@@ -3,6 +3,9 @@
 A broker's own memory of producers (duplicates, DescribeProducers, fencing) is not enough for copies: when it
 starts, and every ten minutes, it forgets a producer whose last batch's *record timestamps* are older than
 `producer.id.expiration.ms` (a day). Copies keep the source's timestamps: of a backlog all is forgotten.
+
+Others may write a great deal to the same partition. Where the leader still remembers the producer, the log is
+read no further than to its last batch, and not at all if that is known already (`own`).
 """
 
 from __future__ import annotations
@@ -10,13 +13,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 from aiokafka.errors import KafkaError, for_code
 from aiokafka.protocol.fetch import FetchRequest
 
-from app.core.record_batch import Batch, BatchHeader, iter_batches
+from app.core.record_batch import Batch, iter_batches
+from app.core.sequences import Stamp
 from app.kafka.append_marker import mark
-from app.kafka.clusters import READ_UNCOMMITTED, ClusterClient, ClusterUnreachable
+from app.kafka.append_state import remembered
+from app.kafka.clusters import EARLIEST, READ_UNCOMMITTED, ClusterClient, ClusterUnreachable
 from app.kafka.epochs import epoch_ends
 
 WAIT_S, RETRY_S = 10.0, 0.2
@@ -30,37 +36,88 @@ class TooFewReplicas(ClusterUnreachable):
     """What the leader has appended is not in as many replicas as it takes to count."""
 
 
-async def written(
-    cluster: ClusterClient, topic: str, partition: int, producer_id: int, start_offset: int
-) -> list[BatchHeader]:
-    """The headers of a producer's batches from `start_offset` up to the log's end, in order; [] when the log
-    does not reach to `start_offset` (any more). What the leader has and its replicas have not is waited for.
+class Own(NamedTuple):
+    """How far a log was searched for a producer's batches.
+
+    Attributes:
+        end: nothing else of the producer lies below it; -1: the log ends before the search began.
+        start: where the search began; higher than asked for when the log does not reach back so far any more.
+        last: behind the producer's last batch, as the leader remembers it; None: the leader cannot tell.
+    """
+
+    end: int
+    start: int
+    last: Stamp | None
+
+
+async def own(
+    cluster: ClusterClient, topic: str, partition: int, producer_id: int, start_offset: int,
+    known: Stamp | None, take: Callable[[Batch], None],
+) -> Own:  # fmt: skip
+    """Hands a producer's batches from `start_offset` (or where the log begins, if that is higher) to `take`.
+
+    Args:
+        known: behind what the producer wrote below `start_offset`; None: not known.
 
     Raises:
         ClusterUnreachable: no leader answered, or (TooFewReplicas) its replicas did not follow, in time.
         KafkaError: not authorised (Read and Describe on the topic).
     """
-    found: list[BatchHeader] = []
+    log_end, last = await last_of(cluster, topic, partition, producer_id)
+    if last is not None and last == known and log_end >= start_offset:
+        return Own(log_end, start_offset, last)
+    found_last = False
 
-    def take(batch: Batch) -> None:
-        if batch.header.producer_id == producer_id:
-            found.append(batch.header)
+    def take_own(batch: Batch) -> bool:
+        nonlocal found_last
+        header = batch.header
+        if header.producer_id == producer_id:
+            take(batch)
+            first = Stamp(producer_id, header.producer_epoch, header.base_sequence)
+            found_last = first.behind(header.record_count) == last
+        return found_last
 
-    await walk(cluster, topic, partition, start_offset, take)
-    return found
+    at, start = (topic, partition), start_offset
+    end = await walk(cluster, *at, start, take_own)
+    if end < 0:
+        log_start = (await cluster.offsets([at], EARLIEST)).get(at, -1)
+        if log_start > start:
+            start = log_start
+            end = await walk(cluster, *at, start, take_own)
+    return Own(max(end, log_end) if found_last else end, start, last)
+
+
+async def last_of(
+    cluster: ClusterClient, topic: str, partition: int, producer_id: int
+) -> tuple[int, Stamp | None]:
+    """Where the log ended, and behind the producer's last batch then; -1, None: nobody tells."""
+    try:
+        node = await cluster.leader(topic, partition)
+        if node is not None:
+            log_end = await _log_end(cluster, node, topic, partition)
+            return log_end, await remembered(cluster, node, topic, partition, producer_id)
+    except (KafkaError, OSError, TimeoutError, ClusterUnreachable):
+        pass  # who must know reads the log, for as long as it takes
+    return -1, None
+
+
+async def reaches(cluster: ClusterClient, topic: str, partition: int, offset: int) -> bool:
+    """Whether the log has `offset`, or ends there. Raises as `own`."""
+    return await walk(cluster, topic, partition, offset, lambda _: True) >= 0
 
 
 async def walk(
-    cluster: ClusterClient, topic: str, partition: int, start_offset: int, take: Callable[[Batch], None]
+    cluster: ClusterClient, topic: str, partition: int, start_offset: int, take: Callable[[Batch], bool]
 ) -> int:
-    """Hands every batch from `start_offset` to where the log ends now to `take`, in order, committed or not.
-    Where the leader has more than it shows for `WAIT_S`, it is asked to append a marker (`append_marker`).
+    """Hands every batch from `start_offset` to where the log ends now to `take`, in order, committed or not,
+    or until `take` returns True. Where the leader has more than it shows for `WAIT_S`, it is asked to append
+    a marker (`append_marker`).
 
     Returns:
         Where it has read to; -1 when the log does not reach to `start_offset` (any more).
 
     Raises:
-        As `written`.
+        As `own`.
     """
     next_offset, deadline_s = start_offset, time.monotonic() + WAIT_S
     log_end = -1  # asked of each leader once: what comes later is not looked for
@@ -85,7 +142,8 @@ async def walk(
                     for batch in iter_batches(rest[-1]):
                         if batch.header.next_offset > next_offset:
                             next_offset = batch.header.next_offset
-                            take(batch)
+                            if take(batch):
+                                return next_offset
                             deadline_s = time.monotonic() + WAIT_S
                     if next_offset >= (log_end if log_end >= 0 else high_watermark):
                         return next_offset

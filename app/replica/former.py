@@ -17,7 +17,7 @@ from app.core.record_batch import HEADER_BYTES, Batch, iter_batches
 from app.core.sequences import Stamp, Tail
 from app.core.verbatim import LOG_APPEND_TIME, Copy, RecordsMissed, Row
 from app.kafka.append_encode import reencoded
-from app.kafka.append_seek import walk
+from app.kafka.append_seek import own
 from app.kafka.clusters import ClusterClient
 from app.kafka.decode import records_of
 
@@ -32,7 +32,7 @@ class Former(NamedTuple):
         epoch: the highest that it wrote under; -1: it wrote nothing.
         end: where the log ended.
         timed: the log keeps the records' own timestamps.
-        is_known: the log still reaches to that offset, so that this is all.
+        is_known: this is all. The log still reaches to that offset, or its numbers show that none is missing.
         tail: behind all of it.
     """
 
@@ -51,15 +51,16 @@ async def former_of(
     """Reads what it wrote in epochs below `below_epoch`. `tail`: of what it wrote before.
 
     Raises:
-        ClusterUnreachable, KafkaError: see `app.kafka.append_seek.written`.
+        ClusterUnreachable, KafkaError: see `app.kafka.append_seek.own`.
     """
     prints: list[int] = []
     epoch, timed = -1, True
+    known = tail.stamp
 
     def take(batch: Batch) -> None:
         nonlocal epoch, timed, tail
         header = batch.header
-        if header.producer_id != producer_id or header.is_control or header.producer_epoch >= below_epoch:
+        if header.is_control or header.producer_epoch >= below_epoch:
             return
         epoch = max(epoch, header.producer_epoch)
         own_time = not header.attributes & LOG_APPEND_TIME
@@ -68,8 +69,9 @@ async def former_of(
         first = Stamp(producer_id, header.producer_epoch, header.base_sequence)
         tail = tail.behind(header.base_offset, header.next_offset, first, header.record_count)
 
-    end = await walk(cluster, topic, partition, start_offset, take)
-    return Former(prints, epoch, end, timed, end >= 0, tail)
+    found = await own(cluster, topic, partition, producer_id, start_offset, known, take)
+    is_all = found.start == start_offset or (known is not None and tail.is_whole and found.last == tail.stamp)
+    return Former(prints, epoch, found.end, timed, found.end >= 0 and is_all, tail)
 
 
 def prints_of(copy: Copy, *, timed: bool) -> list[int]:

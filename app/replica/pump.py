@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from app.replica.runtime import RouteRuntime
 
 LOOK_S = 0.02
+FLOOR_S = 5.0  # while nothing is in flight; a successor reads what others write in that time, at most
 
 OnBarrier = Callable[["ReplicaPump", int, int, Stamp | None], None]  # next offsets, the lane's stamp
 
@@ -113,6 +114,7 @@ class ReplicaPump:
         self.told_stalled = False
         self.told_rounds = 0, float("-inf")  # how many were told of, and when
         self._checked = False
+        self._floor_at_s = float("-inf")
         self._written: Written | None = None
         runtime.pumps.add(self)
         self._running = self._tasks.begin(self._run)
@@ -259,16 +261,25 @@ class ReplicaPump:
         is_idle = is_idle and self.ledger.is_empty and self.intake.is_empty
         return is_idle and self.base >= self.high_watermark >= 0 and self._marks.wants_idle(now_s)
 
-    async def idle_barrier(self, target_end: int, appended: int) -> None:
-        """The destination ended there, when so many batches were `appended`.
+    def wants_floor(self, now_s: float) -> bool:
+        """Whether nothing is in flight although there is something to copy (paused, halted, limited), and the
+        destination's end is wanted: a successor is to read nothing of what others write there meanwhile."""
+        is_quiet = self.way.is_ready and self.ledger.is_empty and not (self.closed or self.draining)
+        return is_quiet and now_s - self._floor_at_s >= FLOOR_S
+
+    async def ended_at(self, target_end: int, appended: int) -> None:
+        """The destination ended there, when so many batches were `appended`: tells an idle barrier if one is
+        due, and notes that what comes lies at or above that end.
 
         Raises: ClusterUnreachable, KafkaError: it cannot be known now.
         """
-        if not await self.way.ends_at(target_end):
+        self._floor_at_s = time.monotonic()
+        if not await self.way.ends_at(target_end) or self.ledger.appended != appended:
             return
         now_s = time.monotonic()
-        if self.ledger.appended == appended and self.wants_idle_barrier(now_s):
+        if is_idle := self.wants_idle_barrier(now_s):
             self._marks.idle(self.base, target_end, now_s)
+        if is_idle or (self.way.is_ready and self.ledger.is_empty):
             self.way.rests_at(target_end)
 
     # -- state -----------------------------------------------------------------------------------

@@ -231,13 +231,17 @@ class RouteRuntime:
 
     async def _idle_barriers(self) -> None:
         now_s = time.monotonic()
-        idle = {pump: pump.ledger.appended for pump in self.pumps if pump.wants_idle_barrier(now_s)}
+        idle = {
+            pump: pump.ledger.appended
+            for pump in self.pumps
+            if pump.wants_idle_barrier(now_s) or pump.wants_floor(now_s)
+        }
         if not idle:
             return
         ends = await self.target.offsets({pump.target for pump in idle}, LATEST)
         # Beside each other: one whose destination shows less than it has takes long, and comes to nothing.
         known = [
-            pump.idle_barrier(ends[pump.target], appended)
+            pump.ended_at(ends[pump.target], appended)
             for pump, appended in idle.items()
             if pump.target in ends
         ]

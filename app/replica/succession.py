@@ -25,10 +25,11 @@ import msgspec
 
 from app.core.already import Already
 from app.core.ranges import Range
+from app.core.record_batch import Batch
 from app.core.sequences import Stamp, Tail
 from app.core.verbatim import Copy
 from app.kafka.append_producers import MAX_EPOCH, ProducerId
-from app.kafka.append_seek import walk, written
+from app.kafka.append_seek import last_of, reaches, walk
 from app.kafka.clusters import LATEST, ClusterClient, ClusterUnreachable
 from app.replica.former import former_of, prints_of, without
 from app.replica.note import Note
@@ -117,7 +118,7 @@ class Succession:
     async def end_below(self, offset: int) -> int:
         """Where the destination ends, if that is below `offset`; else -1. Raises as `look_up`."""
         at = self._topic, self._partition
-        if await walk(self._cluster, *at, offset, lambda _: None) >= 0:
+        if await reaches(self._cluster, *at, offset):
             return -1
         end = (await self._cluster.offsets([at], LATEST)).get(at)
         if end is None:
@@ -152,15 +153,30 @@ class Succession:
         where the producer's first batch begins: their source records came twice."""
         if self.note is None or self.looked_to < 0 or end_offset <= self.looked_to:
             return 0
-        headers = await written(
-            self._cluster, self._topic, self._partition, self.note.producer_id, self.looked_to
-        )
-        is_another = producer.id != self.note.producer_id
-        return sum(
-            header.record_count
-            for header in headers
-            if (is_another or header.producer_epoch < producer.epoch) and header.base_offset < end_offset
-        )
+        late, is_another = 0, producer.id != self.note.producer_id
+
+        def take(batch: Batch) -> bool:
+            nonlocal late
+            header = batch.header
+            if header.base_offset >= end_offset:
+                return True
+            if header.producer_id == former_id and (is_another or header.producer_epoch < producer.epoch):
+                late += header.record_count
+            return False
+
+        former_id = self.note.producer_id
+        await walk(self._cluster, self._topic, self._partition, self.looked_to, take)
+        return late
+
+    async def stays_silent(self) -> None:
+        """Nothing was appended since the last look: where the leader remembers that the former owner wrote
+        nothing behind it either, the next look begins where the log ends now, whatever others wrote."""
+        if self.note is None or self.looked_to < 0 or not self._searches:
+            return
+        at = self._topic, self._partition
+        end, last = await last_of(self._cluster, *at, self.note.producer_id)
+        if last is not None and last == self._tail.stamp:
+            self.looked_to = max(self.looked_to, end)
 
     @property
     def is_over(self) -> bool:

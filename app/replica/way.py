@@ -196,6 +196,8 @@ class Way:
                 self._succession.lose(lost_from)
                 self._has_lost(lost_from, note.floor)
             return False
+        if self.is_ready and not self._ledger.appended:
+            await self._succession.stays_silent()
         is_settled = self.is_ready or await self._succession.has_settled()
         return not self._tell_lost() and is_settled and self.is_at_rest
 
@@ -204,6 +206,8 @@ class Way:
         self._ledger.raise_floor(end, self._lineage)
         if self.lane is None:
             self._succession.begin_at(end)
+        else:
+            self.lane.rests_at(end)
 
     def acknowledged(self, base_offset: int, end: int) -> None:
         """A copy lies at these offsets of the destination."""

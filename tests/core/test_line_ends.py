@@ -89,6 +89,11 @@ def test_what_was_not_read_between_table_and_end_costs_barriers_and_tells_no_oth
     assert (told.epoch, told.lineage, told.losses) <= (all_of_it.epoch, all_of_it.lineage, all_of_it.losses)
 
 
+def test_a_barrier_that_comes_late_hides_none_that_came_before_it() -> None:
+    items = [an_item((0, 0)), an_item((0, 1)), an_item((0, 2)), an_item((0, 0))]
+    assert told_further(folded(items[:2]), all_gathered(items)) == folded(items)
+
+
 def test_a_table_that_is_further_is_believed() -> None:
     items = all_gathered([an_item((5, 5)), an_item((7, 9))])
     line = folded([an_item((5, 5), (7, 9), (20, 30))])

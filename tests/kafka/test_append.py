@@ -13,13 +13,15 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
+from app.core.record_batch import BatchHeader
+from app.core.sequences import Stamp
 from app.kafka import append_seek
 from app.kafka.append import Appender
 from app.kafka.append_encode import copies, reencoded
 from app.kafka.append_errors import AppendTrouble, Fenced, Refused
 from app.kafka.append_lane import Lane
 from app.kafka.append_producers import ProducerId
-from app.kafka.append_seek import _log_end, written
+from app.kafka.append_seek import Own, _log_end, own
 from app.kafka.clusters import ClusterClient
 from app.kafka.fetch import FetchService
 from app.kafka.fetched import ByteBudget, Fetched
@@ -221,6 +223,15 @@ async def test_a_batch_that_is_too_large_is_its_senders_to_divide_and_what_is_be
     assert await values_of(await start(), topic_name, len(expected)) == expected
 
 
+async def written(
+    client: ClusterClient, topic: str, producer_id: int, start: int, known: Stamp | None = None
+) -> tuple[list[BatchHeader], Own]:
+    """The headers of a producer's batches from `start` on."""
+    headers: list[BatchHeader] = []
+    found = await own(client, topic, 0, producer_id, start, known, lambda batch: headers.append(batch.header))
+    return headers, found
+
+
 async def test_who_takes_over_learns_how_much_was_written_and_shuts_the_predecessor_out(
     client: ClusterClient, start: Start, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,13 +250,15 @@ async def test_who_takes_over_learns_how_much_was_written_and_shuts_the_predeces
 
         monkeypatch.setattr(append_seek, "FETCH_BYTES", 200)  # a batch or two at once
         monkeypatch.setattr(append_seek, "_log_end", log_end)
-        headers = await written(client, topic_name, 0, former.producer.id, 5)
-        assert asked == 1, "where the log ends is asked for once, not for every fetch"
+        headers, found = await written(client, topic_name, former.producer.id, 5)
+        assert asked == 2, "where the log ends is asked for twice, not for every fetch"
         assert [(header.base_offset, header.record_count) for header in headers] == [
             (n, 5) for n in range(5, 25, 5)
         ]
-        assert await written(client, topic_name, 0, former.producer.id + 1_000_000, 0) == []
-        assert await written(client, topic_name, 0, former.producer.id, 26) == []
+        last = Stamp(*former.producer, 25)
+        assert found == Own(25, 5, last)
+        assert await written(client, topic_name, former.producer.id + 1_000_000, 0) == ([], Own(25, 0, None))
+        assert await written(client, topic_name, former.producer.id, 26) == ([], Own(-1, 26, last))
 
         next_epoch = former.producer.bumped()
         assert next_epoch is not None
@@ -260,9 +273,8 @@ async def test_who_takes_over_learns_how_much_was_written_and_shuts_the_predeces
         with pytest.raises(Fenced):
             await former.append(*batch_of(b"never"))
 
-        epochs = [
-            header.producer_epoch for header in await written(client, topic_name, 0, former.producer.id, 25)
-        ]
+        headers, _ = await written(client, topic_name, former.producer.id, 25)
+        epochs = [header.producer_epoch for header in headers]
         assert epochs == [0, 1], "nothing else is in the log"
     assert await values_of(await start(), topic_name, 28) == [*values, b"still", b"mine", b"too"]
 

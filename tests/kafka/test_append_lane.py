@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +23,7 @@ from app.kafka.append_errors import DUPLICATE, NO_ANSWER, LaneClosed, Refused
 from app.kafka.append_lane import IN_FLIGHT, Lane
 from app.kafka.append_pending import Pending, stamp_of
 from app.kafka.append_producers import ProducerId
+from app.kafka.append_seek import Own
 
 OUT_OF_ORDER, OLD_EPOCH, TOO_LARGE, TOO_FEW, TOO_FEW_AFTER_APPEND, NOT_LEADER = 45, 47, 10, 19, 20, 6
 ENOUGH_S = 60.0
@@ -442,11 +444,22 @@ async def test_what_is_in_doubt_is_found_in_a_log_that_has_lost_its_end(
     async def offsets(at: list[tuple[str, int]], _: int) -> dict[tuple[str, int], int]:
         return dict.fromkeys(at, end)
 
-    async def written(_: Any, topic: str, partition: int, producer_id: int, start: int) -> list[Any]:
+    async def own(
+        _: Any,
+        topic: str,
+        partition: int,
+        producer_id: int,
+        start: int,
+        known: Any,
+        take: Callable[[Any], None],
+    ) -> Own:
         asked.append(start)
-        return [header for header in log if header.base_offset >= start] if start <= end else []
+        for header in log:
+            if start <= end and header.base_offset >= start:
+                take(SimpleNamespace(header=header))
+        return Own(end if start <= end else -1, start, None)
 
-    monkeypatch.setattr(append, "written", written)
+    monkeypatch.setattr(append, "own", own)
     monkeypatch.setattr(append_lane, "BACKOFF_MIN_S", 0.0)
     cluster: Any = SimpleNamespace(name="there", offsets=offsets)
     lane = Lane(Appender(cluster), "t", 0, ProducerId(9), 100)

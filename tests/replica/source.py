@@ -9,6 +9,7 @@ from typing import Any
 
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
+from app.core.record_batch import Batch
 from app.kafka.append_seek import walk
 from app.kafka.clusters import ClusterClient
 from app.replica.pump import ReplicaPump
@@ -82,5 +83,10 @@ def compacted(found: Sequence[Row], start: int, stays: Callable[[int], bool]) ->
 async def batches_of(client: ClusterClient, topic: str, start: int) -> list[tuple[bytes, int]]:
     """The log's batches from an offset on, and how many records each has."""
     found: list[tuple[bytes, int]] = []
-    await walk(client, topic, 0, start, lambda b: found.append((bytes(b.data), b.header.record_count)))
+
+    def take(batch: Batch) -> bool:
+        found.append((bytes(batch.data), batch.header.record_count))
+        return False
+
+    await walk(client, topic, 0, start, take)
     return found

@@ -5,8 +5,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from app.replica import pump as pump_module
 from app.replica.note import Note
 from tests.kafka.conftest import producing
+from tests.kafka.test_append_seek import delete_before
 from tests.replica.source import copying, write
 from tests.replica.stand import Stand, rows
 
@@ -65,3 +69,46 @@ async def test_what_a_former_owner_copied_and_did_not_save_is_behind_before_a_ba
     assert pump.way.lane is None
     assert len(await rows(stand.target, topic_name)) == 160
     await stand.until(lambda: (saved_note(stand).floor, saved_note(stand).passed) == (160, 0))
+
+
+async def test_a_paused_replica_raises_its_floor_over_what_others_write_meanwhile(
+    stand: Stand, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stayed where the pause began, and a successor read all that others had written since."""
+    monkeypatch.setattr(pump_module, "FLOOR_S", 0.2)
+    pump = await copying(stand, topic_name, 100)
+    pump.pause(True)
+    await write(stand, topic_name, 30, "waits")
+    await stand.until(lambda: pump.high_watermark == 130)
+    await others_write(stand, topic_name, 50)
+    await stand.until(lambda: saved_note(stand).floor == 150)
+    lane = pump.way.lane
+    assert (saved_note(stand).base, lane is not None and lane.floor) == (100, 150)
+    stand.kill(pump)
+    await others_write(stand, topic_name, 20)
+    pump = await stand.begin(topic_name)
+    await stand.copied([pump])
+    here, there = await rows(stand.source, topic_name), await rows(stand.target, topic_name)
+    assert there[:100] + there[170:] == here
+    assert stand.told == []
+
+
+async def test_unsaved_copies_are_not_repeated_where_the_destination_has_lost_what_was_before_them(
+    stand: Stand, topic_name: str
+) -> None:
+    """Retention took the saved position from the destination, but none of what was copied behind it."""
+    pump = await copying(stand, topic_name, 100)
+    await stand.until(lambda: saved_note(stand).floor == 100)
+    stand.saves = False
+    await others_write(stand, topic_name, 40)
+    await write(stand, topic_name, 60, "unsaved")
+    await stand.copied([pump])
+    stand.kill(pump)
+    await delete_before(stand.target, topic_name, 120)
+    stand.saves = True
+    pump = await stand.begin(topic_name)
+    await write(stand, topic_name, 10, "later")
+    await stand.copied([pump])
+    here, there = await rows(stand.source, topic_name), await rows(stand.target, topic_name)
+    assert there[20:] == here[100:], "others' 20, then what was copied, once"
+    assert stand.told == []

@@ -11,9 +11,9 @@ from app.core.offset_map import Barrier, BarrierItem, Line, Source, after
 from app.core.ranges import Snapshot
 from app.core.sequences import Stamp
 from app.kafka.append_producers import ProducerId
-from app.kafka.append_seek import written
 from app.replica.note import STEP, Note
 from app.replica.pump import ReplicaPump
+from tests.kafka.test_append import written
 from tests.replica.source import batches_of, both, compacted, write
 from tests.replica.stand import Stand, rows
 
@@ -58,7 +58,7 @@ async def killed(stand: Stand, topic: str, *, saved: int, unsaved: int) -> Left:
 
 async def of_producer(stand: Stand, topic: str, note: Note, epoch: int = 0) -> list[tuple[int, int, int]]:
     """Start and end of the batches of an epoch, and the first number in each."""
-    found = await written(stand.target, topic, 0, note.producer_id, 0)
+    found, _ = await written(stand.target, topic, note.producer_id, 0)
     return [
         (header.base_offset, header.next_offset, header.base_sequence)
         for header in found

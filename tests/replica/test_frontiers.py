@@ -15,7 +15,6 @@ from app.core.job import JobId, Kind
 from app.core.offset_map import BarrierItem, Line, Source, after
 from app.core.ranges import Snapshot
 from app.core.trail import Progress
-from app.kafka.append_seek import written
 from app.kafka.clusters import ClusterClient
 from app.kafka.fetch import FetchService
 from app.kafka.fetched import ByteBudget, Fetched
@@ -24,6 +23,7 @@ from app.push.receiver import Message
 from app.yard import Yard
 from tests.core.translation import translate
 from tests.kafka.conftest import connected, create, producing
+from tests.kafka.test_append import written
 from tests.pump import stand as pump_stand
 from tests.replica.stand import Stand, standing
 
@@ -65,7 +65,7 @@ class Routes:
             stamps = [(barrier.target_end, barrier.stamp) for barrier in stand.stamped if barrier.stamp]
             assert len(stamps) > 5
             for target_end, stamp in stamps:
-                for header in await written(stand.target, self.topic, 0, stamp.producer_id, 0):
+                for header in (await written(stand.target, self.topic, stamp.producer_id, 0))[0]:
                     if header.producer_epoch == stamp.epoch:
                         is_below = header.base_sequence < stamp.sequence
                         assert is_below == (header.base_offset < target_end)

@@ -26,7 +26,7 @@ class Idle:
     def wants_idle_barrier(self, _: float) -> bool:
         return True
 
-    async def idle_barrier(self, target_end: int, appended: int) -> None:
+    async def ended_at(self, target_end: int, appended: int) -> None:
         if self._answers is None:
             raise ClusterUnreachable("its replicas do not follow")
         await self._answers.wait()

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from aiokafka.protocol.fetch import FetchRequest
 
 from app.core.job import JobId, Kind
 from app.core.verbatim import LOG_APPEND_TIME, Copy
@@ -168,7 +169,7 @@ class Refusing:
 
     async def send(self, node: int, request: Any, group: Any = 0) -> Any:
         found = await self._send(node, request, group)
-        if group != self._connection or not self.refuses:
+        if group != self._connection or not self.refuses or not isinstance(request, FetchRequest):
             return found
         self.asked += 1
         ((topic, ((partition, _, *rest),)),) = found.topics
