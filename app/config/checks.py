@@ -11,7 +11,9 @@ from typing import Any
 
 from app.config.problems import MAX_SHOWN_CHARS, Document, Problem, suggest
 from app.config.trees import Path_
+from app.config.workload import HEAD_TIMEOUTS, TIMEOUT_S
 from app.core.topology import AGGREGATE, Layout
+from app.core.units import parse_duration
 
 
 def problem_at(
@@ -44,6 +46,7 @@ def checks(
             document, ("metadata", "cluster"), "no such cluster", suggest(cluster, list(clusters))
         )
     yield from _stashes(document)
+    yield from _patience(document)
     yield from _isolation(document)
     yield from _catch_up(document)
     yield from _regions(document, layout)
@@ -105,6 +108,28 @@ def _stashes(document: Document) -> Iterator[Problem]:
 
 def _to_dlq(data: Any, isolation: Path_) -> bool:
     return value_at(data, (*isolation, "unmatched")) in (None, "dlq")
+
+
+def _patience(document: Document) -> Iterator[Problem]:
+    """What takes a message away before its call may have ended."""
+    here: Path_ = ("spec", "headOfLine", "after")
+    after_s = _seconds(value_at(document.data, here))
+    written = value_at(document.data, ("spec", "target", "timeout"))
+    timeout_s = TIMEOUT_S if written is None else _seconds(written)
+    if after_s is not None and timeout_s is not None and after_s < HEAD_TIMEOUTS * timeout_s:
+        yield problem_at(
+            document, here, f"is less than twice target.timeout ({timeout_s:g} s): a handler may be given up,"
+            " and its message dead-lettered, while it still works within its time",
+            f"leave it out, or write at least {HEAD_TIMEOUTS * timeout_s:g}s", "warning",
+        )  # fmt: skip
+
+
+def _seconds(value: object) -> float | None:
+    """A duration as it is written; None of what is none."""
+    try:
+        return None if value is None else parse_duration(value)
+    except ValueError:
+        return None
 
 
 def _isolation(document: Document) -> Iterator[Problem]:

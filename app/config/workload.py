@@ -27,6 +27,9 @@ from app.config.wire import Definition, added
 from app.core.dead_letters import BURST, PER_MINUTE, SHARE
 
 MAX_LAG_MESSAGES = 2**53  # what JSON counts exactly
+TIMEOUT_S = 10.0
+HEAD_OF_LINE_S = 300.0  # the default of `headOfLine.after`, and at least so many timeouts:
+HEAD_TIMEOUTS = 2
 MAX_LETTERS = 1_000_000  # that may be saved up; who wants more sets `share: 1`
 MAX_MERGES = 1000  # who merges more often has no use for the limit
 
@@ -49,7 +52,7 @@ class Target(Model):
     address: Address
     contract: Literal["unary", "stream", "auto"] = "unary"
     method: Method | None = None
-    timeout: Annotated[Duration, duration_within(0.001, 3600)] = 10.0
+    timeout: Annotated[Duration, duration_within(0.001, 3600)] = TIMEOUT_S
 
 
 class Flow(Model):
@@ -69,9 +72,12 @@ class TrackerSpec(Model):
 class HeadOfLine(Model):
     """When a message that blocks its partition is stashed, and where; at most `perMinute` of the workload,
     shared among workers as its jobs are (each may stash one at once, however small its share).
+
+    Without `after`: 5 minutes, or twice `target.timeout` where that is longer. Less than the timeout gives up
+    handlers that may still answer.
     """
 
-    after: Annotated[Duration, duration_within(0.001, 30 * DAY_S)] = 300.0
+    after: Annotated[Duration, duration_within(0.001, 30 * DAY_S)] | None = None
     stash: Literal["dlq", "retry"] = "dlq"
     per_minute: Rate = added(10.0, alias="perMinute")
 
@@ -249,6 +255,12 @@ class Workload(Definition):
     def merge_topic(self) -> str:
         """The topic that letters merged from the DLQ go to: read like a retry tier without a delay."""
         return f"{self.metadata.topic}__{self.metadata.group}__merge"
+
+    def head_of_line_after_s(self) -> float:
+        """How long a message may block its partition: never less by default than a call and its second."""
+        spec = self.spec
+        after_s = None if spec.head_of_line is None else spec.head_of_line.after
+        return max(HEAD_OF_LINE_S, HEAD_TIMEOUTS * spec.target.timeout) if after_s is None else after_s
 
     def method(self) -> str:
         """The gRPC method: its own, or that of uForwarder's consumers."""

@@ -12,7 +12,7 @@ import msgspec
 from pydantic import ValidationError
 
 from app.config.definitions import Workload
-from app.config.workload import HeadOfLine as HeadOfLineSpec
+from app.config.workload import HEAD_OF_LINE_S
 from app.core.dead_letters import spelled
 from app.core.head_of_line import UNFINISHED_THRESHOLD, UTILISATION_THRESHOLD
 from app.core.pace import RESTS, Flow, Pace, Rate, TargetStatus, gravest, pace, without_worker
@@ -291,9 +291,8 @@ def _head_of_line(definition: dict[str, Any], told: Sequence[Told]) -> HeadOfLin
 
 
 def _after_s(definition: dict[str, Any]) -> float:
-    """`headOfLine.after`, of a definition that a newer worker may have written."""
+    """`headOfLine.after` in force, of a definition that a newer worker may have written."""
     try:
-        spec = Workload.from_wire(definition).spec.head_of_line
+        return Workload.from_wire(definition).head_of_line_after_s()
     except ValidationError:
-        spec = None
-    return (spec or HeadOfLineSpec()).after
+        return HEAD_OF_LINE_S

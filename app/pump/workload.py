@@ -172,7 +172,7 @@ class WorkloadRuntime:
         self.retry_topics = workload.retry_topics()
         self.dlq_topic = workload.dlq_topic()
         head = spec.head_of_line or HeadOfLine()
-        self.head_after_s, self._head_stash = head.after, head.stash
+        self.head_after_s, self._head_stash = workload.head_of_line_after_s(), head.stash
         self._heads_per_minute = head.per_minute
         if spec.catch_up is not None:
             self._backlog_rate = spec.catch_up.rate

@@ -54,7 +54,7 @@ FULL: dict[str, Any] = {
         "tracker": {"capacity": 20000},
         "headOfLine": {"after": "5m", "stash": "dlq", "perMinute": 5},
         "retry": [{"delay": "1m", "attempts": 3}, {"delay": "10m", "attempts": 3}],
-        "dlq": {"enabled": True, "maxMerges": 5},
+        "dlq": {"enabled": True, "maxMerges": 5, "share": 0.2, "perMinute": 30, "burst": 50},
         "delay": "0s",
         "notBefore": "ignore",
         "headers": {"allow": ["traceparent", "x-*"], "deny": ["x-internal"]},

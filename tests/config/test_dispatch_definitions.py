@@ -50,6 +50,26 @@ def test_a_target_may_leave_the_contract_to_the_receiver() -> None:
     assert model(SMALL).spec.target.contract == "unary"
 
 
+@pytest.mark.parametrize(
+    ("timeout", "after", "in_force_s", "warns"),
+    [
+        ("10s", None, 300, False), ("2m", None, 300, False), ("10m", None, 1_200, False),
+        ("10m", "20m", 1_200, False), ("10m", "10m", 600, True), ("10s", "20s", 20, False),
+        (None, "19s", 19, True),
+    ],
+)  # fmt: skip
+def test_a_head_of_line_has_twice_the_timeout_at_least_unless_the_definition_says_less_and_is_warned(
+    timeout: str | None, after: str | None, in_force_s: float, warns: bool
+) -> None:
+    document = changed("spec/headOfLine", {"stash": "dlq"} if after is None else {"after": after}, base=SMALL)
+    if timeout is not None:
+        document["spec"]["target"]["timeout"] = timeout
+    workload, warnings = parse_definition(document)
+    assert workload.head_of_line_after_s() == in_force_s
+    assert Workload.from_wire(workload.to_wire()).head_of_line_after_s() == in_force_s
+    assert [warning.field for warning in warnings] == (["spec.headOfLine.after"] if warns else [])
+
+
 def test_isolation_is_read_whole() -> None:
     found = model(changed("spec/isolation", ISOLATION)).spec.isolation
     assert found is not None
@@ -81,7 +101,7 @@ def test_the_defaults_are_the_safe_ones() -> None:
     assert full.payload.protobuf
 
     assert (full.head_of_line.after, full.head_of_line.stash, full.head_of_line.per_minute) == (
-        300,
+        None,
         "dlq",
         10,
     )

@@ -77,6 +77,26 @@ async def test_a_message_that_blocks_its_partition_goes_to_the_dlq_with_the_numb
         await stand.until(lambda: stand.runtime.in_flight == 0)  # its call ends a moment later
 
 
+@pytest.mark.parametrize(("timeout", "after_s"), [("10m", 1_200), ("10s", 300)])
+async def test_by_default_a_handler_that_is_within_its_timeout_does_not_block_its_partition(
+    timeout: str, after_s: float
+) -> None:
+    async def handle(message: Message) -> None:
+        if message.value == b"3":
+            await asyncio.sleep(3_600)
+
+    async with standing(handle, target={"timeout": timeout}) as stand:
+        pump = stand.pump()
+        stand.feed(pump, numbers(100))
+        await stand.until(lambda: pump.tracker.unfinished == 1)
+        sent_s = pump.open[3].first_sent_s
+        assert free_head(pump, sent_s + after_s - 1) is None
+        verdict = free_head(pump, sent_s + after_s + 1)
+        assert verdict is not None
+        assert verdict.offset == 3
+        await stand.until(lambda: stand.runtime.in_flight == 0)
+
+
 @pytest.mark.parametrize("contract", CONTRACTS)
 async def test_an_acknowledgement_that_leaves_the_tracker_full_has_its_head_looked_at_without_a_timer(
     contract: str,
@@ -202,7 +222,7 @@ async def test_messages_that_a_java_receiver_finds_too_large_open_no_breaker() -
     server, port = await start_server(java)
     async with standing(lambda _: None) as stand:
         stand.port = port
-        stand.run(target={"contract": "unary"})
+        stand.run(target={"contract": "unary"}, dlq={"share": 1})
         pump = stand.pump()
         stand.feed(pump, [(None, bytes(2_000))] * 40, codec=4)
         stand.feed(pump, numbers(10))
