@@ -37,7 +37,13 @@ from app.control.leftovers import Leftovers, candidates, is_left, partitions_of
 from app.control.log import ControlLog
 from app.control.route_beginnings import read_ends
 from app.control.routes_catalog import RoutesCatalog
-from app.control.topic_settings import create_topics, raise_settings, retry_retention_ms
+from app.control.topic_settings import (
+    MAX_PARTITIONS,
+    create_topics,
+    grow_topics,
+    raise_settings,
+    retry_retention_ms,
+)
 from app.control.vanished import Found, Topic, Vanished, was_held
 from app.core.control_events import Begun
 from app.core.job import JobId, Kind
@@ -45,6 +51,7 @@ from app.core.plan import HIBERNATED, name_of
 from app.core.topology import Layout
 from app.kafka.clusters import TOPIC_UNKNOWN, ClusterClient, ClusterUnreachable
 from app.kafka.grants import allow, lacks
+from app.kafka.topic_ids import UNKNOWN_ID
 from app.push.metadata import RegionRole
 
 log = structlog.get_logger(__name__)
@@ -67,8 +74,9 @@ class Catalog:
         self._clusters = clusters
         self._on_trouble = on_trouble
         self._partitions: dict[tuple[str, str], int] = {}
+        self._ids: dict[tuple[str, str], str] = {}  # of topics, as they were when the count was taken
         self._read_at_s: dict[str, float] = {}
-        self._prepared: dict[str, str] = {}
+        self._prepared: dict[str, tuple[str, int]] = {}  # etag and partitions of the topic
         self._workloads = Parsed(
             lambda: control.view.workloads, lambda key, data: local(_parsed(key, data), layout), self._unread
         )
@@ -206,7 +214,9 @@ class Catalog:
     def _is_old(self, workload: Workload, etag: str, now_s: float) -> bool:
         key = workload.key
         fresh = now_s - self._read_at_s.get(key, float("-inf")) < REFRESH_S
-        return not fresh or self._prepared.get(key) != etag or self._lacks_beginning(key, workload)
+        return (
+            not fresh or self._prepared.get(key, ("", 0))[0] != etag or self._lacks_beginning(key, workload)
+        )
 
     async def _refresh(
         self, workload: Workload, etag: str, claimed: set[tuple[str, str]], is_owned: bool
@@ -255,10 +265,11 @@ class Catalog:
             return
         if self._lacks_beginning(key, workload):
             await self._record_beginning(key, cluster.client, topic, count)
-        if self._prepared.get(key) != etag:
+        if self._prepared.get(key) != (etag, count):
             await self._prepare(cluster.client, workload, count)
             sizes |= await _sizes(cluster.client, own)
-            self._prepared[key] = etag
+            self._prepared[key] = etag, count
+        counted = await self._counted(cluster.client, name, {one: sizes[one] for one in own if one in sizes})
         left = {other: sizes[other] for other in passing if other in sizes}
         sleeps = {one: sizes[one] for one in own if one in sizes} if workload.spec.hibernate else {}
         wanted = partitions_of(sleeps | left)
@@ -266,9 +277,8 @@ class Catalog:
             backlog = await read_backlog(cluster, workload.metadata.group, wanted)
         finally:
             # No round sees a part of this only: it wakes nobody who is found asleep in the next line.
-            for one in own:
-                if one in sizes:
-                    self._partitions[name, one] = max(sizes[one], self._partitions.get((name, one), 0))
+            for one, (size, topic_id) in counted.items():
+                self._partitions[name, one], self._ids[name, one] = size, topic_id
         if self.workload(key) is not workload:
             return  # it was changed meanwhile: another look is due
         now_s = time.monotonic()
@@ -277,19 +287,43 @@ class Catalog:
         self.sleepers.look(workload, wanted, backlog, now_s, is_owned)
         self._told = {told for told in self._told if told[0] != key}
 
+    async def _counted(
+        self, client: ClusterClient, name: str, sizes: Mapping[str, int]
+    ) -> dict[str, tuple[int, str]]:
+        """Of topics whose count is another than the one known, the new one and the topic's id.
+
+        A topic loses partitions only when it is deleted and made again. A broker that lags behind may tell
+        fewer, too: only another id is believed.
+        """
+        other = [topic for topic, size in sizes.items() if self._partitions.get((name, topic)) != size]
+        ids = await client.topic_ids(other) if other else {}
+        counted = {topic: (sizes[topic], ids.get(topic, UNKNOWN_ID)) for topic in other}
+        return {
+            topic: (size, topic_id)
+            for topic, (size, topic_id) in counted.items()
+            if size > self._partitions.get((name, topic), 0)
+            or (
+                UNKNOWN_ID not in (known := self._ids.get((name, topic), UNKNOWN_ID), topic_id)
+                and known != topic_id
+            )
+        }
+
     async def _prepare(self, client: ClusterClient, workload: Workload, partitions: int) -> None:
         created = await create_topics(client, workload, partitions)
         if created:
             log.info("created topics", workload=workload.key, topics=created)
         try:
             await raise_settings(client, workload, [t for t in workload.retry_topics() if t not in created])
+            await grow_topics(client, workload, partitions)
         except (KafkaError, ClusterUnreachable, OSError, TimeoutError, NotImplementedError) as error:
             self._on_trouble(
                 "topic-settings",
                 workload.key,
-                f"settings of its retry topics in {client.name} could not be checked: {error!r}",
-                f"see that each has retention.ms of at least {retry_retention_ms(workload)}, or allow "
-                "Switchyard's principal to describe and alter configs of its own topics",
+                f"its retry topics and DLQ in {client.name} could not be checked, or not be made larger: "
+                f"{error!r}",
+                f"see that each has retention.ms of at least {retry_retention_ms(workload)} and "
+                f"{min(partitions, MAX_PARTITIONS)} partitions, or allow Switchyard's principal to alter its "
+                "own topics, and to describe and alter their configs",
             )
 
     def _claimed(self) -> set[tuple[str, str]]:

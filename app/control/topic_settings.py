@@ -14,7 +14,7 @@ from aiokafka.errors import KafkaError
 from app.config.definitions import Workload
 from app.core.due import LEVELS_MS
 from app.kafka.clusters import ClusterClient
-from app.kafka.topic_configs import alter, describe
+from app.kafka.topic_configs import alter, describe, expand
 from app.kafka.topics import MAX_REPLICATION, TopicSpec, ensure_topics
 
 log = structlog.get_logger(__name__)
@@ -64,6 +64,21 @@ async def create_topics(client: ClusterClient, workload: Workload, partitions: i
         aiokafka.errors.KafkaError, ClusterUnreachable: it could not be done now.
     """
     return await ensure_topics(client, topics_of(workload, partitions, await client.broker_count()))
+
+
+async def grow_topics(client: ClusterClient, workload: Workload, partitions: int) -> None:
+    """Gives existing retry topics and the DLQ as many partitions as new ones would have.
+
+    Raises:
+        aiokafka.errors.KafkaError, ClusterUnreachable, NotImplementedError: it could not be done now.
+    """
+    wanted = {spec.name: spec.partitions for spec in topics_of(workload, partitions, 1)}
+    sizes = {topic: len(found) for _, topic, _, found in (await client.metadata([*wanted])).topics}
+    changes = {topic: count for topic, count in wanted.items() if 0 < sizes.get(topic, 0) < count}
+    for refused in (await expand(client, changes)).values():
+        raise refused
+    if changes:
+        log.info("added partitions to topics", cluster=client.name, workload=workload.key, partitions=changes)
 
 
 async def create_delayed(client: ClusterClient, workload: Workload) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,10 +23,12 @@ from app.core.control_events import AnyControlEvent, Begun, WorkloadDeleted
 from app.core.plan import HIBERNATED
 from app.kafka.clusters import ClusterSpec
 from app.kafka.fetched import ByteBudget
+from app.kafka.topic_configs import expand
 from app.kafka.topics import TopicSpec, ensure_topics
 from tests.console.hand_fed import assigned, definition, put
 
 DAY_MS = 24 * 3_600_000
+ENOUGH_S = 120.0  # ends a test that would hang; nothing is measured with it
 
 
 class Region:
@@ -91,6 +93,13 @@ class Region:
         finally:
             await admin.close()
         return {entry[0]: entry[1] for answer in answers for found in answer.resources for entry in found[4]}
+
+
+async def until(look: Callable[[], Awaitable[Any]], wanted: Any) -> None:
+    """Looks until it finds what is wanted."""
+    async with asyncio.timeout(ENOUGH_S):
+        while await look() != wanted:  # noqa: ASYNC110 - brokers change it
+            await asyncio.sleep(0.05)
 
 
 @pytest.fixture
@@ -214,6 +223,51 @@ async def test_retry_topics_keep_messages_for_twice_the_longest_delay_and_existi
     assert region.told == []
     made = await region.settings(f"{region.topic}__billing__dlq")
     assert (int(made["max.message.bytes"]), made["min.insync.replicas"]) == (COPY_MAX_BYTES, "1")
+
+
+async def test_retry_topics_and_the_dlq_grow_with_the_topic_up_to_their_most(region: Region) -> None:
+    first, dlq = f"{region.topic}__billing__retry_1", f"{region.topic}__billing__dlq"
+    await region.deploy(retry=[{"delay": "1s"}])
+    assert (await region.jobs())[first] == {0, 1}
+    client = await region.client()
+    for partitions, wanted in ((5, 5), (12, 8)):
+        await expand(client, {region.topic: partitions})
+        await until(region.jobs, {region.topic: {*range(partitions)}, first: {*range(wanted)}})
+        await until(lambda: client.partitions(dlq), wanted)
+    assert region.told == []
+
+
+async def test_a_topic_that_is_made_again_with_fewer_partitions_leaves_no_jobs_of_the_others(
+    region: Region,
+) -> None:
+    client = await region.client()
+    await expand(client, {region.topic: 4})
+    await region.deploy()
+    await until(region.jobs, {region.topic: {0, 1, 2, 3}})
+    for partition in range(4):
+        await region.append(assigned(f"dispatch:billing/{region.topic}:{region.topic}:{partition}"))
+    admin = AIOKafkaAdminClient(**region.options)
+    await admin.start()
+    await admin.delete_topics([region.topic])
+    await until(lambda: client.partitions(region.topic), None)
+    assert await region.jobs() == {region.topic: {0, 1, 2, 3}}  # it may come back: nothing is forgotten
+    await admin.close()
+    await region.make(region.topic, 2)
+    await until(region.jobs, {region.topic: {0, 1}})
+
+
+async def test_a_broker_that_lags_behind_takes_no_jobs_away(
+    region: Region, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await region.deploy()
+    assert await region.jobs() == {region.topic: {0, 1}}
+    actual = module._sizes
+
+    async def fewer(*asked: Any) -> dict[str, int]:
+        return dict.fromkeys(await actual(*asked), 1)
+
+    monkeypatch.setattr(module, "_sizes", fewer)
+    assert await region.jobs() == {region.topic: {0, 1}}
 
 
 async def test_retention_is_at_least_a_week_and_two_replicas_are_asked_for_where_there_are_three(
