@@ -47,7 +47,10 @@ class Metadata(Model):
 
 
 class Target(Model):
-    """The receiver. The contract `auto`: stream when the receiver implements it, else unary."""
+    """The receiver. The contract `auto`: stream when the receiver implements it, else unary, until it does.
+
+    With `stream`, messages wait for a receiver that refuses the stream; it is tried again every second.
+    """
 
     address: Address
     contract: Literal["unary", "stream", "auto"] = "unary"

@@ -12,7 +12,8 @@ Rules
 5. A receiver that says it is not serving gets nothing, probes neither (`app.pump.health`).
 6. What it fails and may not be dead-lettered (`app.core.dead_letters`) is tried again, few at a time
    (`app.pump.withheld`).
-7. A receiver without the stream contract is called message by message.
+7. With the contract `auto`, a receiver without the stream is called message by message; the stream is tried
+   again from time to time. With `stream` its messages wait until there is one.
 """
 
 from __future__ import annotations
@@ -22,7 +23,16 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from app.core.breaker import FAILURES, Breaker
-from app.core.codes import ALREADY_EXISTS, CANCELLED, DEADLINE_EXCEEDED, OK, RESOURCE_EXHAUSTED, UNAVAILABLE
+from app.core.codes import (
+    ALREADY_EXISTS,
+    CANCELLED,
+    DEADLINE_EXCEEDED,
+    NOT_FOUND,
+    OK,
+    RESOURCE_EXHAUSTED,
+    UNAVAILABLE,
+    UNIMPLEMENTED,
+)
 from app.core.concurrency import AdaptiveLimit
 from app.core.dead_letters import Trials
 from app.core.head_of_line import CREDIT_MAX
@@ -48,6 +58,7 @@ MAX_ADAPTIVE = 10_000
 DROPPED = {DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, UNAVAILABLE}  # tell of too much at once
 NOBODY = {CANCELLED, UNAVAILABLE}
 TAKEN = {OK, ALREADY_EXISTS}
+REFUSALS = {NOT_FOUND: UNIMPLEMENTED}  # of a whole stream; any other end of one finds nobody
 
 
 def was_taken(result: CallResult) -> bool:
@@ -97,6 +108,7 @@ class ReceiverLink:
         self._clock = clock
         self._on_room = on_room
         self._stream: StreamTarget | None = None
+        self._never_unary = workload.spec.target.contract == "stream"
         if workload.spec.target.contract != "unary":
             self._stream = targets.stream(workload, address, on_room, self._lost)
         self.change(workload)
@@ -173,7 +185,11 @@ class ReceiverLink:
     def stream(self) -> StreamTarget | None:
         """The stream, when messages go by it (rule 7)."""
         stream = self._stream
-        return stream if stream is not None and stream.supported is not False else None
+        return stream if stream is not None and self._counts(stream) else None
+
+    def _counts(self, stream: StreamTarget) -> bool:
+        """What becomes of the stream is the receiver's fate; else unary calls tell of it (rule 7)."""
+        return self._never_unary or stream.supported is not False
 
     def room(self, now_s: float) -> int:
         """How many messages may be sent now. While the breaker is not closed at most one, a probe: send it,
@@ -272,8 +288,10 @@ class ReceiverLink:
         """The stream ended, or could not be opened."""
         now_s = self._clock()
         stream = self._stream
-        if stream is not None and stream.supported is not False and not result.is_planned_end:
-            self.breaker.on_result(result.code, now_s, now_s)
+        if stream is not None and self._counts(stream) and not result.is_planned_end:
+            lost = result.code in FAILURES or result.code == CANCELLED
+            code = result.code if lost else REFUSALS.get(result.code, UNAVAILABLE)
+            self.breaker.on_result(code, now_s, now_s)
         self._on_room()
 
     async def close(self) -> None:

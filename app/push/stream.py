@@ -20,7 +20,9 @@ that was given to `send` is told once through `OutBatch.on_results`:
 | larger than the receiver takes      | `too_large`                                                  |
 | protobuf cannot carry it            | `local_error`                                                |
 
-A receiver without the method makes `supported` False, and what was sent UNAVAILABLE: unary is the way then.
+A receiver without the method makes `supported` False, and what was sent UNAVAILABLE: unary is the way then,
+where the contract is `auto`. An ingress says the same during a roll-out, so the stream is opened again from
+time to time: no message waits for that.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ from app.push.stream_link import Link
 from app.push.stream_results import UNSENT, StreamResult
 
 METHOD = "/switchyard.v1.Receiver/Deliver"
+RETRY_MIN_S, RETRY_MAX_S = 5.0, 300.0  # between looks at a receiver that had no such method
 MAX_TIMEOUT_MS = (1 << 32) - 1
 
 OPTIONS = [
@@ -53,7 +56,8 @@ class StreamTarget:
     """See the module.
 
     Attributes:
-        supported: whether the receiver has the contract; None while that is not known.
+        supported: whether the receiver has the contract, as last heard; None while that is not known.
+        retry_s: how long after a refusal the stream is opened again; twice as long after each in a row.
         timeout_s: for batches sent from now on that are given none of their own.
         may_send: whether anything may be sent now; asked before each request. While it may not, what waits
             is told as `UNSENT`.
@@ -88,6 +92,8 @@ class StreamTarget:
             for _ in range(streams)
         ]
         self._draining = False
+        self.retry_s = RETRY_MIN_S
+        self._retry: asyncio.TimerHandle | None = None
 
     def tell_role(self, role: RegionRole | None) -> None:
         """The receiver learns it now, and before the first message of every stream from now on; None: of a
@@ -150,6 +156,8 @@ class StreamTarget:
     async def close(self) -> None:
         """Ends the streams; what has no result is told as CANCELLED."""
         self._draining = True
+        if self._retry is not None:
+            self._retry.cancel()
         for link in self._links:
             await link.close()
         await self._channel.close(None)
@@ -163,15 +171,26 @@ class StreamTarget:
         return self.may_send()
 
     def _has_room(self) -> None:
-        self.supported = True
+        self._is_there()
         self.on_room()
 
     def _lost(self, result: StreamResult, accepted: bool) -> None:
         if accepted:
-            self.supported = True
+            self._is_there()
         elif result.code == UNIMPLEMENTED:
             self.supported = False
+        if self.supported is False and self._retry is None:
+            self._retry = asyncio.get_running_loop().call_later(self.retry_s, self._look_again)
+            self.retry_s = min(RETRY_MAX_S, 2 * self.retry_s)
         self.on_lost(result)
+
+    def _is_there(self) -> None:
+        self.supported = True
+        self.retry_s = RETRY_MIN_S
+
+    def _look_again(self) -> None:
+        self._retry = None
+        self.connect()
 
 
 __all__ = ["METHOD", "UNSENT", "OutBatch", "StreamResult", "StreamTarget"]
