@@ -7,6 +7,7 @@ changelogs, so the answer is always the same: what does not fit is deleted and r
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import shutil
@@ -21,6 +22,7 @@ log = structlog.get_logger(__name__)
 
 OWNER_FILE = "owner.json"
 LOCK_FILE = "lock"
+PRIVATE_FOLDER, PRIVATE_FILE = 0o700, 0o600  # tables hold definitions, addresses and people's keys
 OFFSET_KEY = b"__faust\0offset__"
 
 _held: list[IO[str]] = []
@@ -46,7 +48,10 @@ def prepare_datadir(
     Raises:
         DirectoryInUse: another live worker has it.
     """
-    directory.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+    with contextlib.suppress(PermissionError):  # somebody else's, who gave it to us as it is
+        directory.chmod(PRIVATE_FOLDER)  # also one that an older version made
+    (directory / LOCK_FILE).touch(mode=PRIVATE_FILE)
     lock = (directory / LOCK_FILE).open("w")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -61,6 +66,7 @@ def prepare_datadir(
         for child in directory.iterdir():
             if child.name != LOCK_FILE:
                 shutil.rmtree(child) if child.is_dir() else child.unlink()
+        (directory / OWNER_FILE).touch(mode=PRIVATE_FILE)
         (directory / OWNER_FILE).write_text(json.dumps(owner))
     for store in directory.glob("**/*.db"):
         if store.is_dir() and not _fits(store, app_id, changelog_ends):

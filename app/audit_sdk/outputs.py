@@ -102,6 +102,7 @@ class FileOutput:
     async def send(self, reports: Sequence[Report]) -> None:
         begin = b"" if self._is_begun else b"\n"  # the process before may have been killed within a line
         self._is_begun = False  # so may this write be cut short, on a full disk say
+        self._path.touch(mode=0o600)  # what is audited is its owner's business
         with self._path.open("ab") as file:
             file.write(begin + json_lines(reports))
         self._is_begun = True

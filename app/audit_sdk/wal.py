@@ -24,6 +24,7 @@ from app.audit_sdk import frames
 from app.audit_sdk.errors import AuditError
 
 LOCK, PREFIX, DAMAGED, NEXT = "lock", "log-", "damaged-", "next"
+PRIVATE = 0o600  # topics and counts are nobody else's
 MOST_DAMAGED = 3
 ROTATE_BYTES = 4 << 20
 
@@ -72,7 +73,8 @@ class Wal:
             AuditError: another process has it, or it cannot be used.
         """
         try:
-            self._directory.mkdir(parents=True, exist_ok=True)
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (self._directory / LOCK).touch(mode=PRIVATE)
             self._lock = (self._directory / LOCK).open("w")
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return self._read()
@@ -112,7 +114,7 @@ class Wal:
         """Begins a file with a frame that says everything, and drops the older ones. Synced."""
         self.shut()
         written, number = self._directory / NEXT, self._number + 1
-        descriptor = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
+        descriptor = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, PRIVATE)
         try:
             data = frames.written([payload])
             _write(descriptor, data)

@@ -46,10 +46,7 @@ def write_file(path: Path, file_format: str, found: Iterable[bytes]) -> int:
             count = _write_lines(file, found) if file_format == "jsonl" else _write_parquet(file, found)
             file.flush()
             os.fsync(file.fileno())
-        mask = os.umask(0)
-        os.umask(mask)
-        temporary.chmod(0o666 & ~mask)  # mkstemp's file is its owner's alone
-        temporary.replace(path)
+        temporary.replace(path)  # mkstemp made it its owner's alone: letters are production data
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise

@@ -124,7 +124,7 @@ class Store:
             self._db = None
 
     def _opened(self) -> Any:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         options = Options(raw_mode=True)
         options.create_if_missing(True)
         options.set_write_buffer_size(MEMTABLE_BYTES)

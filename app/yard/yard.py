@@ -105,7 +105,7 @@ class Yard:
             }  # a former run may have had more
             present = max((REGIONS.index(region) + 1 for region in in_use), default=0)
             self._regions = max(self._regions, regions or 0, present)
-            self.home.mkdir(parents=True, exist_ok=True)
+            self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
             for process in alive.values():
                 send(process, signal.SIGCONT)
             self._launch_and_wait(self._brokers())

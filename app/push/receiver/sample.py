@@ -28,7 +28,7 @@ class Behaviours:
     """Does as the message says; counts deliveries by id for those that fail a number of times."""
 
     def __init__(self, journal: Path, latency_s: float) -> None:
-        self._file = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._file = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._latency_s = latency_s
         self._seen: Counter[str] = Counter()
 
