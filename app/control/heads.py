@@ -10,6 +10,7 @@ from mode import Service
 
 from app.pump.dispatch import DispatchPump
 from app.pump.head import free_head
+from app.push.answers import REMEDY as ANSWER_REMEDY
 
 log = structlog.get_logger(__name__)
 
@@ -49,8 +50,12 @@ class Heads(Service):
                     self._on_trouble("head-of-line", job, message, REMEDY)
 
     def _report_withheld(self, now_s: float) -> None:
-        """Logs an incident for each workload whose failed messages may not be dead-lettered."""
+        """Logs an incident for each workload whose failed messages may not be dead-lettered, and for each
+        receiver that answers more than is read."""
         runtimes = {pump.runtime.workload.key: pump.runtime for pump in self._pumps.values()}
         for key, runtime in runtimes.items():
             if message := runtime.withholding.untold(now_s):
                 self._on_trouble("withheld", key, message, FAILING)
+            for link in runtime.links.values():
+                if message := link.unread.news(now_s):
+                    self._on_trouble("answer-too-large", key, message, ANSWER_REMEDY)

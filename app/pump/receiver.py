@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 SLOW_START_S = 1.0
 SLOW_START_LEAST = 4
 MAX_ADAPTIVE = 10_000
+REPEAT_S = 600.0  # between incidents while a receiver goes on answering too much
 DROPPED = {DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, UNAVAILABLE}  # tell of too much at once
 NOBODY = {CANCELLED, UNAVAILABLE}
 TAKEN = {OK, ALREADY_EXISTS}
@@ -65,6 +66,34 @@ def was_taken(result: CallResult) -> bool:
     """The receiver took the message, or said itself that it is to be passed over or stashed."""
     action = None if result.action is None else KafkaAction.read(result.action)
     return result.code in TAKEN if action is None else action is not KafkaAction.RETRY
+
+
+class Unread:
+    """Answers of a receiver that were too large to be read (`app.push.answers`).
+
+    Attributes:
+        count: so many since the worker began.
+    """
+
+    __slots__ = ("_address", "_details", "_said", "_said_s", "count")
+
+    def __init__(self, address: str) -> None:
+        self.count = self._said = 0
+        self._address = address
+        self._details = ""
+        self._said_s = float("-inf")
+
+    def came(self, details: str) -> None:
+        """One more, refused with these words."""
+        self.count += 1
+        self._details = details
+
+    def news(self, now_s: float) -> str:
+        """What an incident has to say now; "" for nothing."""
+        if self.count == self._said or now_s < self._said_s + REPEAT_S:
+            return ""
+        count, self._said, self._said_s = self.count - self._said, self.count, now_s
+        return f"{self._address} answered {count} times more than is read: {self._details}"
 
 
 class Targets(Protocol):
@@ -97,6 +126,7 @@ class ReceiverLink:
         self.suspects_out: set[Delivery] = set()
         self.suspects_sent = 0  # together, the last time
         self.suspects_most = 1  # that may go together
+        self.unread = Unread(address)
         self.taken = 0  # messages that it took, whatever it said of them
         self.credit = 1  # for giving up what may be to blame, earned by what it takes
         self.share = 1.0
@@ -263,6 +293,8 @@ class ReceiverLink:
             self.breaker.forgo(now_s)
             return
         code = result.code
+        if result.answer_too_large and code not in NOBODY:  # of a stream `_lost` counts it, once
+            self.unread.came(result.details)
         if code not in FAILURES and code != CANCELLED:
             self.taken += count
             self.credit = min(CREDIT_MAX, self.credit + count)
@@ -288,6 +320,8 @@ class ReceiverLink:
         """The stream ended, or could not be opened."""
         now_s = self._clock()
         stream = self._stream
+        if result.answer_too_large:
+            self.unread.came(result.details)
         if stream is not None and self._counts(stream) and not result.is_planned_end:
             lost = result.code in FAILURES or result.code == CANCELLED
             code = result.code if lost else REFUSALS.get(result.code, UNAVAILABLE)

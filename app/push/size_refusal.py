@@ -32,7 +32,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from app.core.codes import INTERNAL, OUT_OF_RANGE, RESOURCE_EXHAUSTED, UNKNOWN
+from app.core.codes import INTERNAL, OK, OUT_OF_RANGE, RESOURCE_EXHAUSTED, UNKNOWN
+from app.push.answers import ANSWER_WORDS
 
 MAX_LOOKED_AT_CHARS = 1_000  # implementations say it first; an application that forwards it may quote a stack
 
@@ -100,6 +101,15 @@ def size_refusal(code: int, details: str) -> SizeRefusal | None:
             numbers = found.groupdict()
             return SizeRefusal(*(_number(numbers.get(name)) for name in ("size", "limit")))
     return None
+
+
+def is_of_the_answer(code: int, details: str) -> bool:
+    """Whether this side could not read what the receiver answered, for its size."""
+    if code == OK or not details:
+        return False
+    return (
+        details.startswith(ANSWER_WORDS) or _OF_THE_ANSWER.search(details, 0, MAX_LOOKED_AT_CHARS) is not None
+    )
 
 
 def _number(digits: str | None) -> int | None:

@@ -34,6 +34,7 @@ from typing import Any
 from grpc import aio
 
 from app.core.codes import CANCELLED, UNIMPLEMENTED
+from app.push.answers import MAX_STREAM_BYTES
 from app.push.metadata import RegionRole
 from app.push.options import CONNECTING
 from app.push.proto.switchyard.v1.receiver_pb2 import Open, Role
@@ -48,7 +49,7 @@ MAX_TIMEOUT_MS = (1 << 32) - 1
 OPTIONS = [
     *CONNECTING,
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.max_receive_message_length", -1),  # results of a whole window, with reasons
+    ("grpc.max_receive_message_length", MAX_STREAM_BYTES),
 ]
 
 

@@ -37,6 +37,7 @@ from app.core.codes import (
     UNIMPLEMENTED,
 )
 from app.core.suspicion import NOT_SENT
+from app.push.answers import RANGES_AT_ONCE, TooMuchSaid, ranges_in
 from app.push.proto.switchyard.v1.receiver_pb2 import DeliverRequest, DeliverResponse, Open, Role
 from app.push.size_refusal import size_refusal
 from app.push.stream_book import Book
@@ -205,13 +206,15 @@ class Link:
             accepted = data is not EOF
             writer = asyncio.get_running_loop().create_task(self._write(call))
             while data is not EOF:
-                self._read(data)
+                await self._read(data)
                 data = await call.read()
             result = StreamResult(OK if self._draining else UNAVAILABLE, "the receiver ended the stream")
         except aio.AioRpcError as error:
             result = StreamResult(error.code().value[0], error.details() or "")
         except TimeoutError:
             result = StreamResult(UNAVAILABLE, f"the stream was not accepted within {OPEN_S:g} s")
+        except TooMuchSaid as error:
+            result = StreamResult(UNAVAILABLE, str(error))
         except (DecodeError, aio.UsageError, asyncio.InvalidStateError) as error:
             result = await self._status(error)
         finally:
@@ -228,7 +231,8 @@ class Link:
         status = await self._call.code()
         return StreamResult(status.value[0] or UNAVAILABLE, await self._call.details() or "")
 
-    def _read(self, data: bytes) -> None:
+    async def _read(self, data: bytes) -> None:
+        """Raises: DecodeError, TooMuchSaid."""
         response = DeliverResponse.FromString(data)
         book = self._book
         if not self.up:
@@ -238,7 +242,10 @@ class Link:
             self._outbox.max_request = min(limit for limit in limits if limit)
         if response.HasField("results"):
             unknown = book.unknown
-            for span, result in read_results(response.results):
+            ranges_in(response.results)
+            for number, (span, result) in enumerate(read_results(response.results), 1):
+                if not number % RANGES_AT_ONCE:
+                    await asyncio.sleep(0)
                 self._tell(book.finish(span.start, span.end), result)
             if book.unknown != unknown:
                 log.warning("a receiver answers deliveries that were never made", unknown=book.unknown)
@@ -340,6 +347,8 @@ class Link:
         self._tell(sent, StreamResult(code, details))
         self._tell(unsent, StreamResult(code, f"{NOT_SENT}: {details}"))
         if not (self._closed or self._draining):
+            if result.answer_too_large:  # the receiver's failure, whoever ended the stream
+                result = StreamResult(UNAVAILABLE, details)
             self._on_lost(result, accepted)
 
 

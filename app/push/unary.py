@@ -16,9 +16,10 @@ from grpc import aio
 
 from app.core.codes import CANCELLED, INTERNAL, OK, RESOURCE_EXHAUSTED, UNAVAILABLE
 from app.core.suspicion import is_planned_end
+from app.push.answers import MAX_UNARY_BYTES
 from app.push.metadata import VALUE_NULL
 from app.push.options import CONNECTING
-from app.push.size_refusal import METADATA_WORDS, size_refusal
+from app.push.size_refusal import METADATA_WORDS, is_of_the_answer, size_refusal
 
 CHANNELS = 4  # connections to a receiver: one is limited by its flow control window and stream limit
 MAX_DETAIL_CHARS = 1_000
@@ -31,9 +32,7 @@ METADATA_ENTRY_BYTES = 32  # HTTP/2 counts so much beside each name and value (R
 OPTIONS = [
     *CONNECTING,
     ("grpc.initial_reconnect_backoff_ms", 100),
-    # Answers should be empty and are not looked at; but one that is not read to its end has no status, and
-    # what was acknowledged would be delivered again.
-    ("grpc.max_receive_message_length", 64 * 1024 * 1024),
+    ("grpc.max_receive_message_length", MAX_UNARY_BYTES),
 ]
 
 
@@ -43,6 +42,7 @@ class CallResult:
     Attributes:
         code: gRPC status number.
         details: the receiver's words, bounded.
+        answer_too_large: the receiver answered more than is read; whether it took the message is not known.
         action: the trailer `kafka-action`, when there was one.
         latency_s: from `call` to the answer.
         too_large: some limit on the way refused the message's size.
@@ -52,8 +52,8 @@ class CallResult:
     """
 
     __slots__ = (
-        "action", "code", "details", "is_planned_end", "latency_s", "local_error", "retry_after_s",
-        "too_large",
+        "action", "answer_too_large", "code", "details", "is_planned_end", "latency_s", "local_error",
+        "retry_after_s", "too_large",
     )  # fmt: skip
 
     def __init__(
@@ -71,6 +71,7 @@ class CallResult:
         self.action = action
         self.latency_s = latency_s
         self.too_large = code != OK and action is None and size_refusal(code, details) is not None
+        self.answer_too_large = is_of_the_answer(code, details)
         self.is_planned_end = code == UNAVAILABLE and is_planned_end(details)
         self.local_error = local_error
         self.retry_after_s = retry_after_s

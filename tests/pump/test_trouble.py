@@ -24,6 +24,7 @@ from app.core.retry_headers import (
 from app.payload.interceptors import Chain, Reject, Send, Skip
 from app.payload.interceptors import Message as Outbound
 from app.pump.head import free_head
+from app.push.answers import MAX_UNARY_BYTES
 from app.push.receiver import Message
 from app.push.receiver.sdk import MAX_MESSAGE_BYTES
 from tests.core.batches import ATTRIBUTES_AT, CODECS, batch_of_packed, make_batch, packed_record, patched
@@ -130,6 +131,25 @@ async def test_an_acknowledgement_that_leaves_the_tracker_full_has_its_head_look
         assert verdict.offset == 0
         assert free_head(pump, time.monotonic()) is None
         assert stand.runtime.decisions.count == 1
+
+
+async def test_an_answer_that_is_too_large_fails_its_message_only_and_is_told_with_its_receiver() -> None:
+    async def handle(value: bytes, _: Any) -> bytes:
+        return bytes(MAX_UNARY_BYTES + 1) if value == b"3" else b""
+
+    server, port = await start_server(handle)
+    async with standing(lambda _: None) as stand:
+        stand.port = port
+        stand.run(target={"contract": "unary"})
+        pump = stand.pump()
+        stand.feed(pump, numbers(10))
+        await stand.until(lambda: pump.delivered == 9)
+        await stand.until(lambda: stand.runtime.link.unread.count)
+
+        assert stand.runtime.link.breaker.closed
+        told = stand.runtime.link.unread.news(0.0)
+        assert told.startswith(f"{stand.runtime.link.address} answered ")
+    await server.stop(None)
 
 
 async def test_a_message_of_millions_of_headers_goes_to_the_dlq_undecoded_and_no_other_does() -> None:

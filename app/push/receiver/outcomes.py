@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 from app.core.codes import INTERNAL, UNKNOWN
 from app.push.proto.switchyard.v1.receiver_pb2 import DeliverResponse, Range, Results
 from app.push.receiver.verdicts import (
@@ -16,6 +18,7 @@ from app.push.receiver.verdicts import (
 )
 
 MAX_AFTER_MS = (1 << 32) - 1
+MOST_OTHERS = 1_000  # in a response: with a reason of 500 characters each it has 2 MiB at most
 
 
 class Outcomes:
@@ -32,7 +35,7 @@ class Outcomes:
         self.acknowledged: list[int] = []
         self.others = 0
         self._ranges: list[tuple[int, int]] = []
-        self._results: Results | None = None
+        self._results: deque[tuple[int, Results]] = deque()  # how many, for a response each
 
     @property
     def count(self) -> int:
@@ -69,21 +72,26 @@ class Outcomes:
         )
 
     def take(self, response: DeliverResponse) -> None:
-        """Moves everything into `response`."""
-        if self._results is not None:
-            response.results.CopyFrom(self._results)
-            self._results = None
+        """Moves all acknowledgements into `response`, and `MOST_OTHERS` of the others; look at `count`."""
+        if self._results:
+            count, results = self._results.popleft()
+            response.results.CopyFrom(results)
+            self.others -= count
         if self.acknowledged or self._ranges:
             add = response.results.acknowledged.add
             for start, end in merged(self.acknowledged, self._ranges):
                 add(start=start, end=end)
-        self.acknowledged, self._ranges, self.others = [], [], 0
+        self.acknowledged, self._ranges = [], []
 
     def _others(self) -> Results:
+        """Where one more is to be noted."""
         self.others += 1
-        if self._results is None:
-            self._results = Results()
-        return self._results
+        count, results = self._results.pop() if self._results else (0, Results())
+        if count == MOST_OTHERS:
+            self._results.append((count, results))
+            count, results = 0, Results()
+        self._results.append((count + 1, results))
+        return results
 
 
 def merged(numbers: list[int], ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -269,4 +269,6 @@ class Session:
                 self._outcomes.take(response)
                 self._credit(response)
                 await self._context.write(response.SerializeToString())
+                if self._outcomes.count:
+                    self._wake.set()
                 await asyncio.sleep(PAUSE_S)
