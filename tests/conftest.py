@@ -29,6 +29,7 @@ from app.yard import Yard, broker
 from app.yard.security import ADMIN, Security
 
 BOOTSTRAP_VARIABLE = "SWITCHYARD_TEST_BOOTSTRAP"
+USERS = {ADMIN: "adminword", "switchyard": "switchword", "reader": "readerword"}  # the last never writes
 PORTS_VARIABLE = "SWITCHYARD_TEST_PORTS"  # "20000-24000": of this process, beside others (tests/__main__.py)
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev")
 
@@ -172,7 +173,7 @@ def killable_yard(_shared_yard: Yard) -> Iterator[Yard]:
 @pytest.fixture(scope="session")
 def secured() -> Iterator[Yard]:
     """Real brokers of one region, to which users have to log in; what they may do is the tests' to say."""
-    with Yard(regions=1, security=Security({ADMIN: "adminword", "switchyard": "switchword"})) as yard:
+    with Yard(regions=1, security=Security(USERS)) as yard:
         yield yard
 
 

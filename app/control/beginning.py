@@ -126,10 +126,12 @@ def _tell_anew(job: JobId, why: str, former: LogId, present: LogId, next_offset:
 
 
 async def log_id(job: JobId, cluster: DataCluster) -> LogId:
-    """Which log the job's topic is now. Raises LookupError: it does not exist, or may not be described."""
+    """Which log the job's topic is now. Raises LookupError: it does not exist. KafkaError: it may not be
+    described."""
     topic_ids = await cluster.client.topic_ids([job.topic])
     if job.topic not in topic_ids:
-        raise LookupError(f"topic {job.topic} does not exist in {cluster.name}, or may not be described")
+        await cluster.client.partitions(job.topic)
+        raise LookupError(f"topic {job.topic} does not exist in {cluster.name}")
     return LogId(await cluster.client.cluster_id(), topic_ids[job.topic])
 
 

@@ -14,6 +14,7 @@ Rules
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from functools import partial
 
@@ -26,6 +27,7 @@ from app.core.fencing import LogId, TakeoverAnswer
 from app.core.job import JobId
 from app.core.ranges import Snapshot
 from app.kafka.clusters import EARLIEST
+from app.kafka.commit import GroupDenied
 from app.kafka.fetched import Gap
 from app.replica.note import BadNote, Note
 from app.replica.runtime import group_of
@@ -81,7 +83,9 @@ async def find_replica_beginning(
         return Beginning(snapshot, answer.lineage, now, known=now == answer.log, is_first=not answer.note)
     if not answer.lineage:
         at = (job.topic, job.partition)
-        committed = (await source.committer.committed(group_of(job.name), [at])).get(at)
+        committed = None
+        with contextlib.suppress(GroupDenied):  # it is for people: a principal that only reads needs no group
+            committed = (await source.committer.committed(group_of(job.name), [at])).get(at)
         if committed is not None and committed >= 0:
             return Beginning(Snapshot(committed), answer.lineage, now, known=False)
     return Beginning(Snapshot(await first()), answer.lineage, now, known=False, is_first=True)

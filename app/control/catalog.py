@@ -50,7 +50,7 @@ from app.core.job import JobId, Kind
 from app.core.plan import HIBERNATED, name_of
 from app.core.topology import Layout
 from app.kafka.clusters import TOPIC_UNKNOWN, ClusterClient, ClusterUnreachable
-from app.kafka.grants import allow, lacks
+from app.kafka.grants import grant, lacks
 from app.kafka.topic_ids import UNKNOWN_ID
 from app.push.metadata import RegionRole
 
@@ -237,8 +237,8 @@ class Catalog:
             if topic == workload.metadata.topic:
                 self._stand(key, "denied")
             self._tell(
-                key, f"topic {topic} may not be described: {lacks(spec, 'topic', topic, 'Describe')}",
-                f"{allow(spec, 'topic', topic, 'Describe', 'Read')}; its jobs go on with what is known",
+                key, lacks(spec, "topic", topic, "Describe"),
+                f"{grant(spec, 'topic', topic, 'Describe', 'Read')}; its jobs go on with what is known",
             )  # fmt: skip
         except Exception as error:  # noqa: BLE001 - one cluster's trouble must not stop the others' jobs
             self._tell(key, f"cluster {name} cannot be read: {error}", "its jobs go on with what is known")

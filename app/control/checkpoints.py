@@ -269,9 +269,10 @@ class Checkpoints(Service):
                 trouble = f"commit: {refused}"
                 if pump.trouble != trouble:
                     pump.trouble = trouble
-                    self._on_trouble(
-                        "commit-refused", str(pump.job), refused, "it is tried again every second"
-                    )
+                    message, _, remedy = refused.partition("; ")
+                    again = "it is tried again every second"
+                    remedy = f"{remedy}; {again}" if remedy else again
+                    self._on_trouble("commit-refused", str(pump.job), message, remedy)
             else:
                 self._committed[str(pump.job)] = (offsets[at], now_s)
                 if pump.trouble.startswith("commit: "):

@@ -141,7 +141,9 @@ class ClusterTopics:
             if wanted is None and (missing := (self.sizes.keys() | expected) - {entry[1] for entry in found}):
                 found += (await client.metadata(sorted(missing))).topics
             sure = {0, *TOPIC_UNKNOWN}
-            self.denied = frozenset(entry[1] for entry in found if entry[0] == NOT_AUTHORISED)
+            denied = frozenset(entry[1] for entry in found if entry[0] == NOT_AUTHORISED)
+            self.version += denied != self.denied
+            self.denied = denied
             self.take(
                 {entry[1]: len(entry[3]) for entry in found if entry[3] or entry[0] in sure},
                 now_s,

@@ -18,11 +18,12 @@ from aiokafka.errors import KafkaError
 
 from app.config.route import RouteDefinition
 from app.control.beginning import Trouble
-from app.control.cluster_topics import ClusterTopics
+from app.control.cluster_topics import AUTHORISATION, ClusterTopics
 from app.control.data_clusters import DataClusters
 from app.control.topic_settings import safe_replication
 from app.core.routes_topic import SYNCED, TopicPlan, TopicState, TopicSync, plan_topic
 from app.kafka.clusters import ClusterClient, ClusterUnreachable
+from app.kafka.grants import allow, grant, lacks
 from app.kafka.topic_configs import alter, create, expand
 from app.kafka.topics import TopicSpec
 
@@ -40,6 +41,7 @@ REFUSED = {
     "partitions": "could not be given more partitions",
     "configuration": "could not be configured",
 }
+PERMISSIONS = {"create": "Create", "partitions": "Alter", "configuration": "AlterConfigs"}
 
 
 @dataclass(slots=True)
@@ -77,10 +79,11 @@ class _Look:
 
 @dataclass(frozen=True, slots=True)
 class _Refused:
-    """When, and what it was."""
+    """When, and what it was. `denied`: a permission is missing."""
 
     at_s: float
     why: str
+    denied: bool
 
 
 class Targets:
@@ -122,6 +125,8 @@ class Targets:
     def told(self, target: Target) -> tuple[str, str]:
         """Whether it is copied to, being prepared or blocked, and why, for people."""
         plan = self.plan(target)
+        if self._denied(target):
+            return "blocked", lacks(self._clusters.specs[target[0]], "topic", target[1], "Describe")
         if plan is None:
             return "preparing", "not looked at yet"
         if plan.blocked:
@@ -133,6 +138,10 @@ class Targets:
         if plan.alter:
             return "preparing", f"to be configured: {', '.join(sorted(plan.alter))}"
         return "copied", "; ".join(plan.told)
+
+    def _denied(self, target: Target) -> bool:
+        there = self._topics.get(target[0])
+        return there is not None and target[1] in there.denied
 
     def look(self, routes: Routes, unknown: Collection[str]) -> asyncio.Task[None] | None:
         """Begins to plan what changed, if anything did, or to make what was planned. Into the clusters
@@ -197,6 +206,8 @@ class Targets:
         there = self._topics.get(cluster)
         if there is None or not there.listed or not there.knows(topic) or wanted.sync is None:
             return None
+        if topic in there.denied:
+            return None  # whether it exists is not known; what is copied to it goes on
         sources: dict[str, TopicState] = {}
         for source, name in sorted(wanted.sources):
             state = self._topics[source].state(name)
@@ -236,7 +247,8 @@ class Targets:
                     self._refused.pop(((cluster, topic), what), None)
                     if topic in refused:
                         words = f"{REFUSED[what]}: {refused[topic]}"
-                        self._refused[(cluster, topic), what] = _Refused(time.monotonic(), words)
+                        denied = isinstance(refused[topic], AUTHORISATION)
+                        self._refused[(cluster, topic), what] = _Refused(time.monotonic(), words, denied)
         except (KafkaError, ClusterUnreachable, OSError, TimeoutError) as error:
             log.warning("topics of a destination wait to be made", cluster=cluster, error=repr(error))
             await asyncio.sleep(AWAY_S)
@@ -277,9 +289,12 @@ class Targets:
     def _tell_all(self) -> None:
         told: dict[tuple[str, str], tuple[str, str]] = {}
         self._refused = {key: refused for key, refused in self._refused.items() if key[0] in self._wanted}
-        for ((cluster, topic), _), refused in self._refused.items():
+        for ((cluster, topic), what), refused in self._refused.items():
             for name in self._wanted[cluster, topic].routes:
-                remedy = "do it by hand, or allow Switchyard's principal to; it is tried again every minute"
+                remedy = "do it by hand; it is tried again every minute"
+                if refused.denied:
+                    command = allow(self._clusters.specs[cluster], "topic", topic, PERMISSIONS[what])
+                    remedy = f"{command}; or {remedy}"
                 told[name, f"topic {topic} in {cluster} {refused.why}"] = ("route-topic", remedy)
         for target, (_, plan) in self._plans.items():
             for name in self._wanted[target].routes:
@@ -287,13 +302,28 @@ class Targets:
                 for why in plan.blocked:
                     message, _, remedy = why.rpartition("; ")
                     told[name, f"nothing new is copied to {where}: {message}"] = ("route-blocked", remedy)
-                for what in plan.told:
-                    told[name, f"{where}: {what}"] = ("route-topic", "nothing to do, unless that matters")
+                for odd in plan.told:
+                    told[name, f"{where}: {odd}"] = ("route-topic", "nothing to do, unless that matters")
+        for (cluster, topic), wanted in self._wanted.items():
+            if self._denied((cluster, topic)):
+                spec = self._clusters.specs[cluster]
+                remedy = grant(spec, "topic", topic, "Read", "Write", "Describe")
+                for name in wanted.routes:
+                    told[name, f"nothing new is copied there: {lacks(spec, 'topic', topic, 'Describe')}"] = (
+                        "route-blocked", remedy,
+                    )  # fmt: skip
+            for source, one in sorted(wanted.sources):
+                if unread := self._topics[source].troubles.get(one):
+                    remedy = grant(self._clusters.specs[source], "topic", one, "DescribeConfigs")
+                    for name in wanted.routes:
+                        told[name, f"the copy does not follow settings of topic {one} in {source}: {unread}"] = (
+                            "route-topic", remedy,
+                        )  # fmt: skip
         for cluster, topics in self._topics.items():
             for topic, why in topics.troubles.items():
-                wanted = self._wanted.get((cluster, topic))
-                for name in wanted.routes if wanted else ():
-                    remedy = "allow Switchyard's principal to describe the configs of topics it copies"
+                known = self._wanted.get((cluster, topic))
+                for name in known.routes if known else ():
+                    remedy = grant(self._clusters.specs[cluster], "topic", topic, "DescribeConfigs")
                     told[name, f"topic {topic} in {cluster} is taken as it is: {why}"] = (
                         "route-topic", remedy,
                     )  # fmt: skip

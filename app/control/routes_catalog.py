@@ -338,7 +338,7 @@ class RoutesCatalog:
             self._ids[cluster] = await client.cluster_id()
             began_s = time.monotonic()
             described = partial(self._described, cluster, routes)
-            expected = self._expected.get(cluster, set())
+            expected = self._expected.get(cluster, set()) | self.targets.of(cluster)
             await topics.look(client, names, described, began_s, relist=relist, expected=expected)
             for known in self._without_beginning(cluster, routes):
                 if self._topics.get(cluster) is topics:

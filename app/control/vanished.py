@@ -21,7 +21,7 @@ from app.control.cluster_topics import State
 from app.control.data_clusters import DataClusters
 from app.core.control_events import Assignment
 from app.core.placement_round import GONE, is_gone
-from app.kafka.grants import allow, lacks
+from app.kafka.grants import grant, lacks
 
 MOST_TOLD = 20  # incidents of a definition at once: a cluster may lose thousands of topics
 ENDED = f"{GONE}: its topic vanished"
@@ -110,5 +110,5 @@ class Vanished:
                 f"topic {what} in {cluster}, which {kind} {name} means, may not be described: "
                 f"{lacks(spec, 'topic', what, 'Describe')}"
             )
-            remedy = f"{allow(spec, 'topic', what, 'Describe', 'Read')}; it goes on by itself then"
+            remedy = grant(spec, "topic", what, "Describe", "Read")
         self._tell("topic-vanished", name, message, remedy)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from app.kafka.clusters import NOT_AUTHORISED, UNKNOWN_TOPIC
+from app.kafka.clusters import UNKNOWN_TOPIC
+from app.kafka.grants import CLUSTER, CLUSTER_NOT_AUTHORISED, NOT_AUTHORISED, Known, allow, grant, lacks
 
 DUPLICATE = 46  # it is in the log: acknowledged, with an unknown offset
 OUT_OF_SEQUENCE = {45, 59}  # OUT_OF_ORDER_SEQUENCE_NUMBER, UNKNOWN_PRODUCER_ID
@@ -13,6 +14,7 @@ FENCED = {47, 90}  # INVALID_PRODUCER_EPOCH, PRODUCER_FENCED
 # UNSUPPORTED_FOR_MESSAGE_FORMAT, POLICY_VIOLATION, UNSUPPORTED_COMPRESSION_TYPE, INVALID_RECORD
 REFUSED = {2, 10, 18, 32, 42, 43, 44, 76, 87}
 TOO_LARGE = {10, 18}  # of the refused ones: smaller batches of the same records may be taken
+FOR_A_RECORD = {32}  # INVALID_TIMESTAMP: the others of the batch may be taken
 NOT_ENOUGH_REPLICAS = 19
 TOO_FEW_REPLICAS = {NOT_ENOUGH_REPLICAS, 20}
 NO_ANSWER = -101  # no codes of Kafka's: the connection was lost, or its answer was
@@ -20,7 +22,16 @@ UNEXPECTED = -102
 UNANSWERED = {NO_ANSWER, UNEXPECTED}
 # Of these a broker has appended nothing; NOT_ENOUGH_REPLICAS among them. A leader that is deposed says so
 # (NOT_LEADER_OR_FOLLOWER) of what it had appended, too, and its successor may have that.
-NOT_APPENDED = {*REFUSED, *FENCED, *OUT_OF_SEQUENCE, UNKNOWN_TOPIC, 17, 19, NOT_AUTHORISED, 31}
+NOT_APPENDED = {
+    *REFUSED,
+    *FENCED,
+    *OUT_OF_SEQUENCE,
+    UNKNOWN_TOPIC,
+    17,
+    19,
+    NOT_AUTHORISED,
+    CLUSTER_NOT_AUTHORISED,
+}
 
 
 class AppendError(RuntimeError):
@@ -53,14 +64,22 @@ class AppendTrouble:
     remedy: str
 
 
-def remedy_of(code: int) -> str:
+def refusal(code: int, cluster: Known, topic: str) -> str | None:
+    """Which permission an append lacks; None: it is refused for something else."""
+    if code == NOT_AUTHORISED:
+        return f"{lacks(cluster, 'topic', topic, 'Write')} (TopicAuthorizationFailed)"
+    return lacks(cluster, "cluster", CLUSTER, "IdempotentWrite") if code == CLUSTER_NOT_AUTHORISED else None
+
+
+def remedy_of(code: int, cluster: Known, topic: str) -> str:
     """What an operator can do about an error code."""
     if code in {UNKNOWN_TOPIC, 17, 100}:  # INVALID_TOPIC, UNKNOWN_TOPIC_ID
         return "create the topic, or correct the route; it is tried again by itself"
-    if code in {NOT_AUTHORISED, 31}:  # of the topic, of the cluster
-        return (
-            "grant Switchyard's principal Read, Write and Describe on the topic; it is tried again by itself"
-        )
+    if code == NOT_AUTHORISED:
+        return grant(cluster, "topic", topic, "Read", "Write", "Describe")
+    if code == CLUSTER_NOT_AUTHORISED:
+        older = allow(cluster, "cluster", CLUSTER, "IdempotentWrite")
+        return f"{grant(cluster, 'topic', topic, 'Read', 'Write', 'Describe')}; before Kafka 2.8 also {older}"
     if code in TOO_FEW_REPLICAS:
         return (
             "bring back the brokers that keep it, or lower min.insync.replicas; it is tried again by itself"

@@ -49,6 +49,7 @@ from app.kafka.append_errors import (
     Fenced,
     LaneClosed,
     Refused,
+    refusal,
     remedy_of,
 )  # fmt: skip
 from app.kafka.append_pending import Ahead, Pending
@@ -274,7 +275,7 @@ class Lane:
         self._failures += 1
         if now_s - self._failing_since_s > TELL_AFTER_S and message != self._told:
             self._told = message
-            self._tell(message, remedy_of(code))
+            self._tell(message, remedy_of(code, self._appender.cluster.spec, self.topic))
         self._loop.call_later(delay_s, self._go_on)
 
     # -- inside ------------------------------------------------------------------------------------
@@ -316,7 +317,8 @@ class Lane:
         """All is answered and not all is well: rule 2."""
         head = self._queue[0]
         code, alone = head.code, head.alone
-        reason = head.message or (for_code(code).__name__ if code > 0 else "no answer")
+        reason = refusal(code, self._appender.cluster.spec, self.topic) or head.message
+        reason = reason or (for_code(code).__name__ if code > 0 else "no answer")
         said = f"{self._name}: {reason}"
         self._ahead.see(self._queue)
         self._sent, self._known = 0, False

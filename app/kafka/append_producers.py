@@ -20,6 +20,7 @@ from aiokafka.errors import KafkaError, for_code
 from aiokafka.protocol.transaction import InitProducerIdRequest
 
 from app.kafka.clusters import ClusterClient, ClusterUnreachable
+from app.kafka.grants import CLUSTER, CLUSTER_NOT_AUTHORISED, lacks
 
 WAIT_S = 30.0
 RETRY_S = 0.2
@@ -53,7 +54,10 @@ async def new_producer(cluster: ClusterClient, timeout_s: float = WAIT_S) -> Pro
             response = await cluster.send(await cluster.any_node(), request)
             if response.error_code == 0:
                 return ProducerId(response.producer_id, response.producer_epoch)
-            trouble: Exception = for_code(response.error_code)()
+            words = []
+            if response.error_code == CLUSTER_NOT_AUTHORISED:
+                words = [lacks(cluster.spec, "cluster", CLUSTER, "IdempotentWrite")]
+            trouble: Exception = for_code(response.error_code)(*words)
             if response.error_code not in LOADING:
                 raise trouble
         except (KafkaError, OSError, TimeoutError, ClusterUnreachable) as error:

@@ -24,6 +24,7 @@ from app.kafka.append_marker import mark
 from app.kafka.append_state import remembered
 from app.kafka.clusters import EARLIEST, READ_UNCOMMITTED, ClusterClient, ClusterUnreachable
 from app.kafka.epochs import epoch_ends
+from app.kafka.grants import NOT_AUTHORISED, lacks
 
 WAIT_S, RETRY_S = 10.0, 0.2
 FETCH_WAIT_MS = 50
@@ -154,7 +155,7 @@ async def walk(
                         "(NotEnoughReplicas)"
                     )
                 else:
-                    trouble = for_code(code)()
+                    trouble = _error(code, cluster, topic, "Read")
         except (KafkaError, OSError, TimeoutError) as error:
             trouble = error
         log_end = -1
@@ -172,6 +173,12 @@ async def walk(
         await asyncio.sleep(RETRY_S)
 
 
+def _error(code: int, cluster: ClusterClient, topic: str, operation: str) -> KafkaError:
+    words = [lacks(cluster.spec, "topic", topic, operation)] if code == NOT_AUTHORISED else []
+    error: KafkaError = for_code(code)(*words)
+    return error
+
+
 async def _log_end(cluster: ClusterClient, node: int, topic: str, partition: int) -> int:
     """The end of the leader's log. Above the high watermark may lie what nobody can read yet."""
     await cluster.topic_ids([topic], node)
@@ -180,5 +187,5 @@ async def _log_end(cluster: ClusterClient, node: int, topic: str, partition: int
     if at not in ends:
         raise ClusterUnreachable(f"broker {node} does not tell where the log ends")
     if ends[at].code:
-        raise for_code(ends[at].code)()
+        raise _error(ends[at].code, cluster, topic, "Describe")
     return ends[at].end_offset

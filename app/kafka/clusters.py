@@ -22,6 +22,7 @@ from aiokafka.protocol.offset import OffsetRequest
 from aiokafka.structs import TopicPartition
 
 from app.kafka import closed_transport
+from app.kafka.grants import NOT_AUTHORISED, lacks
 from app.kafka.topic_ids import UNKNOWN_ID, TopicIdsRequest, ids_of, leader_epochs_of
 
 log = structlog.get_logger(__name__)
@@ -37,7 +38,7 @@ METADATA_MAX_AGE_MS = 30_000
 METADATA_TURN_S = 2.0  # then the next broker is asked for metadata: this one may be frozen
 EARLIEST, LATEST = -2, -1
 READ_UNCOMMITTED, READ_COMMITTED = 0, 1
-UNKNOWN_TOPIC, NO_LEADER, NOT_AUTHORISED = 3, 5, 29
+UNKNOWN_TOPIC, NO_LEADER = 3, 5
 LEADER_TROUBLE = {UNKNOWN_TOPIC, NO_LEADER, 6, 9, 56, 74, 75, 100, 103}  # heals with fresh metadata
 TOPIC_UNKNOWN = {UNKNOWN_TOPIC, 17}  # UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC
 
@@ -259,6 +260,8 @@ class ClusterClient:
         entry = response.topics[0]
         if entry[0] in TOPIC_UNKNOWN:
             return None
+        if entry[0] == NOT_AUTHORISED:
+            raise for_code(entry[0])(lacks(self.spec, "topic", topic, "Describe"))
         if entry[0] and not entry[3]:
             raise for_code(entry[0])(topic)
         return len(entry[3])
@@ -282,7 +285,7 @@ class ClusterClient:
         known, where = self.client.cluster, f"topic {topic} in {self.name}"
         partitions = known.partitions_for_topic(topic)
         if topic in known.unauthorized_topics:
-            return NOT_AUTHORISED, f"{where} may not be described"
+            return NOT_AUTHORISED, lacks(self.spec, "topic", topic, "Describe")
         if partitions is None:
             return UNKNOWN_TOPIC, f"topic {topic} is not known in {self.name}"
         if partition not in partitions:
@@ -372,4 +375,4 @@ async def _reason(spec: ClusterSpec, address: str) -> str:
     return f"{address} takes connections, but does not answer as a Kafka broker would over {spec.protocol}"
 
 
-__all__ = ["ClusterClient", "ClusterMetadata", "ClusterSpec", "ClusterUnreachable"]
+__all__ = ["NOT_AUTHORISED", "ClusterClient", "ClusterMetadata", "ClusterSpec", "ClusterUnreachable"]

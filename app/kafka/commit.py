@@ -10,11 +10,12 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from aiokafka.errors import KafkaError, for_code
+from aiokafka.errors import GroupAuthorizationFailedError, KafkaError, for_code
 from aiokafka.protocol.admin import DescribeGroupsRequest, ListGroupsRequest
 from aiokafka.protocol.commit import OffsetCommitRequest, OffsetFetchRequest
 
 from app.kafka.clusters import ClusterClient, ClusterUnreachable
+from app.kafka.grants import GROUP_NOT_AUTHORISED, NOT_AUTHORISED, allow, lacks
 
 At = tuple[str, int]  # topic, partition
 
@@ -26,6 +27,10 @@ RETRY_S = 0.25
 CONNECTION = "commit"
 LIVE = "has live members"  # of the reason for what is refused beside them
 CONSUMERS = {"consumer", ""}  # protocols; "": nobody ever joined it
+
+
+class GroupDenied(ClusterUnreachable):
+    """The group may not be read; the message says which permission is missing."""
 
 
 class Position(NamedTuple):
@@ -73,6 +78,8 @@ class OffsetCommitter:
                 node = await self._coordinator(group)
                 request = OffsetCommitRequest(group, -1, "", -1, list(topics.items()))
                 response = await self._client.send(node, request, CONNECTION)
+            except GroupAuthorizationFailedError:
+                return dict.fromkeys(offsets, self._denied(group))
             except (KafkaError, OSError, TimeoutError) as failure:
                 error = failure
                 self._coordinators.pop(group, None)
@@ -88,14 +95,14 @@ class OffsetCommitter:
                 self._coordinators.pop(group, None)
                 await asyncio.sleep(RETRY_S)
                 continue
-            return {at: _why(group, code) for at, code in codes.items() if code}
+            return {at: self._why(group, at, code) for at, code in codes.items() if code}
         raise ClusterUnreachable(f"group {group} in {self._client.name} takes no commit: {error}")
 
     async def committed(self, group: str, wanted: Iterable[At]) -> dict[At, int | None]:
         """The committed next offset of each (topic, partition); None when there is none.
 
         Raises:
-            ClusterUnreachable: the group's coordinator does not answer.
+            GroupDenied: it may not be read. ClusterUnreachable: the group's coordinator does not answer.
         """
         topics: dict[str, list[int]] = {}
         for topic, partition in wanted:
@@ -122,6 +129,8 @@ class OffsetCommitter:
             try:
                 node = await self._coordinator(group)
                 response = await self._client.send(node, OffsetFetchRequest(group, topics), CONNECTION)
+            except GroupAuthorizationFailedError as denied:
+                raise GroupDenied(self._denied(group)) from denied
             except (KafkaError, OSError, TimeoutError) as failure:
                 error = failure
                 self._coordinators.pop(group, None)
@@ -136,10 +145,29 @@ class OffsetCommitter:
             bad = {code for code in codes if code}
             if not bad:
                 return found
+            if GROUP_NOT_AUTHORISED in bad:
+                raise GroupDenied(self._denied(group))
             error = ", ".join(for_code(code).__name__ for code in bad)
             self._coordinators.pop(group, None)
             await asyncio.sleep(RETRY_S)
         raise ClusterUnreachable(f"group {group} in {self._client.name} cannot be read: {error}")
+
+    def _denied(self, group: str) -> str:
+        spec = self._client.spec
+        return f"{lacks(spec, 'group', group, 'Read')}; {allow(spec, 'group', group, 'Read', 'Describe')}"
+
+    def _why(self, group: str, at: At, code: int) -> str:
+        name, spec = for_code(code).__name__, self._client.spec
+        if code == GROUP_NOT_AUTHORISED:
+            return self._denied(group)
+        if code == NOT_AUTHORISED:
+            return f"{lacks(spec, 'topic', at[0], 'Read')}; {allow(spec, 'topic', at[0], 'Read')}"
+        if code in HAS_MEMBERS:
+            return (
+                f"{name}: group {group} {LIVE} of an ordinary consumer; "
+                "stop them, or give the workload a group of its own"
+            )
+        return name
 
     async def members(self, group: str) -> Sequence[str]:
         """The ids of the clients that are members of the group now.
@@ -189,13 +217,3 @@ class OffsetCommitter:
         if not answered or (every_broker and failed):
             raise ClusterUnreachable(f"the groups of {self._client.name} cannot be listed: {error}")
         return sorted(found)
-
-
-def _why(group: str, code: int) -> str:
-    name = for_code(code).__name__
-    if code in HAS_MEMBERS:
-        return (
-            f"{name}: group {group} {LIVE} of an ordinary consumer; "
-            "stop them, or give the workload a group of its own"
-        )
-    return name

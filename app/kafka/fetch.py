@@ -47,7 +47,7 @@ from app.kafka.fetched import (
     Fetched,
     FetchTrouble,
     PartitionFetch,
-    name_of,
+    refusal,
     remedy_of,
 )  # fmt: skip
 from app.kafka.followers import Counts, Followers
@@ -289,7 +289,7 @@ class FetchService(Service):
             part.epoch, part.unsure = NOT_KNOWN, part.last_epoch >= 0
         if code in LEADER_TROUBLE:
             self.client.client.force_metadata_update()
-        await self._failed(part, code, f"{name_of(code)} for {part.topic}-{part.partition}")
+        await self._failed(part, code, refusal(code, self.client.spec, part.topic, part.partition))
 
     async def _answered(self, part: PartitionFetch, answer: list[Any]) -> None:
         # v4: (last stable, aborted, data); v5 on: log start before aborted; v11: replica before data
@@ -376,7 +376,8 @@ class FetchService(Service):
         part.retry_at_s = now_s + min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2 ** min(part.failures - 1, 10))
         if now_s - part.failing_since_s > TELL_AFTER_S and part.told != message and not part.removed:
             part.told = message
-            trouble = FetchTrouble(part.key, part.topic, part.partition, message, remedy_of(code))
+            remedy = remedy_of(code, self.client.spec, part.topic)
+            trouble = FetchTrouble(part.key, part.topic, part.partition, message, remedy)
             try:
                 await self._deliver(trouble)
             except Exception:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from aiokafka.errors import for_code
 
-from app.kafka.clusters import NOT_AUTHORISED, UNKNOWN_TOPIC
+from app.kafka.clusters import UNKNOWN_TOPIC
 from app.kafka.epochs import AHEAD, FENCED, EpochEnd
+from app.kafka.grants import NOT_AUTHORISED, Known, grant, lacks
 
 if TYPE_CHECKING:
     from app.core.audit.headers import Headers, Numbers
@@ -25,7 +26,6 @@ CORRUPT = 2
 UNEXPECTED = -100  # no code of Kafka's
 REMEDIES = {
     UNKNOWN_TOPIC: "create the topic, or correct its name in the workload",
-    NOT_AUTHORISED: "grant Switchyard's principal Read and Describe on the topic",
     UNEXPECTED: "a fault of Switchyard's own, its traceback is in the log; it is tried again by itself",
     CORRUPT: (
         "there is a corrupt record, and nobody knows where it ends; check its disk, or go on behind it: "
@@ -43,8 +43,17 @@ def name_of(code: int) -> str:
     return NAMES.get(code) or for_code(code).__name__
 
 
-def remedy_of(code: int) -> str:
+def refusal(code: int, cluster: Known, topic: str, partition: int) -> str:
+    """A refused fetch, in words."""
+    if code == NOT_AUTHORISED:
+        return f"{lacks(cluster, 'topic', topic, 'Read')} ({name_of(code)})"
+    return f"{name_of(code)} for {topic}-{partition}"
+
+
+def remedy_of(code: int, cluster: Known, topic: str) -> str:
     """What an operator can do about an error code."""
+    if code == NOT_AUTHORISED:
+        return grant(cluster, "topic", topic, "Read", "Describe")
     return REMEDIES.get(code, "see whether the broker runs; it is tried again by itself")
 
 

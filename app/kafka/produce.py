@@ -9,10 +9,16 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiokafka import AIOKafkaProducer
-from aiokafka.errors import KafkaError, MessageSizeTooLargeError, RecordListTooLargeError
+from aiokafka.errors import (
+    ClusterAuthorizationFailedError,
+    KafkaError,
+    MessageSizeTooLargeError,
+    RecordListTooLargeError,
+)
 from aiokafka.partitioner import DefaultPartitioner
 
 from app.kafka.clusters import ClusterSpec
+from app.kafka.grants import CLUSTER, allow, lacks
 
 MAX_REQUEST_BYTES = 16 * 1024 * 1024
 LINGER_MS = 2
@@ -136,6 +142,11 @@ class Producer:
         )
         try:
             await producer.start()
+        except ClusterAuthorizationFailedError as error:
+            await producer.stop()
+            why = lacks(self.spec, "cluster", CLUSTER, "IdempotentWrite")
+            remedy = allow(self.spec, "cluster", CLUSTER, "IdempotentWrite")
+            raise ClusterAuthorizationFailedError(f"{why}, or Write on any topic there; {remedy}") from error
         except BaseException:
             await producer.stop()
             raise

@@ -15,6 +15,7 @@ from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.types import Array, Boolean, Int8, Int16, Int32, Schema, String
 
 from app.kafka.clusters import ClusterClient
+from app.kafka.grants import CLUSTER_NOT_AUTHORISED, NOT_AUTHORISED, lacks
 from app.kafka.topics import ALREADY_EXISTS, TopicSpec
 
 TOPIC, SET, DELETE = 2, 0, 1  # a resource's type; operations
@@ -102,7 +103,7 @@ async def describe(
         answer = await client.send(await client.any_node(), DescribeConfigsRequest(wanted))
         for code, message, _, topic, entries in answer.resources:
             if code:
-                found[topic] = for_code(code)(f"settings of topic {topic} in {client.name}: {message}")
+                found[topic] = _error(client, code, topic, "settings", "DescribeConfigs", message)
                 continue
             known = [(entry[0], entry[1], entry[3]) for entry in entries if entry[1] is not None]
             found[topic] = TopicSettings(
@@ -124,7 +125,7 @@ async def alter(
         return {}
     answer = await client.send(await client.any_node(), _Alter(settings))
     return {
-        topic: for_code(code)(f"settings of topic {topic} in {client.name}: {message}")
+        topic: _error(client, code, topic, "settings", "AlterConfigs", message)
         for code, message, _, topic in answer.resources
         if code
     }
@@ -137,7 +138,7 @@ async def expand(client: ClusterClient, partitions: Mapping[str, int]) -> dict[s
     wanted: list[Any] = [(topic, (count, None)) for topic, count in partitions.items()]
     answer = await _ask_controller(client, CreatePartitionsRequest(wanted, CHANGE_MS, False))
     return {
-        topic: for_code(code)(f"partitions of topic {topic} in {client.name}: {message}")
+        topic: _error(client, code, topic, "partitions", "Alter", message)
         for topic, code, message in answer.topic_errors
         if code
     }
@@ -155,10 +156,21 @@ async def create(
     answer = await _ask_controller(client, CreateTopicsRequest(specs, CHANGE_MS, False))
     made = {topic for topic, code, *_ in answer.topic_errors if not code}
     return made, {
-        topic: for_code(code)(f"topic {topic} in {client.name}: {rest[0] if rest else ''}")
+        topic: _error(client, code, topic, "", "Create", rest[0] if rest else "")
         for topic, code, *rest in answer.topic_errors
         if code not in (0, ALREADY_EXISTS)
     }
+
+
+def _error(
+    client: ClusterClient, code: int, topic: str, what: str, operation: str, message: str | None
+) -> KafkaError:
+    said = f"{what} of topic {topic}" if what else f"topic {topic}"
+    said = f"{said} in {client.name}: {message}"
+    if code in {NOT_AUTHORISED, CLUSTER_NOT_AUTHORISED}:
+        said = lacks(client.spec, "topic", topic, operation)
+    error: KafkaError = for_code(code)(said)
+    return error
 
 
 async def _ask_controller(client: ClusterClient, request: Any) -> Any:

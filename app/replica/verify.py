@@ -40,7 +40,7 @@ from app.core.verbatim import Copy
 from app.kafka.append_seek import OFFSET_OUT_OF_RANGE
 from app.kafka.checksum import crc32c
 from app.kafka.clusters import EARLIEST, READ_UNCOMMITTED, ClusterClient, ClusterUnreachable
-from app.kafka.fetched import name_of, remedy_of
+from app.kafka.fetched import refusal, remedy_of
 from app.kafka.topic_configs import TopicSettings, describe
 from app.replica.compare import Copied, codec_at, compare, compare_records, print_of
 from app.replica.former import rows_of
@@ -305,7 +305,8 @@ class Verifier:
             return
         if code:
             self._target.client.force_metadata_update()
-            raise Unread(f"{name_of(code)} for {topic}-{partition}", remedy_of(code))
+            spec = self._target.spec
+            raise Unread(refusal(code, spec, topic, partition), remedy_of(code, spec, topic))
         batches = list(iter_batches(rest[-1]))
         if not batches:
             raise ClusterUnreachable(f"{topic}-{partition} gives nothing at {first.base_offset}")

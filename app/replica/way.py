@@ -263,6 +263,7 @@ class Way:
         client, topic = self._runtime.target, self.target[0]
         ids = await client.topic_ids([topic])
         if topic not in ids:
+            await client.partitions(topic)  # which permission is missing, if that is why
             raise ClusterUnreachable(f"topic {topic} is not known in {client.name}")
         return LogId(await client.cluster_id(), ids[topic])
 
@@ -374,11 +375,12 @@ class Way:
             except (ClusterUnreachable, KafkaError, OSError, TimeoutError) as error:
                 self.why = f"append: {error or repr(error)}, for {time.monotonic() - since_s:.0f} s"
                 if isinstance(error, BrokerResponseError) and not error.retriable:
-                    self.why += f"; {remedy_of(error.errno)}"
+                    remedy = remedy_of(error.errno, self._runtime.target.spec, self.target[0])
+                    self.why += f"; {remedy}"
                     if not is_told:
                         is_told = True
                         at = f"{self.name}/{self.target[1]}"
-                        self._tell("append-trouble", f"{at}: {error}", remedy_of(error.errno))
+                        self._tell("append-trouble", f"{at}: {error}", remedy)
                 await asyncio.sleep(RETRY_S)
             else:
                 self.why = ""

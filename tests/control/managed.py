@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -18,6 +18,7 @@ from app.core.control_events import Assignment, RoutePut
 from app.core.fencing import SnapshotItem, Snapshots, Takeover, TakeoverAnswer
 from app.core.lease import Lease
 from app.core.offset_map import BarrierItem
+from app.core.topology import Layout
 from app.core.tracker_fold import TrackerFold
 from app.kafka.clusters import ClusterSpec
 from app.kafka.fetched import ByteBudget
@@ -66,7 +67,11 @@ class Sender:
 class Manager:
     """A job manager with one job: to copy partition 0 of a topic."""
 
-    def __init__(self, jobs: Jobs, log: Log, topic: str, told: list[tuple[str, str]], sender: Sender) -> None:
+    def __init__(
+        self, jobs: Jobs, log: Log, topic: str, told: list[tuple[str, str]], sender: Sender,
+        remedies: list[str],
+    ) -> None:  # fmt: skip
+        self.remedies = remedies  # of what was told
         self.jobs, self.log, self.topic, self.told, self.sender = jobs, log, topic, told, sender
         self.job = f"replicate:r:{topic}:0"
         self._epoch = 0
@@ -104,8 +109,11 @@ class Manager:
 
 
 @asynccontextmanager
-async def managing(yard: Yard, topic: str) -> AsyncIterator[Manager]:
-    """A manager, with the topic on both sides."""
+async def managing(
+    yard: Yard, topic: str, specs: Mapping[str, ClusterSpec] | None = None, layout: Layout | None = None
+) -> AsyncIterator[Manager]:
+    """A manager, with the topic on both sides; with `specs`, which are for `HOME` and `AWAY`, it has to be
+    there."""
     budget, holder = ByteBudget(64 << 20), list[Jobs]()
 
     async def deliver(item: Any) -> None:
@@ -114,25 +122,27 @@ async def managing(yard: Yard, topic: str) -> AsyncIterator[Manager]:
     lease = Lease(1e9)
     lease.renewed(time.monotonic())
     lease.saved(time.monotonic(), 1e9)
-    specs = {name: ClusterSpec(name, (yard.bootstrap(name),)) for name in (HOME, AWAY)}
-    clusters = DataClusters(specs, deliver, budget)
-    for name in specs:
+    given = specs or {name: ClusterSpec(name, (yard.bootstrap(name),)) for name in (HOME, AWAY)}
+    clusters = DataClusters(given, deliver, budget)
+    for name in given if specs is None else ():
         await ensure_topics((await clusters.get(name)).client, [TopicSpec(topic, 1, 1)])
     told: list[tuple[str, str]] = []
+    remedies: list[str] = []
 
-    def tell(kind: str, _subject: str, message: str, _remedy: str) -> None:
+    def tell(kind: str, _subject: str, message: str, remedy: str) -> None:
         told.append((kind, message))
+        remedies.append(remedy)
 
     log, sender = Log(), Sender()
     by_hand: Any = log
     trackers: Any = Trackers()
     barriers: Any = sender
-    catalog = Catalog(by_hand, clusters, tell)
+    catalog = Catalog(by_hand, clusters, tell, layout)
     jobs = Jobs("me", by_hand, catalog, clusters, trackers, lease, tell, grace_s=10.0, barriers=barriers)
     holder.append(jobs)
     await jobs.start()
     try:
-        yield Manager(jobs, log, topic, told, sender)
+        yield Manager(jobs, log, topic, told, sender, remedies)
     finally:
         async with asyncio.timeout(ENOUGH_S):
             await jobs.drain_all()
