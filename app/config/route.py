@@ -27,7 +27,7 @@ from app.core.job import MAX_TOPIC_CHARS
 from app.core.route import TOPIC, Route, is_topic
 from app.core.route import Rename as RenameRule
 from app.core.routes_expressions import MAX_EXPRESSION_CHARS, AnyOf, check_expression, is_name
-from app.core.routes_topic import TopicSync
+from app.core.routes_topic import Smaller, TopicSync
 
 MAX_RECORDS = 10**9  # a checkpoint so rare is none
 
@@ -139,7 +139,12 @@ class Sync(Model):
     """What is done to topics at the destination, to be as at the source (`app.core.routes_topic`).
 
     `leave` are settings never touched; `replication` the factor of those created: 3 unless there are fewer
-    brokers. Access lists are not copied.
+    brokers. Access lists are not copied. `onSmallerLimits`: what happens where limits of the destination
+    (`max.message.bytes`, `message.timestamp.before.max.ms`, `message.timestamp.after.max.ms`) are below the
+    source's and cannot be raised. `block` copies nothing to that topic. `copy` copies batches as they are,
+    and one that does not fit waits. `divide` takes such a batch apart, and only a record that does not fit
+    waits. The route tells its offsets, and what follows it in its partition waits, too, until the limit is
+    raised or an operator skips it.
     """
 
     create: bool = True
@@ -147,6 +152,7 @@ class Sync(Model):
     configuration: bool = True
     leave: Annotated[tuple[Label, ...], Len(0, MAX_LISTED)] = ()
     replication: Annotated[int, Strict()] | None = Field(None, ge=1, le=100)
+    on_smaller_limits: Smaller = Field("divide", alias="onSmallerLimits")
 
 
 class Checkpoint(Model):
@@ -232,4 +238,4 @@ class RouteDefinition(Definition):
     def topic_sync(self) -> TopicSync:
         """What may be done to its destination topics."""
         sync = self.spec.sync
-        return TopicSync(sync.create, sync.partitions, sync.configuration, sync.leave)
+        return TopicSync(sync.create, sync.partitions, sync.configuration, sync.leave, sync.on_smaller_limits)

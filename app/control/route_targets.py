@@ -21,7 +21,7 @@ from app.control.beginning import Trouble
 from app.control.cluster_topics import AUTHORISATION, ClusterTopics
 from app.control.data_clusters import DataClusters
 from app.control.topic_settings import safe_replication
-from app.core.routes_topic import SYNCED, TopicPlan, TopicState, TopicSync, plan_topic
+from app.core.routes_topic import STRICTEST, SYNCED, TopicPlan, TopicState, TopicSync, plan_topic
 from app.kafka.clusters import ClusterClient, ClusterUnreachable
 from app.kafka.grants import allow, grant, lacks
 from app.kafka.topic_configs import alter, create, expand
@@ -63,6 +63,7 @@ class _Wanted:
                 one.partitions and other.partitions,
                 one.configuration and other.configuration,
                 frozenset(one.leave) | frozenset(other.leave),
+                min(one.smaller, other.smaller, key=STRICTEST.index),
             )
         self.sync = one
         self.replication = max(definition.spec.sync.replication or 0, self.replication or 0) or None
@@ -315,10 +316,8 @@ class Targets:
             for source, one in sorted(wanted.sources):
                 if unread := self._topics[source].troubles.get(one):
                     remedy = grant(self._clusters.specs[source], "topic", one, "DescribeConfigs")
-                    for name in wanted.routes:
-                        told[name, f"the copy does not follow settings of topic {one} in {source}: {unread}"] = (
-                            "route-topic", remedy,
-                        )  # fmt: skip
+                    said = f"the copy does not follow settings of topic {one} in {source}: {unread}"
+                    told |= {(name, said): ("route-topic", remedy) for name in wanted.routes}
         for cluster, topics in self._topics.items():
             for topic, why in topics.troubles.items():
                 known = self._wanted.get((cluster, topic))

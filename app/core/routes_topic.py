@@ -10,19 +10,27 @@ Rules
 4. Records must arrive as they are (`_forced`): the destination keeps their timestamps, also those that the
    source stamped itself; it takes them at any age, and at any size that a source could store. Its limits are
    only ever raised: what was written under an older, higher limit still comes.
-5. `leave` names settings that somebody keeps by hand; what then stands in the way is told.
+5. `leave` names settings that somebody keeps by hand; what then stands in the way is told. So it is where the
+   destination's brokers let nobody alter them.
+6. A limit that is smaller than the source's and cannot be raised keeps a topic from being copied only where
+   the route says `block`: else what fits is copied, and what does not waits (`app.replica.refused`). What
+   would give records other timestamps blocks always.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 MAX_BYTES = "max.message.bytes"
 TIMESTAMP_TYPE = "message.timestamp.type"
 NEWEST = "message.timestamp.after.max.ms"
 OLDEST = "message.timestamp.before.max.ms"
 ANY_AGE = str(2**63 - 1)  # Kafka's own default
+
+Smaller = Literal["block", "copy", "divide"]  # what is done at a destination with smaller limits
+STRICTEST: tuple[Smaller, ...] = ("block", "copy", "divide")  # which counts where several routes differ
 
 SYNCED = frozenset({
     "cleanup.policy", "compression.type", "compression.gzip.level", "compression.lz4.level",
@@ -49,12 +57,14 @@ class TopicState:
 
 @dataclass(frozen=True, slots=True)
 class TopicSync:
-    """What may be done to the destination topic; `leave` are settings never to be touched."""
+    """What may be done to the destination topic; `leave` are settings never to be touched. `smaller`: what is
+    done where its limits are smaller than the source's, and cannot be raised (rule 6)."""
 
     create: bool = True
     partitions: bool = True
     configuration: bool = True
     leave: Collection[str] = ()
+    smaller: Smaller = "divide"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +130,10 @@ def plan_topic(sources: Mapping[str, TopicState], present: TopicState | None, sy
             continue
         if sync.configuration and name not in sync.leave:
             alter[name] = value
+        elif name == TIMESTAMP_TYPE or sync.smaller == "block":
+            blocked.append(_why(name, value, present, sync.smaller))
         else:
-            blocked.append(_why(name, value, present))
+            told.append(_why(name, value, present, sync.smaller))
     return TopicPlan(None, expand_to, alter, tuple(blocked), tuple(told))
 
 
@@ -162,14 +174,21 @@ def _in_the_way(name: str, value: str, present: TopicState) -> bool:
     return number is None or number < int(value)
 
 
-def _why(name: str, value: str, present: TopicState) -> str:
+def _why(name: str, value: str, present: TopicState, smaller: Smaller) -> str:
     harm = {
         TIMESTAMP_TYPE: "timestamps would be overwritten",
-        OLDEST: "records older than that would be refused",
-        NEWEST: "records of the future, which the source takes, would be refused",
-        MAX_BYTES: "larger batches are taken apart, and larger records refused",
+        OLDEST: "older records do not fit",
+        NEWEST: "records of the future, which the source takes, do not fit",
+        MAX_BYTES: "larger batches are divided, and larger records do not fit",
     }[name]
-    return f"{name} is {present.config[name]}: {harm}; set it to {value}"
+    if name == MAX_BYTES and smaller == "copy":
+        harm = "larger batches do not fit"
+    if name != TIMESTAMP_TYPE and smaller != "block":
+        harm += ", and wait"
+    remedy = f"set it to {value}"
+    if name != TIMESTAMP_TYPE and smaller == "block":
+        remedy += ", or write sync.onSmallerLimits: divide"
+    return f"{name} is {present.config[name]}: {harm}; {remedy}"
 
 
 def _own(topic: TopicState, name: str) -> str | None:

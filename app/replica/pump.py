@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 
 LOOK_S = 0.02
 FLOOR_S = 5.0  # while nothing is in flight; a successor reads what others write in that time, at most
+NO_LIMIT = (1 << 31) - 1  # bytes, more than any batch has
 
 OnBarrier = Callable[["ReplicaPump", int, int, Stamp | None], None]  # next offsets, the lane's stamp
 
@@ -182,7 +183,8 @@ class ReplicaPump:
     async def _copy(self, fetched: Fetched) -> None:
         while True:
             try:
-                for copy in copies(fetched, self.way.max_batch_bytes, self.edit):
+                most_bytes = self.way.max_batch_bytes if self.runtime.divides else NO_LIMIT
+                for copy in copies(fetched, most_bytes, self.edit):
                     await self._send(copy)
                     if copy.read_again is not None:
                         await asyncio.sleep(0)  # encoding the next one takes its time, too
@@ -242,7 +244,9 @@ class ReplicaPump:
         if not isinstance(error, Refused):
             self.lose(str(error))
         elif (lane := self.way.lane) is not None:
-            self._tasks.begin(partial(self.obstacle.mend, sent, error, lane, self.ledger, self.way.limit))
+            divides = self.runtime.divides
+            mend = partial(self.obstacle.mend, sent, error, lane, self.ledger, divides=divides)
+            self._tasks.begin(partial(mend, self.way.limit))
 
     def _unsure(self, why: str) -> None:
         self._marks.quiet_below = self.way.quiet_below = max(self.way.quiet_below, self.high_watermark)

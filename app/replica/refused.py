@@ -3,7 +3,8 @@
 Rules
 1. Nothing is passed over by itself, since a copy is complete or it is none. What is refused is encoded anew
    once: it may be written by what this broker does not take. It goes uncompressed where the compression is
-   refused. What is too large is divided until it fits, or is a single record.
+   refused. What is too large, or has some record that is refused, is divided until it fits, or is a single
+   record; not where the route says `sync.onSmallerLimits: copy`.
 2. What is left is told, with its offsets, and waits: tried again every `RETRY_S` (somebody may have raised
    the limit), until an operator skips it.
 3. Two may wait at once: what the destination refuses, and behind it what cannot be decoded.
@@ -17,7 +18,7 @@ from collections.abc import Awaitable, Callable
 
 from app.core.ranges import Range
 from app.core.verbatim import Copy
-from app.kafka.append_errors import TOO_LARGE, Refused
+from app.kafka.append_errors import FOR_A_RECORD, TOO_LARGE, Refused
 from app.kafka.append_lane import Lane
 from app.kafka.decode import UndecodableBatch
 from app.replica.former import halves, is_compressed, without
@@ -103,8 +104,10 @@ class Obstacle:
         lane: Lane,
         ledger: Ledger,
         max_batch_bytes: Callable[[], Awaitable[int]],
+        *,
+        divides: bool = True,
     ) -> None:
-        """Puts something in the place of a refused batch.
+        """Puts something in the place of a refused batch. `divides`: it may be taken apart (rule 1).
 
         Raises: AppendError, ValueError: the lane has ended meanwhile.
         """
@@ -114,15 +117,18 @@ class Obstacle:
         with contextlib.suppress(UndecodableBatch):
             if error.code == UNSUPPORTED_COMPRESSION and is_compressed(copy):
                 pieces = without(copy, 0, await max_batch_bytes(), UNCOMPRESSED)
-            elif not sent.is_mended:
+            elif not sent.is_mended and (divides or error.code not in TOO_LARGE):
                 pieces = without(copy, 0, await max_batch_bytes())
-            if error.code in TOO_LARGE and len(pieces) <= 1 and copy.record_count > 1:
+            fits_not = error.code in TOO_LARGE or (error.code in FOR_A_RECORD and sent.is_mended)
+            if divides and fits_not and len(pieces) <= 1 and copy.record_count > 1:
                 pieces = halves(copy)
         if not pieces:
             start, end = _stands_for(copy)
+            may_help = not divides and copy.record_count > 1 and error.code in TOO_LARGE | FOR_A_RECORD
+            or_divide = ", or write sync.onSmallerLimits: divide" if may_help else ""
             skipped = await self.wait(
                 start, end, f"refused with error {error.code}: {error}",
-                REMEDIES.get(error.code, "see the destination topic's settings"), RETRY_S,
+                REMEDIES.get(error.code, "see the destination topic's settings") + or_divide, RETRY_S,
             )  # fmt: skip
             pieces = [] if skipped else [copy]
         futures = lane.instead([(piece.data, piece.record_count) for piece in pieces])

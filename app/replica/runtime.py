@@ -175,6 +175,11 @@ class RouteRuntime:
         """Bytes of the worker's memory that its fetching leaves to others, by its priority."""
         return int(LEAVES[self.definition.spec.limits.priority] * capacity_bytes)
 
+    @property
+    def divides(self) -> bool:
+        """Whether batches that do not fit the destination are divided, also where its limits are known."""
+        return self.definition.spec.sync.on_smaller_limits != "copy"
+
     # -- a partition's ---------------------------------------------------------------------------
 
     def edit(self, topic: str, partition: int, target_topic: str) -> HeaderEdit | None:

@@ -11,6 +11,7 @@ from aiokafka.errors import ClusterAuthorizationFailedError
 from app.config.audit import AuditPlan
 from app.control import cluster_topics, route_targets, routes_catalog
 from app.core.control_events import Assignment, AuditPut
+from app.core.routes_topic import ANY_AGE, NEWEST
 from app.core.topology import Layout, Site
 from app.kafka.append_producers import new_producer
 from app.kafka.clusters import ClusterClient
@@ -38,7 +39,7 @@ from tests.kafka.acls import (
 from tests.kafka.conftest import write
 from tests.replica.stand import Row, rows
 
-USER, NEVER_WRITES = "switchyard", "reader"
+USER, READER = "switchyard", "reader"  # the latter is never allowed to write anywhere
 OPERATIONS = {
     READ: "Read", WRITE: "Write", CREATE: "Create", ALTER: "Alter", DESCRIBE: "Describe",
     DESCRIBE_CONFIGS: "DescribeConfigs", ALTER_CONFIGS: "AlterConfigs",
@@ -75,12 +76,18 @@ async def administered(secured: Yard, topic_name: str) -> AsyncIterator[Secured]
 
 
 @pytest.fixture
-async def manager(administered: Secured) -> AsyncIterator[Manager]:
-    """A job manager that logs in as a user who may do nothing yet."""
+def source_user() -> str:
+    """Who the job manager is at the source."""
+    return USER
+
+
+@pytest.fixture
+async def manager(administered: Secured, source_user: str) -> AsyncIterator[Manager]:
+    """A job manager that logs in as users who may do nothing with the topic yet."""
     yard, topic = administered.yard, administered.topic
     for client in administered.clients.values():
         await ensure_topics(client, [TopicSpec(topic, 1, 1)])
-    specs = {name: spec_of(yard, name, USER) for name in (HOME, AWAY)}
+    specs = {HOME: spec_of(yard, HOME, source_user), AWAY: spec_of(yard, AWAY, USER)}
     layout = Layout("east", {HOME: Site("east", "regional"), AWAY: Site("east", "aggregate")}, HOME)
     async with managing(yard, topic, specs, layout) as made:
         yield made
@@ -92,11 +99,12 @@ def told(manager: Manager, text: str) -> str | None:
     return next((remedy for (_, message), remedy in found if text in message), None)
 
 
+@pytest.mark.parametrize("source_user", [READER])
 async def test_a_principal_that_may_read_and_nothing_else_is_a_good_source_of_a_route(
     administered: Secured, manager: Manager
 ) -> None:
     topic = administered.topic
-    await administered.acls(HOME).allow(USER, TOPIC, topic, READ, DESCRIBE)
+    await administered.acls(HOME).allow(READER, TOPIC, topic, READ, DESCRIBE)
     await administered.acls(AWAY).allow(USER, TOPIC, topic, READ, WRITE, DESCRIBE)
     await administered.write("a", "b", "c")
     manager.put()
@@ -105,21 +113,22 @@ async def test_a_principal_that_may_read_and_nothing_else_is_a_good_source_of_a_
     assert await administered.rows(AWAY) == await administered.rows(HOME)
 
     # Positions are committed for people and their tools: without the permission that is told, and not needed.
-    denied = f"User:{USER} lacks Read on group switchyard-r in {HOME}"
+    denied = f"User:{READER} lacks Read on group switchyard-r in {HOME}"
     await manager.until(lambda: told(manager, denied))
     assert "--group switchyard-r" in (told(manager, denied) or "")
     assert {kind for kind, _ in manager.told} == {"commit-refused"}
     assert manager.jobs.checkpoints.unanswered == {}, "the cluster answers: nobody ends the worker for that"
-    await administered.acls(HOME).allow(USER, GROUP, "switchyard-r", READ)
+    await administered.acls(HOME).allow(READER, GROUP, "switchyard-r", READ)
     pump = await manager.copied(3)
     await manager.until(lambda: not pump.trouble)
 
 
+@pytest.mark.parametrize("source_user", [READER])
 async def test_a_principal_that_may_read_and_nothing_else_is_good_for_an_audit(
     administered: Secured, manager: Manager
 ) -> None:
     topic = administered.topic
-    await administered.acls(HOME).allow(USER, TOPIC, topic, READ, DESCRIBE)
+    await administered.acls(HOME).allow(READER, TOPIC, topic, READ, DESCRIBE)
     await administered.write("a", "b", "c")
     plan = AuditPlan.model_validate({
         "apiVersion": "switchyard/v1", "kind": "AuditPlan", "metadata": {"name": "all"},
@@ -254,12 +263,51 @@ async def test_each_permission_that_preparing_a_destination_lacks_is_named_with_
         await two.clusters.stop()
 
 
+@pytest.mark.parametrize("smaller", ["block", None])
+async def test_a_destination_whose_settings_may_not_be_altered_is_copied_to_unless_the_route_says_block(
+    administered: Secured, monkeypatch: pytest.MonkeyPatch, smaller: str | None
+) -> None:
+    """As managed clusters are, or Kafka 4 behind Kafka 3, whose topics take records of the future."""
+    monkeypatch.setattr(routes_catalog, "REFRESH_S", 0.0)
+    monkeypatch.setattr(cluster_topics, "SETTINGS_S", 0.0)
+    yard = administered.yard
+    specs = {"east": spec_of(yard, HOME, USER, "east"), "west": spec_of(yard, AWAY, USER, "west")}
+    two = TwoClusters(yard, administered.topic, specs)
+    orders = two.name("orders")
+    source = {"max.message.bytes": "2000000", NEWEST: ANY_AGE, "retention.ms": "3600000"}
+    target = {"max.message.bytes": "3000", NEWEST: "3600000"}
+    try:
+        for cluster, config in ((HOME, source), (AWAY, target)):
+            await ensure_topics(administered.clients[cluster], [TopicSpec(orders, 1, 1, config)])
+        await administered.acls(HOME).allow(USER, TOPIC, orders, READ, DESCRIBE_CONFIGS)
+        await administered.acls(AWAY).allow(USER, TOPIC, orders, READ, WRITE, DESCRIBE_CONFIGS)
+        await two.deploy(**({"sync": {"onSmallerLimits": smaller}} if smaller else {}))
+        kind = "route-blocked" if smaller else "route-topic"
+        said = {"max.message.bytes is 3000: larger", f"{NEWEST} is 3600000: records of the future"}
+
+        def are_told(jobs: dict[str, set[int]]) -> bool:
+            messages = [message for told, _, message, _ in two.told if told == kind]
+            return all(any(one in message for message in messages) for one in said) and bool(jobs) == (
+                smaller is None
+            )
+
+        await two.rounds(are_told)
+        assert await two.jobs() == ({} if smaller else {"mirror orders": {0}})
+        assert any("lacks AlterConfigs on topic" in message for _, _, message, _ in two.told)
+        if smaller:
+            assert any("sync.onSmallerLimits: divide" in remedy for _, _, _, remedy in two.told)
+            await two.deploy()
+            await two.until({"mirror orders": {0}})
+    finally:
+        await two.clusters.stop()
+
+
 async def test_who_may_write_to_no_topic_of_a_cluster_is_told_what_a_producer_needs(
     administered: Secured,
 ) -> None:
-    spec = spec_of(administered.yard, HOME, NEVER_WRITES)
+    spec = spec_of(administered.yard, HOME, READER)
     client, producer = ClusterClient(spec), Producer(spec)
-    denied = f"User:{NEVER_WRITES} lacks IdempotentWrite on cluster {HOME}"
+    denied = f"User:{READER} lacks IdempotentWrite on cluster {HOME}"
     await client.start()
     try:
         with pytest.raises(ClusterAuthorizationFailedError, match=denied):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.core.routes_topic import SYNCED, TopicPlan, TopicState, TopicSync, plan_topic
+from app.core.routes_topic import ANY_AGE, SYNCED, Smaller, TopicPlan, TopicState, TopicSync, plan_topic
 
 DEFAULTS = {
     "retention.ms": "604800000",
@@ -109,12 +109,33 @@ def test_a_limit_on_size_is_raised_and_never_lowered() -> None:
 
     assert plan_topic({"s": large}, small, SYNC).alter == {"max.message.bytes": "9000000"}
     assert not plan_topic({"s": small}, large, SYNC).changes
-    told = plan_topic({"s": large}, small, replace(SYNC, configuration=False))
-    assert not told.changes
-    assert told.blocked == (
-        "max.message.bytes is 1000: larger batches are taken apart, and larger records refused; "
-        "set it to 9000000",
-    )
+
+
+@pytest.mark.parametrize(
+    ("smaller", "harm"),
+    [
+        ("block", "larger batches are divided, and larger records do not fit"),
+        ("copy", "larger batches do not fit, and wait"),
+        ("divide", "larger batches are divided, and larger records do not fit, and wait"),
+    ],
+)
+def test_limits_that_cannot_be_raised_block_a_topic_only_where_the_route_says_so(
+    smaller: Smaller, harm: str
+) -> None:
+    large = topic(max_message_bytes="9000000", message_timestamp_after_max_ms=ANY_AGE)
+    small = topic(
+        max_message_bytes="1000", message_timestamp_after_max_ms="3600000",
+        message_timestamp_before_max_ms="1000",
+    )  # fmt: skip
+    sync = replace(SYNC, configuration=False, smaller=smaller)
+    found = plan_topic({"s": large}, small, sync)
+    assert not found.changes
+    said, none = (found.blocked, found.told) if smaller == "block" else (found.told, found.blocked)
+    assert none == ()
+    assert len(said) == 3
+    (bytes_,) = [one for one in said if one.startswith("max.message.bytes")]
+    remedy = ", or write sync.onSmallerLimits: divide" if smaller == "block" else ""
+    assert bytes_ == f"max.message.bytes is 1000: {harm}; set it to 9000000{remedy}"
 
 
 def test_a_destination_keeps_the_timestamps_it_is_given() -> None:
@@ -124,7 +145,9 @@ def test_a_destination_keeps_the_timestamps_it_is_given() -> None:
         "message.timestamp.type": "CreateTime",
         "message.timestamp.before.max.ms": str(2**63 - 1),
     }
-    left = plan_topic({"s": topic()}, stamping, TopicSync(leave=("message.timestamp.type",)))
+    sync = TopicSync(leave=("message.timestamp.type",))
+    assert sync.smaller == "divide"
+    left = plan_topic({"s": topic()}, stamping, sync)
     assert "timestamps would be overwritten" in left.blocked[0]
 
 

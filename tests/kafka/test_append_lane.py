@@ -24,6 +24,7 @@ from app.kafka.append_lane import IN_FLIGHT, Lane
 from app.kafka.append_pending import Pending, stamp_of
 from app.kafka.append_producers import ProducerId
 from app.kafka.append_seek import Own
+from app.kafka.clusters import ClusterSpec
 
 OUT_OF_ORDER, OLD_EPOCH, TOO_LARGE, TOO_FEW, TOO_FEW_AFTER_APPEND, NOT_LEADER = 45, 47, 10, 19, 20, 6
 ENOUGH_S = 60.0
@@ -70,7 +71,7 @@ class Side:
     """What an appender is to its lane."""
 
     def __init__(self, partition: Partition) -> None:
-        self.cluster = SimpleNamespace(name="there")
+        self.cluster = SimpleNamespace(name="there", spec=ClusterSpec("there", ("127.0.0.1:1",)))
         self.partition = partition
         self.told: list[Any] = []
 
@@ -461,7 +462,8 @@ async def test_what_is_in_doubt_is_found_in_a_log_that_has_lost_its_end(
 
     monkeypatch.setattr(append, "own", own)
     monkeypatch.setattr(append_lane, "BACKOFF_MIN_S", 0.0)
-    cluster: Any = SimpleNamespace(name="there", offsets=offsets)
+    spec = ClusterSpec("there", ("127.0.0.1:1",))
+    cluster: Any = SimpleNamespace(name="there", offsets=offsets, spec=spec)
     lane = Lane(Appender(cluster), "t", 0, ProducerId(9), 100)
     future = await lane.append(b"a", 2)
 
