@@ -1,7 +1,8 @@
 """Answers of the API: JSON, problems (RFC 9457), pages of lists; and the guard before every handler.
 
 The server listens on loopback without authentication, so a page of somebody else in the operator's browser
-must not be able to use it: a foreign Host (DNS rebinding) and a foreign Origin on a change are refused.
+must not be able to use it. A foreign Host (DNS rebinding), a foreign Origin on a change, and any request for
+the API that a browser makes for another site are refused: a GET may read a topic or an archive for minutes.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ SECURITY_HEADERS = {
     "Referrer-Policy": "no-referrer",
 }
 EVERYWHERE = {"0.0.0.0", "::", ""}  # noqa: S104 - compared, not bound
+OWN_SITE = {"same-origin", "none"}  # none: typed in, or a bookmark; same-site may be another port
 SAFE_METHODS = {"GET", "HEAD", "OPTIONS"}
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -192,6 +194,28 @@ def _may_ask(told: str, host: str) -> bool:
     return address.is_loopback or host in EVERYWHERE
 
 
+def _is_cross_site(request: web.Request) -> bool:
+    """Whether a page of another site has a browser ask the API, or leads it there.
+
+    Browsers say so in Sec-Fetch-Site where they trust the way (HTTPS, loopback), else perhaps in Origin or
+    Referer, which this console's own pages do not send with a GET. Programs send none of them.
+    """
+    if not request.path.startswith("/api/"):
+        return False
+    site = request.headers.get("Sec-Fetch-Site")
+    if site is not None:
+        return site not in OWN_SITE
+    told = [request.headers.get(name) for name in ("Origin", "Referer")]
+    return request.method in SAFE_METHODS and any(_is_foreign(page, request.host) for page in told if page)
+
+
+def _is_foreign(page: str, host: str) -> bool:
+    try:
+        return urlsplit(page).netloc != host
+    except ValueError:
+        return True
+
+
 async def add_security_headers(_: web.Request, answer: web.StreamResponse) -> None:
     """On every answer just before it is sent: streams, redirects and refusals too."""
     for name, value in SECURITY_HEADERS.items():
@@ -214,6 +238,10 @@ def guard(host: str) -> Any:
             origin = request.headers.get("Origin")
             if request.method not in SAFE_METHODS and origin and urlsplit(origin).netloc != request.host:
                 raise ApiError(403, "Foreign origin", "changes are taken from this console's own pages only")
+            if _is_cross_site(request):
+                raise ApiError(
+                    403, "Cross-site request", "the API answers this console's own pages, and programs, only"
+                )
             _check(request)
             answer = await handler(request)
         except ApiError as error:

@@ -1,8 +1,7 @@
 """The API's description, made of its routes and of what is said beside their handlers (`describe`).
 
 What every route of a kind answers is added here: problems for a foreign Host, for a parameter that there is
-not, while the worker starts; for changes also for a foreign Origin; for bodies that are too large, or of
-another kind.
+not, for a page of another site, while the worker starts; for bodies that are too large, or of another kind.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ NO_RUNTIME = {"get_schema", "get_openapi"}  # answer while the worker starts, to
 READING = {"GET", "HEAD"}
 WORDS = {
     400: "a parameter or the body is wrong; `detail` says which, and what to write",
-    403: "a change that a foreign page asks for",
+    403: "a page of another site asks for it",
     404: "there is no such thing",
     409: "not as things stand",
     412: "it changed meanwhile: read it again, then decide",
@@ -163,7 +162,7 @@ def _responses(route: web.RouteDef, said: Described, schemas: _Schemas) -> dict[
 def _problems(route: web.RouteDef, said: Described) -> set[int]:
     found = {421, *said.problems}
     if route.path.startswith(API):
-        found.add(400)
+        found |= {400, 403}
         if getattr(route.handler, "__name__", "") not in NO_RUNTIME:
             found.add(503)
     if route.method not in READING:

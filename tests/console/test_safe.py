@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 import socket
 from http import HTTPStatus
 from urllib.parse import urlsplit
@@ -50,6 +51,40 @@ def test_a_server_on_every_address_answers_for_addresses_and_its_own_name_only()
         for host in ("192.168.1.7:6066", "[fe80::1]", socket.gethostname(), "localhost"):
             assert console.ask("GET", "/api/v1/overview", Host=host).status == 200, host
         assert console.ask("GET", "/api/v1/overview", Host="evil.example").status == 421
+
+
+FOREIGN = [
+    {"Sec_Fetch_Site": "cross-site"},
+    {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "navigate"},
+    {"Sec_Fetch_Site": "same-site"},  # another port of this machine
+    {"Origin": "http://evil.example"},
+    {"Origin": "null"},
+    {"Origin": "http://["},
+    {"Referer": "http://evil.example/page"},
+]
+
+
+def _gets(console: Console) -> list[str]:
+    """Every GET of the API, with something in the place of its parameters."""
+    paths = console.ask("GET", "/api/v1/openapi.json").json["paths"]
+    return [re.sub(r"\{[^}]*\}", "x", path) for path, methods in paths.items() if "get" in methods]
+
+
+@pytest.mark.parametrize("headers", FOREIGN, ids=str)
+def test_a_foreign_page_can_begin_no_work_by_reading(console: Console, headers: dict[str, str]) -> None:
+    paths = _gets(console)
+    assert any(path.endswith("/export") for path in paths)
+    for path in paths:
+        if path.startswith("/api/"):
+            answer = console.ask("GET", path, **headers)
+            assert (answer.status, answer.json["title"]) == (403, "Cross-site request"), path
+    assert console.ask("GET", "/", **headers).status == 200  # a link to the console works
+
+
+@pytest.mark.parametrize("site", ["same-origin", "none"])
+def test_its_own_pages_and_programs_read(console: Console, site: str) -> None:
+    assert console.ask("GET", "/api/v1/overview", Sec_Fetch_Site=site).status == 200
+    assert console.ask("GET", "/api/v1/overview").status == 200
 
 
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "https://localhost:1"])
