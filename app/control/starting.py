@@ -185,6 +185,8 @@ class Starter:
         made.tell_role(self._catalog.told_role(workload))
         try:
             pump = self._pump(identity, epoch, made, workload, beginning)
+            if answer.lineage == beginning.lineage:
+                pump.inherit_risks(answer.note)
             self._carrying.begin(pump, workload, answer, beginning, anew, carried)
             consumers.begin(pump, beginning, counts)
         except BaseException:

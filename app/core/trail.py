@@ -66,7 +66,7 @@ class Progress(msgspec.Struct, frozen=True, array_like=True):
 
     `carried`: the epoch of the region's role (`app.core.roles`) under which all that was finished in other
     regions is known here, or was left out on purpose; -1: of none. `audit`: the successor's who counts what
-    is finished, and nobody else's (`app.pump.audited`).
+    is finished, and nobody else's (`app.pump.audited`). `risks`: its successor's, too (`app.core.risks`).
     """
 
     base: _Offset
@@ -74,6 +74,7 @@ class Progress(msgspec.Struct, frozen=True, array_like=True):
     producers: list[Produced] = []
     carried: int = -1
     audit: bytes = b""
+    risks: tuple[tuple[_Offset, int], ...] = ()
 
     def to_bytes(self) -> bytes:
         """For the tracker table."""
@@ -107,6 +108,20 @@ def audit_of(note: bytes) -> bytes:
         return Progress.from_bytes(note).audit if note else b""
     except CorruptProgress:
         return b""
+
+
+def with_risks(note: bytes, base: int, risks: tuple[tuple[int, int], ...]) -> bytes:
+    """The same, with what may end its successor."""
+    progress = Progress.from_bytes(note) if note else Progress(base)
+    return msgspec.structs.replace(progress, risks=risks).to_bytes()
+
+
+def risks_of(note: bytes) -> tuple[tuple[int, int], ...]:
+    """The inverse; (): there are none."""
+    try:
+        return Progress.from_bytes(note).risks if note else ()
+    except CorruptProgress:
+        return ()
 
 
 class Segment(NamedTuple):

@@ -30,6 +30,7 @@ from app.core.record_batch import (
     iter_batches,
 )
 from app.core.record_scan import cut
+from app.core.risks import MOST_OWNERS, Risks, Verdict
 from app.kafka.checksum import crc32c
 from app.kafka.decompress import unpacked
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 CHUNK_RECORDS = 1024  # made objects at once where a whole batch is read
 CHUNK_BYTES = 1024 * 1024  # they cost at once, unless one alone costs more
+RISKY_BYTES = 32 * 1024 * 1024  # a batch that becomes more is noted before (`app.core.risks`); few ever do
 MAX_WRAPPED = 250_000  # legacy messages in one: all of them are objects at once, some 60 MB
 _INT, _LENGTH_AT, _COUNT_AT = struct.Struct(">i"), 8, 57
 _CRC, _CRC_AT = struct.Struct(">I"), 17
@@ -69,6 +71,10 @@ class BeyondBounds(ValueError):
         self.raw = raw
 
 
+class RiskyBatch(ValueError):
+    """It decompresses to more than `RISKY_BYTES`, or not at all."""
+
+
 class LegacyRecord(NamedTuple):
     """A record of format 0 or 1; in the first it has no timestamp: -1."""
 
@@ -87,12 +93,14 @@ class OpenBatch:
     Attributes:
         left: records not taken yet, by the batch's header; of a legacy batch 0 once there are none.
         cost_bytes: of the last chunk as objects, about.
+        is_trusted: it may be decompressed to more than `RISKY_BYTES`.
     """
 
-    __slots__ = ("_at", "_legacy", "_records", "batch", "cost_bytes", "left")
+    __slots__ = ("_at", "_legacy", "_records", "batch", "cost_bytes", "is_trusted", "left")
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, batch: Batch, *, is_trusted: bool = True) -> None:
         self.batch = batch
+        self.is_trusted = is_trusted
         self.cost_bytes = 0
         self.left = max(0, batch.header.record_count)
         self._at = 0
@@ -113,6 +121,7 @@ class OpenBatch:
 
         Raises:
             BeyondBounds: the next one is passed over.
+            RiskyBatch: nothing was taken; set `is_trusted` to take it all the same.
             ValueError, and whatever the decoder raises: nothing more can be read of it.
         """
         if self._legacy is not None:
@@ -151,7 +160,15 @@ class OpenBatch:
     def _unpacked(self) -> bytes | memoryview:
         if self._records is None:
             codec, records = self.batch.header.compression, self.batch.data[HEADER_BYTES:]
-            self._records = unpacked(codec, records) if codec else records
+            if not codec:
+                self._records = records
+            elif self.is_trusted:
+                self._records = unpacked(codec, records)
+            else:
+                try:
+                    self._records = unpacked(codec, records, RISKY_BYTES)
+                except ValueError as error:
+                    raise RiskyBatch(str(error)) from error
         return self._records
 
     def _take_legacy(self, records: Iterator[Record], most: int) -> list[Record]:
@@ -188,6 +205,7 @@ class RecordReader:
     Args:
         wants: is shown the header of each batch that has records to show; one that it does not want is passed
             over without being decoded. None: it does not know yet, and is to be asked again.
+        risks: is asked before a batch is decoded that may be too much for the worker; None: all are.
 
     Attributes:
         fetched: the response; the caller releases it when `exhausted`.
@@ -195,23 +213,31 @@ class RecordReader:
         exhausted: everything in it has been read.
         held: the batch of which it is not known whether it is wanted, if reading stands before one.
         cost_bytes: of the records read last as objects, about.
+        is_waiting: the batch is decoded later (`risks`).
     """
 
     __slots__ = (
         "_batches",
         "_current",
         "_filter",
+        "_risks",
         "_wants",
         "cost_bytes",
         "exhausted",
         "fetched",
         "held",
+        "is_waiting",
         "next_offset",
     )
 
-    def __init__(self, fetched: Fetched, wants: Callable[[BatchHeader], bool | None] | None = None) -> None:
+    def __init__(
+        self, fetched: Fetched, wants: Callable[[BatchHeader], bool | None] | None = None,
+        risks: Risks | None = None,
+    ) -> None:  # fmt: skip
         self.fetched = fetched
         self._wants = wants
+        self._risks = risks
+        self.is_waiting = False
         self.next_offset = fetched.start_offset
         self.exhausted = False
         self.held: Batch | None = None
@@ -239,7 +265,9 @@ class RecordReader:
             return []
         header = opened.batch.header
         try:
-            records = opened.take(limit)
+            records = self._take(opened, limit)
+            if self.is_waiting:
+                return []
         except BeyondBounds as error:
             self._keep_or_close(opened)
             return self._pass_over(error, opened)
@@ -258,6 +286,27 @@ class RecordReader:
             records = [record for record in records if record.offset >= start]
             self.next_offset = max(self.next_offset, start)
         return records
+
+    def _take(self, opened: OpenBatch, limit: int) -> list[Record]:
+        """The next records of it; none while it waits. Raises what `OpenBatch.take` does."""
+        self.is_waiting = False
+        risks = self._risks
+        try:
+            return opened.take(limit)
+        except RiskyBatch:
+            assert risks is not None, "without, all are trusted"
+        offset = opened.batch.header.base_offset
+        verdict = risks.verdict(offset)
+        self.is_waiting = verdict is Verdict.WAIT
+        if self.is_waiting:
+            return []
+        if verdict is Verdict.STASH:
+            raise ValueError(f"{MOST_OWNERS} workers ended while they decoded this batch")
+        opened.is_trusted = True
+        try:
+            return opened.take(limit)
+        finally:
+            risks.ended(offset)
 
     def close(self) -> None:
         """Reads nothing more, and gives back all bytes."""
@@ -307,7 +356,7 @@ class RecordReader:
                 if not wanted:
                     self.next_offset = max(self.next_offset, header.next_offset)
                     continue
-                self._current = OpenBatch(batch)
+                self._current = OpenBatch(batch, is_trusted=self._risks is None)
                 return True
         except CorruptBatch as error:
             start, self.next_offset = self.next_offset, max(self.next_offset, self.fetched.next_offset)

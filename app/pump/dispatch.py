@@ -22,7 +22,7 @@ from app.core.outcome import Decision
 from app.core.record import Record
 from app.core.retry_headers import Header
 from app.core.tracker import Snapshot, Tracker
-from app.core.trail import with_audit
+from app.core.trail import risks_of, with_audit, with_risks
 from app.pump.catch_up import Allowance, Backlog
 from app.pump.conclude import conclude, stash_batch
 from app.pump.delivery import BatchDelivery, Delivery, recall
@@ -77,7 +77,7 @@ class DispatchPump:
         self.high_watermark = -1
         self.delivered = self.retried = self.dead_lettered = self.read_bytes = 0
         self.batched = 0  # messages of `batches` on their way
-        self.snapshot_version = self.tracker.version
+        self._snapshot_version = self.tracker.version
         self.head = HeadOfLine(runtime.head_after_s, runtime.head_tokens)
         self._intake = Intake(self.tracker, partial(stash_batch, self))
         self._line = Line(self, self._intake, runtime.new_lanes() if self.is_main else None, self._stirred)
@@ -224,6 +224,7 @@ class DispatchPump:
             snapshot=Snapshot(at, tuple(above)), capacity=self._line.ahead.capacity, lineage=self.lineage,
         )  # fmt: skip
         main._intake.elsewhere = self._intake.elsewhere.twin()
+        main._intake.risks = self._intake.risks
         self.allowance = Allowance(self.runtime.backlog_bucket, self.runtime.clock, self._stirred)
         main.backlog = Backlog(self, at)
         main.paused = self.paused
@@ -249,7 +250,28 @@ class DispatchPump:
         """Grows whenever something becomes finished."""
         former = 0 if self.backlog is None else self.backlog.pump.version
         audited = 0 if self.audit is None else self.audit.version
-        return self._retired + self.tracker.version + former + audited
+        return self._retired + self.tracker.version + former + audited + self._intake.risks.version
+
+    @property
+    def snapshot_version(self) -> int:
+        """See `app.control.pumps`."""
+        return self._snapshot_version
+
+    @snapshot_version.setter
+    def snapshot_version(self, version: int) -> None:
+        self._snapshot_version = version
+        if self._intake.risks.saved(version, self.version) and not self.closed:
+            asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        """What waited for its note to be saved may be decoded, in this pump or its backlog's."""
+        if self.backlog is not None:
+            self.backlog.pump._refill_and_send()
+        self._refill_and_send()
+
+    def inherit_risks(self, note: bytes) -> None:
+        """What a former owner of the same log noted of batches that may end a worker."""
+        self._intake.risks.inherit(risks_of(note))
 
     def snapshot(self) -> Snapshot:
         """All that is finished."""
@@ -262,7 +284,10 @@ class DispatchPump:
         elsewhere, backlog = self._intake.elsewhere, self.backlog
         reads = self if backlog is None or backlog.is_done else backlog.pump
         note = elsewhere.note(self.snapshot, reads.tracker.end, reads._intake.elsewhere)
-        return note if self.audit is None else with_audit(note, self.base, self.audit.note())
+        if self.audit is not None:
+            note = with_audit(note, self.base, self.audit.note())
+        risks = self._intake.risks.noted(self.base)
+        return with_risks(note, self.base, risks) if risks else note
 
     def audit_by(self, audit: ConsumerAudit | None) -> None:
         """From now on this counts what is finished; None: nothing does."""

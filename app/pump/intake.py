@@ -14,6 +14,7 @@ Rules
    ours, and must stop the job before it commits what was never seen.
 4. A batch that cannot be decoded goes to the DLQ as it is, so that what follows can flow; so does a record
    beyond the bounds of `app.core.record_scan`. Until they are there, their bytes are held.
+   A batch that may be too much for any worker is decoded once that is noted (`app.core.risks`).
 5. What was finished in another copy of the topic is not shown either (`app.pump.elsewhere`); what may be is
    held back, and all behind it.
 """
@@ -27,6 +28,7 @@ from typing import TYPE_CHECKING
 from app.clock import now_ms
 from app.core.due import Arrivals
 from app.core.record import Record
+from app.core.risks import Risks
 from app.kafka.decode import RecordReader, UndecodableBatch
 from app.pump.elsewhere import Elsewhere
 
@@ -50,11 +52,12 @@ class Intake:
         expected: the offset that the next response has to begin at, at most.
         held_bytes: of decoded messages that wait for their time or their turn (`hold`).
         elsewhere: what ties it to other copies.
+        risks: what may end the worker.
     """
 
     __slots__ = (
         "_ages", "_budget", "_chunks", "_end", "_on_undecodable", "_readers", "_ready_bytes", "_tracker",
-        "arrivals", "elsewhere", "expected", "held_bytes", "ready",
+        "arrivals", "elsewhere", "expected", "held_bytes", "ready", "risks",
     )  # fmt: skip
 
     def __init__(
@@ -64,6 +67,7 @@ class Intake:
         self.arrivals = Arrivals()
         self.held_bytes = 0
         self.elsewhere = Elsewhere()
+        self.risks = Risks()
         self._budget: ByteBudget | None = None
         self._tracker = tracker
         self._on_undecodable = on_undecodable
@@ -118,7 +122,7 @@ class Intake:
         if fetched.next_offset <= self._tracker.end or self.has_ended:
             fetched.release()
         else:
-            reader = RecordReader(fetched, self._wants if self.elsewhere.is_asked else None)
+            reader = RecordReader(fetched, self._wants if self.elsewhere.is_asked else None, self.risks)
             # What is fetched again, for others who count it, is not decoded again.
             reader.next_offset = max(reader.next_offset, self._tracker.end)
             self._readers.append(reader)
@@ -155,7 +159,7 @@ class Intake:
             read = reader.next_offset if self._end is None else min(reader.next_offset, self._end)
             if read > tracker.end:
                 tracker.skip(tracker.end, read)
-            if reader.held is not None:
+            if reader.held is not None or reader.is_waiting:
                 break
             if reader.exhausted or self.has_ended:
                 readers.popleft().close()
@@ -234,6 +238,7 @@ class Intake:
         """Gives back all bytes; nothing more is ready."""
         self.ready.clear()
         self._settle()
+        self.risks.withdraw()
         while self._readers:
             self._readers.popleft().close()
         if self._budget is not None:
