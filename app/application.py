@@ -24,6 +24,7 @@ from app.cli.main import attach
 from app.config.problems import InvalidConfiguration
 from app.config.static import Settings, load_settings
 from app.console import server as console
+from app.control.loop_guard import LoopGuard
 from app.control.meter import Meter
 from app.control.runtime import Runtime
 from app.control.tail import bounded
@@ -38,6 +39,7 @@ from app.logs import configure_logging, logging_config
 from app.patient_faust import PatientApp, PatientTableManager, heals
 from app.payload.interceptors import Interceptor
 from app.payload.loading import InterceptorError, load_interceptors
+from app.payload.schemas import Schemas
 from app.regions.tables import Atlas
 from app.topics import ControlTopic, ControlTopics
 
@@ -67,6 +69,7 @@ class SwitchyardApp(PatientApp):
     interceptors: list[tuple[str, Interceptor]]
     runtime: Runtime
     _ended_by: BaseException | None = None
+    _guard: LoopGuard | None = None
 
     def raw_topic(self, declared: ControlTopic) -> Any:
         """A declared control topic as a Faust topic of plain bytes."""
@@ -111,8 +114,10 @@ class SwitchyardApp(PatientApp):
             log.critical("agents or tables are missing; see the import error above", missing=missing)
             raise SystemExit(1)
         settings = self.settings
+        self._guard = LoopGuard(settings.worker.stall_s)
+        self._guard.start()
         try:
-            self.interceptors = load_interceptors(settings.interceptors)
+            self.interceptors = await asyncio.to_thread(load_interceptors, settings.interceptors)
         except InterceptorError as error:
             sys.stderr.write("".join(f"{problem}\n" for problem in error.problems))
             raise SystemExit(EXIT_INVALID) from None
@@ -126,8 +131,8 @@ class SwitchyardApp(PatientApp):
                 # Whoever is started before its control cluster, or while that is away, waits for it.
                 log.warning("the control cluster has gone away again; the start waits", why=repr(error))
                 await asyncio.sleep(PATIENT_S)
-        prepare_datadir(
-            worker_directory(settings.data_path, worker_name(settings)), cluster_id,
+        await asyncio.to_thread(
+            prepare_datadir, worker_directory(settings.data_path, worker_name(settings)), cluster_id,
             self.topics_declared.app_id, ends,
         )  # fmt: skip
         await super().on_first_start()
@@ -178,6 +183,7 @@ class SwitchyardApp(PatientApp):
             meter=Meter(capacity.cpu, capacity.memory, capacity.network),
             group=settings.worker.group or "",
             interceptors=self.interceptors,
+            schemas=Schemas(settings.schemas_path),
             atlas=atlas(settings),
             layout=settings.layout(),
             refuses_local_alerts=settings.alerts.local == "refuse",
@@ -233,6 +239,8 @@ class SwitchyardApp(PatientApp):
     async def on_stop(self) -> None:
         """Drains first, then stops Faust; a thread ends the process should anything hang."""
         grace_s = self.settings.worker.grace_s
+        if self._guard is not None:
+            self._guard.stop()  # the deadline below is enough from here on
         _end_after(2 * grace_s + FAUST_STOP_S + 30.0)
         if hasattr(self, "runtime"):
             await bounded(self.runtime.drain(), 2 * grace_s + 10.0, "drain")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 from app.config.audit import AuditPlan, Timestamp
@@ -20,6 +19,8 @@ from app.payload.event_time.instant import Absent, TimeFormat
 from app.payload.event_time.json_field import JsonTime
 from app.payload.event_time.protobuf_field import open_protobuf
 from app.payload.event_time.source import NO_TIME, EventTime, HeaderTime
+from app.payload.schema_files import SchemaFiles
+from app.payload.schemas import Schemas
 
 NO_VALUE = 0x6E756C6C
 
@@ -34,8 +35,23 @@ class Timed(NamedTuple):
     headers: tuple[tuple[str, bytes | None], ...]
 
 
-def event_time(timestamp: Timestamp) -> EventTime | None:
+def needs_schema(plan: AuditPlan) -> bool:
+    """Whether files have to be read before its records' time is known."""
+    return plan.spec.timestamp.source in {"avro", "protobuf"}
+
+
+async def open_times(plan: AuditPlan, schemas: Schemas) -> EventTime | None:
+    """What tells the time of a plan's records; schemas are opened off the loop. Raises as `event_time`."""
+    if not needs_schema(plan):
+        return event_time(plan.spec.timestamp)
+    return await schemas.run(event_time, plan.spec.timestamp, schemas.files)
+
+
+def event_time(timestamp: Timestamp, files: SchemaFiles | None = None) -> EventTime | None:
     """What tells the time of records; None: their own timestamp does.
+
+    Args:
+        files: of schemas, which are read; None: the source is known to have none.
 
     Raises:
         UnusableField, DescriptorError: the field, its schema or descriptor cannot be used here.
@@ -49,17 +65,21 @@ def event_time(timestamp: Timestamp) -> EventTime | None:
         case "json":
             return JsonTime(path, told or TimeFormat.EPOCH_MS)
         case "avro":
-            return open_avro(Path(timestamp.schema_ or ""), path, told, framing)
+            assert files is not None, "schemas are opened by `open_times`"
+            return open_avro(timestamp.schema_ or "", path, told, framing, files)
         case "protobuf":
-            source = Path(timestamp.descriptor or "")
-            return open_protobuf(source, timestamp.message or "", path, told, framing)
+            assert files is not None, "descriptors are opened by `open_times`"
+            return open_protobuf(
+                timestamp.descriptor or "", timestamp.message or "", path, told, framing, files
+            )
         case _:
             return None
 
 
-def time_of(plan: AuditPlan | None) -> Callable[[Record], int]:
-    """What tells the event time of a record, by a plan; by none, its timestamp. Raises as `event_time`."""
-    times = None if plan is None else event_time(plan.spec.timestamp)
+def time_of(plan: AuditPlan | None, times: EventTime | None = None) -> Callable[[Record], int]:
+    """What tells the event time of a record, by a plan; by none, its timestamp. `times`: what `open_times`
+    gave; of a plan without a schema it is made here. Raises as `event_time`."""
+    times = times if times is not None or plan is None else event_time(plan.spec.timestamp)
     if plan is None or times is None:
         return lambda record: record.timestamp
     keeps_own = plan.spec.timestamp.otherwise == "record"
@@ -73,11 +93,11 @@ def time_of(plan: AuditPlan | None) -> Callable[[Record], int]:
     return told
 
 
-def how_of(plan: AuditPlan, source: Source) -> How:
-    """How records of a partition are counted. Raises as `event_time`."""
+def how_of(plan: AuditPlan, source: Source, times: EventTime | None = None) -> How:
+    """How records of a partition are counted. Arguments and errors as of `time_of`."""
     spec = plan.spec
     by_value = plan.by_value
-    decode: Decode = partial(_timed, time_of(plan)) if by_value else records_of
+    decode: Decode = partial(_timed, time_of(plan, times)) if by_value else records_of
     id_of = None if spec.id is None else _id_of(spec.id.header)
     content_of = _content_of if spec.id is not None and spec.id.fingerprint == "values" else None
     return How(decode, source, id_of, round(spec.disorder * 1000), by_value=by_value, content_of=content_of)

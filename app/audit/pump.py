@@ -30,6 +30,7 @@ from app.core.job import JobId
 from app.core.load import Work
 from app.core.ranges import Snapshot
 from app.kafka.fetched import Fetched, Gap, Headed
+from app.payload.event_time.source import EventTime
 from app.wire import JobStatus
 
 REPORT_S = 5.0  # what was counted is reported so often
@@ -55,6 +56,7 @@ class AuditPump:
         next_offset: where counting begins. base: what is known to be finished. former: what the last owner
             left. is_cut: something of the first windows may have gone, or been counted otherwise, before it.
         log: which it is. send: makes reports of what was counted last, and returns once they are there.
+        times: the plan's, opened (`app.audit.how`).
 
     Raises:
         UnusableField, DescriptorError: the plan's time cannot be read here.
@@ -63,7 +65,7 @@ class AuditPump:
     def __init__(
         self, job: JobId, epoch: int, plan: AuditPlan, tier: str, *, next_offset: int, base: int,
         lineage: int, log: LogId, former: AuditNote | None = None, is_cut: bool,
-        tell: Callable[[str, str, str, str], None], send: SendReports,
+        tell: Callable[[str, str, str, str], None], send: SendReports, times: EventTime | None = None,
     ) -> None:  # fmt: skip
         self.job = job
         self.epoch = epoch
@@ -79,7 +81,12 @@ class AuditPump:
         source = Source(log.cluster_id, log.topic_id, job.partition)
         self.scope = Scope(job.topic, tier, self.cluster, plan.width_ms)
         self.reader = PartitionReader(
-            self.scope, source, how_of(plan, source), next_offset, lineage=lineage, part_offsets=PART_OFFSETS
+            self.scope,
+            source,
+            how_of(plan, source, times),
+            next_offset,
+            lineage=lineage,
+            part_offsets=PART_OFFSETS,
         )
         self._base = base
         self._is_cut = is_cut

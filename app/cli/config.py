@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from importlib import import_module
@@ -39,10 +40,13 @@ from app.config.definitions import (
 )
 from app.config.failover import PREFIX
 from app.config.plan import Change, Plan, plan
+from app.config.problems import Document, InvalidConfiguration, Problem
 from app.config.route_checks import Elsewhere, beside_of
 from app.config.static import DEFAULT_FILE, Settings, load_settings
+from app.control.schema_checks import schema_problem
 from app.core.audit.plans import PREFIX as AUDIT
 from app.core.routes_graph import ALONE, Beside
+from app.payload.schemas import Schemas
 
 FILES = click.option("-f", "--file", "files", multiple=True, required=True, metavar="PATH",
                      help="A file or folder of definitions; may be given several times.")  # fmt: skip
@@ -86,9 +90,22 @@ def validate(files: tuple[str, ...]) -> None:
     settings = load_settings(file) if file.exists() else None
     definitions = _load(files, settings)
     unchecked = f"; clusters were not checked: there is no {file}" if settings is None else ""
+    if settings is not None and settings.schemas_path.is_dir():
+        problems = asyncio.run(_schema_problems(definitions, settings.schemas_path))
+        if problems:
+            raise InvalidConfiguration(problems)
     click.echo(
         f"{len(definitions)} definition{'s' if len(definitions) != 1 else ''}: all valid{unchecked}", err=True
     )
+
+
+async def _schema_problems(definitions: list[AnyDefinition], folder: Path) -> list[Problem]:
+    schemas = Schemas(folder)
+    try:
+        found = [await schema_problem(one, schemas, Document(one.key, None, None)) for one in definitions]
+    finally:
+        schemas.close()
+    return [problem for problem in found if problem is not None]
 
 
 @config.command()

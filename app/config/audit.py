@@ -52,8 +52,8 @@ class Timestamp(Model):
 
     `header`, of source header, its name; `binary`: 8 bytes, big-endian. `field`, of a value, the names that
     lead to it: meta.createdAt; its schema is a file (or a folder, with framing confluent) of `schema` (Avro)
-    or `descriptor` and `message` (Protobuf). `otherwise`: the time of a record that does not tell one so: its
-    own timestamp, or none.
+    or `descriptor` and `message` (Protobuf), below the folder `schemas` of each worker's switchyard.yaml.
+    `otherwise`: the time of a record that does not tell one so: its own timestamp, or none.
     """
 
     source: Literal["record", "header", "json", "avro", "protobuf"] = "record"

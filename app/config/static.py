@@ -30,6 +30,7 @@ from app.config.units import Duration, Size
 from app.core.topology import Layout, Site
 
 DEFAULT_FILE = "switchyard.yaml"
+SCHEMAS = "schemas"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 EXAMPLE = (
@@ -165,17 +166,20 @@ class Sizing(_Model):
 
 
 class Worker(_Model):
-    """This worker: its name (host and port when left out), its limits, and the isolation group it serves."""
+    """This worker: its name (host and port when left out), its limits, and the isolation group it serves.
+    `stall`: it ends when its event loop stands still for so long; its jobs have moved by then."""
 
     name: Name | None = None
     grace_s: Duration = Field(default=30.0, alias="grace")
+    stall_s: Duration = Field(default=60.0, alias="stall", ge=10.0)
     memory_budget: Size = 256 * 1024 * 1024
     group: Name | None = None
     capacity: Capacity = Capacity()
 
 
 class Settings(_Model):
-    """The whole file."""
+    """The whole file. `schemas`: the folder below which definitions may name files of schemas, relative to
+    this file; `schemas` when left out."""
 
     region: Name
     clusters: tuple[Cluster, ...] = Field(min_length=1)
@@ -186,6 +190,7 @@ class Settings(_Model):
     alerts: Alerts = Alerts()
     sizing: Sizing = Sizing()
     data_dir: str | None = None
+    schemas: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
     interceptors: tuple[str, ...] = ()
 
     @property
@@ -199,6 +204,11 @@ class Settings(_Model):
     def data_path(self) -> Path:
         """Where workers keep their tables."""
         return Path(self.data_dir or platformdirs.user_data_dir("switchyard"))
+
+    @property
+    def schemas_path(self) -> Path:
+        """The folder of schemas."""
+        return Path(self.schemas or SCHEMAS)
 
     def layout(self) -> Layout:
         """Where all clusters are."""
@@ -247,7 +257,7 @@ def load_settings(path: str | Path | None = None, env: Mapping[str, str] = os.en
     problems += _cross_checks(document, data)
     if problems:
         raise InvalidConfiguration([_named_by_environment(problem, env) for problem in problems])
-    update: dict[str, Any] = {}
+    update: dict[str, Any] = {"schemas": str(file.absolute().parent / (settings.schemas or SCHEMAS))}
     if settings.web.port == 0:
         update["web"] = settings.web.model_copy(update={"port": _free_port()})
     if not settings.data_dir and (home := env.get("SWITCHYARD_HOME")):

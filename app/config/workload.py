@@ -141,6 +141,8 @@ class Isolation(Model):
 class Protobuf(Model):
     """The payload's type: a message of a file of descriptors, or of a folder that is a registry.
 
+    `descriptor` is relative to the folder `schemas` of each worker's switchyard.yaml, and lies below it.
+
     Framing `confluent`: behind a magic byte, the schema's id and the message's indexes.
 
     `deliver`: `bytes` is the message as Protobuf writes it, which generated code reads. It has no frame; the

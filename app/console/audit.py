@@ -19,6 +19,7 @@ from app.clock import now_ms
 from app.config.audit import AuditPlan
 from app.config.definitions import parse_audit
 from app.config.plan import plan
+from app.config.problems import InvalidConfiguration
 from app.console import shapes, shapes_audit
 from app.console.answers import ApiError, json_response, paged
 from app.console.defining import (
@@ -39,6 +40,7 @@ from app.console.offsets import told_apart
 from app.console.tabular import FORMAT, NDJSON, listed, listing
 from app.control.audit_known import SHARE, BeingRead, NotKnown, own_share, unseen
 from app.control.audits_catalog import AuditsCatalog
+from app.control.schema_checks import schema_problem
 from app.core.audit.compare import State
 from app.core.audit.plans import PREFIX
 from app.core.audit.reports import BadReport, Report, Scope, checked
@@ -269,6 +271,8 @@ class AuditRoutes:
             parse_audit, body.data, layout=audits.layout, file=body.file, node=body.node
         )
         check_address(request, wanted.name)
+        if (problem := await schema_problem(wanted, self._api.runtime.schemas, body)) is not None:
+            raise InvalidConfiguration([problem])
         current = self._api.runtime.control.view.audits.get(wanted.key)
         expected = condition(request, current)
         planned = plan({}, [wanted], audits={one.key: one for one in audits.plans()})

@@ -13,7 +13,7 @@ from aiohttp import web
 from aiokafka.errors import KafkaError
 
 from app.audit.archives import ArchiveUnreadable, TopicArchive, open_archive
-from app.audit.how import time_of
+from app.audit.how import open_times, time_of
 from app.audit.records import Found, Limits, Part, RangeReader, Times, parts_of
 from app.clock import iso, now_ms
 from app.config.audit import AuditPlan
@@ -87,7 +87,8 @@ class AuditRecordRoutes:
         plan = self._api.runtime.catalog.audits.plan_of(cluster, topic)
         by_value = plan is not None and plan.by_value
         try:
-            told = time_of(plan)
+            opened = None if plan is None else await open_times(plan, self._api.runtime.schemas)
+            told = time_of(plan, opened)
         except (ValueError, OSError) as error:
             detail = f"this worker cannot read the times of plan {plan.name if plan else ''}: {error}"
             raise ApiError(409, "Unreadable times", detail) from error

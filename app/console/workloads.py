@@ -11,7 +11,7 @@ from aiohttp import web
 from app.clock import now_ms
 from app.config.definitions import Workload, parse_definition
 from app.config.plan import plan
-from app.config.problems import InvalidConfiguration, Problem
+from app.config.problems import InvalidConfiguration
 from app.console import overview, shapes
 from app.console.answers import ApiError, json_response
 from app.console.defining import (
@@ -28,9 +28,8 @@ from app.console.defining import (
 )
 from app.console.describe import ACTOR, JSON, Answer, described
 from app.control.catalog import local
+from app.control.schema_checks import schema_problem
 from app.core.control_events import WorkloadPut
-from app.payload.descriptors import DescriptorError
-from app.pump.chains import payload_codec
 
 if TYPE_CHECKING:
     from app.console.api import Api
@@ -87,14 +86,8 @@ class WorkloadRoutes:
             raise ApiError(
                 422, "Wrong address", f"the definition is of {workload.key}, the address of {told}"
             )
-        try:
-            await payload_codec(workload)
-        except DescriptorError as error:  # as this worker sees the file; the others need it at the same path
-            path = ("spec", "payload", "protobuf", error.field)
-            line, column = body.position(path)
-            told_of = f"{error.source}: {error.problem}"
-            problem = Problem(told_of, error.remedy, ".".join(path), "", body.file, line, column)
-            raise InvalidConfiguration([problem]) from error
+        if (problem := await schema_problem(workload, self._api.runtime.schemas, body)) is not None:
+            raise InvalidConfiguration([problem])
         current = self._api.runtime.control.view.workloads.get(workload.key)
         expected = condition(request, current)
         catalog = self._api.runtime.catalog

@@ -12,13 +12,14 @@ Rules
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import NamedTuple
 
 import structlog
 from aiokafka.errors import KafkaError
 
-from app.audit.how import how_of
+from app.audit.how import how_of, needs_schema, open_times
 from app.config.audit import AuditPlan
 from app.config.definitions import Workload
 from app.control.audits_catalog import AuditsCatalog
@@ -34,12 +35,16 @@ from app.core.trail import audit_of
 from app.kafka.clusters import EARLIEST, ClusterUnreachable
 from app.payload.descriptors import DescriptorError
 from app.payload.event_time.instant import UnusableField
+from app.payload.event_time.source import EventTime
+from app.payload.schemas import Schemas
 from app.pump.audited import ConsumerAudit
 from app.pump.dispatch import DispatchPump
 
 log = structlog.get_logger(__name__)
 
 MOST_AGAIN = 4 * PART_OFFSETS  # offsets that are read again for what the former owner had not told
+
+OPENING_S = 5.0  # a workload's job waits for no audit plan's schema; what comes meanwhile is not counted
 
 
 class CountsFrom(NamedTuple):
@@ -54,11 +59,14 @@ class AuditConsumers:
     """See the module. `pumps`: this worker's of workloads, by job."""
 
     def __init__(
-        self, catalog: AuditsCatalog, pumps: Mapping[str, DispatchPump], on_trouble: Trouble
-    ) -> None:
+        self, catalog: AuditsCatalog, pumps: Mapping[str, DispatchPump], on_trouble: Trouble,
+        schemas: Schemas,
+    ) -> None:  # fmt: skip
         self._catalog = catalog
         self._pumps = pumps
         self._on_trouble = on_trouble
+        self._schemas = schemas
+        self._opening: dict[str, tuple[AuditPlan, asyncio.Task[EventTime | None]]] = {}  # by plan's name
         self._logs: dict[str, tuple[int, LogId]] = {}  # of jobs: epoch, and what log they read
         self._told: set[tuple[str, str]] = set()
         self._refused: dict[str, AuditPlan] = {}  # by job: the plan whose time cannot be read here
@@ -87,6 +95,8 @@ class AuditConsumers:
         plan, base = self._plan(job, workload), beginning.snapshot.base
         if plan is None:
             return None
+        if (opening := self._times(plan)) is not None:
+            await asyncio.wait([opening], timeout=OPENING_S)
         goes_on = beginning.lineage == answer.lineage and not answer.log.is_another(beginning.log)
         former = AuditNote.from_bytes(audit_of(answer.note)) if goes_on else None
         if former is None or former.counting != plan.counting:
@@ -102,6 +112,17 @@ class AuditConsumers:
                 log.warning("what was not counted cannot be read again", job=str(job), error=repr(error))
         return CountsFrom(base, former if at <= base else None, is_cut=True)
 
+    def _times(self, plan: AuditPlan) -> asyncio.Task[EventTime | None] | None:
+        """What tells the times of a plan, opened once for all jobs; None: there is nothing to open."""
+        if not needs_schema(plan):
+            return None
+        known = self._opening.get(plan.name)
+        if known is None or known[0] is not plan:
+            opening = asyncio.get_running_loop().create_task(open_times(plan, self._schemas))
+            opening.add_done_callback(_is_told_elsewhere)
+            known = self._opening[plan.name] = plan, opening
+        return known[1]
+
     def begin(self, pump: DispatchPump, beginning: Beginning, counts: CountsFrom | None) -> None:
         """Of a pump that was fed nothing yet."""
         self._logs[str(pump.job)] = pump.epoch, beginning.log
@@ -115,10 +136,13 @@ class AuditConsumers:
         plan = self._plan(job, workload)
         if plan is None:
             return
+        times = self._times(plan)
+        if times is not None and not times.done():
+            return  # `look` begins it later, with what is fetched by then
         place = place_of(workload.metadata.cluster, workload.metadata.group)
         source = Source(of.cluster_id, of.topic_id, job.partition)
         try:
-            how = how_of(plan, source)
+            how = how_of(plan, source, None if times is None else times.result())
         except (UnusableField, DescriptorError) as error:
             self._refused[str(job)] = plan
             self._tell(job, f"what {place} has finished of {job.topic} is not counted here: {error}",
@@ -145,6 +169,8 @@ class AuditConsumers:
         """Plans that have come, changed or gone, and audits that broke."""
         self._logs = {job: of for job, of in self._logs.items() if job in self._pumps}
         self._refused = {job: plan for job, plan in self._refused.items() if job in self._pumps}
+        if not self._pumps:
+            self._opening.clear()
         for job, pump in list(self._pumps.items()):
             epoch, of = self._logs.get(job, (-1, LogId()))
             if epoch != pump.epoch or pump.closed or pump.draining:
@@ -163,3 +189,9 @@ class AuditConsumers:
         if (str(job), message) not in self._told:
             self._told.add((str(job), message))
             self._on_trouble("audit-trouble", str(job), message, remedy)
+
+
+def _is_told_elsewhere(opening: asyncio.Task[EventTime | None]) -> None:
+    """By each job that needs it: nobody may ever ask for the result."""
+    if not opening.cancelled():
+        opening.exception()

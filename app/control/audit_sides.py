@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from app.audit.how import how_of
+from app.audit.how import how_of, open_times
 from app.audit.prints import Reader, Window
 from app.audit.scan import Part
 from app.clock import iso
@@ -186,6 +186,7 @@ class Sider:
         ends: dict[Partition, int] = {}
         for topic in (*upstream, *downstream):
             is_up = topic in upstream
+            times = await open_times(topic.plan, self._runtime.schemas)
             for partition, span in (await self._spans(topic, window)).items():
                 place = Partition(topic.cluster, topic.name, partition)
                 if span.is_cut:
@@ -199,7 +200,7 @@ class Sider:
                     end = max(end, min(_copied_by(of_log, partition, ends), span.log_end))
                 source = Source(topic.cluster_id, topic.topic_id, partition)
                 reader = Reader(
-                    place, how_of(topic.plan, source), window,
+                    place, how_of(topic.plan, source, times), window,
                     keeps=keeps.get(topic.cluster) if is_up else None, timed=timed, origins=origins,
                     others=others, names=names,
                 )  # fmt: skip

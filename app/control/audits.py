@@ -19,6 +19,7 @@ import structlog
 from aiokafka.errors import KafkaError
 from mode import Service
 
+from app.audit.how import open_times
 from app.audit.pump import REPORT_S, AuditPump
 from app.clock import now_ms
 from app.config.audit import AuditPlan, of_job_name
@@ -32,6 +33,7 @@ from app.control.pumps import Passing, Pump, Started
 from app.core.fencing import TakeoverAnswer
 from app.core.job import JobId
 from app.kafka.clusters import LATEST, READ_COMMITTED, ClusterUnreachable
+from app.payload.schemas import Schemas
 from app.pump.audited import ConsumerAudit
 from app.pump.dispatch import DispatchPump
 
@@ -52,14 +54,15 @@ class Audits(Service):
 
     def __init__(
         self, catalog: AuditsCatalog, clusters: DataClusters, on_trouble: Trouble,
-        dispatched: Mapping[str, DispatchPump],
+        dispatched: Mapping[str, DispatchPump], schemas: Schemas,
     ) -> None:  # fmt: skip
         super().__init__()
-        self.consumers = AuditConsumers(catalog, dispatched, on_trouble)
+        self.consumers = AuditConsumers(catalog, dispatched, on_trouble, schemas)
         self.pumps: dict[str, AuditPump] = {}
         self.sender: AuditSender | None = None
         self._catalog = catalog
         self._clusters = clusters
+        self._schemas = schemas
         self._on_trouble = on_trouble
         self._reporting: dict[AuditPump | ConsumerAudit, asyncio.Task[None]] = {}
 
@@ -92,6 +95,7 @@ class Audits(Service):
             UnusableField, DescriptorError: the plan's time cannot be read here.
         """
         plan, tier, cluster = await self.check(job)
+        times = await open_times(plan, self._schemas)
         beginning, next_offset, former, is_cut = await find_audit_beginning(
             job, cluster, answer, counting=plan.counting, anew=anew, tell=self._on_trouble
         )
@@ -100,7 +104,7 @@ class Audits(Service):
         pump = AuditPump(
             job, epoch, plan, tier, next_offset=next_offset, base=beginning.snapshot.base,
             lineage=beginning.lineage, log=beginning.log, former=former, is_cut=is_cut,
-            tell=self._on_trouble, send=self.report,
+            tell=self._on_trouble, send=self.report, times=times,
         )  # fmt: skip
         leaves_bytes = int(LEAVES * self._clusters.budget.capacity_bytes)
         return Started(

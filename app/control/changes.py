@@ -12,6 +12,7 @@ import structlog
 from app.config.definitions import Workload
 from app.control.catalog import Catalog
 from app.payload.interceptors import Interceptor
+from app.payload.schemas import Schemas
 from app.pump.chains import make_chain
 from app.pump.workload import WorkloadRuntime
 
@@ -33,6 +34,7 @@ class Changes:
         catalog: Catalog,
         runtimes: Mapping[str, WorkloadRuntime],
         interceptors: Sequence[tuple[str, Interceptor]],
+        schemas: Schemas,
         on_trouble: Callable[[str, str, str, str], None],
         changed: Callable[[WorkloadRuntime, bool], None],
         moved: Callable[[WorkloadRuntime], None],
@@ -41,6 +43,7 @@ class Changes:
         self._catalog = catalog
         self._runtimes = runtimes
         self._interceptors = interceptors
+        self._schemas = schemas
         self._on_trouble = on_trouble
         self._changed = changed
         self._moved = moved
@@ -66,7 +69,7 @@ class Changes:
     async def _change(self, runtime: WorkloadRuntime, workload: Workload) -> None:
         key = workload.key
         try:
-            chain = await make_chain(workload, self._interceptors)
+            chain = await make_chain(workload, self._interceptors, self._schemas)
         except ValueError as error:
             if self._troubles.get(key) != str(error):
                 self._troubles[key] = str(error)

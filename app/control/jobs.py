@@ -50,6 +50,7 @@ from app.core.placement import shares
 from app.core.rates import JobRates
 from app.kafka.fetched import Fetched, FetchTrouble, Gap
 from app.payload.interceptors import Interceptor
+from app.payload.schemas import Schemas
 from app.pump.dispatch import DispatchPump
 from app.pump.workload import WorkloadRuntime
 from app.replica.pump import ReplicaPump
@@ -67,12 +68,13 @@ class Jobs(Service):
         self, worker: str, control: ControlLog, catalog: Catalog, clusters: DataClusters,
         trackers: TrackerClient, lease: Lease, on_trouble: Trouble, *, grace_s: float,
         interceptors: Sequence[tuple[str, Interceptor]] = (), barriers: BarrierSender | None = None,
+        schemas: Schemas,
     ) -> None:  # fmt: skip
         super().__init__()
         self.worker = worker
         self.pumps: dict[str, DispatchPump] = {}
         self.replicas = Replicas(control, catalog, clusters, lease, on_trouble, barriers)
-        self.audits = Audits(catalog.audits, clusters, on_trouble, self.pumps)
+        self.audits = Audits(catalog.audits, clusters, on_trouble, self.pumps, schemas)
         self.flowing: Mapping[str, Pump] = together(self.pumps, self.replicas.pumps, self.audits.pumps)
         self.runtimes: dict[str, WorkloadRuntime] = {}
         self.draining = False
@@ -92,10 +94,10 @@ class Jobs(Service):
         self.carrying = Carrying(control, catalog, self.pumps, self.replicas.pumps, on_trouble)
         self._starter = Starter(
             worker, control, catalog, clusters, trackers, lease, self.runtimes, on_trouble, interceptors,
-            self.replicas, self.audits, self.carrying,
+            self.replicas, self.audits, self.carrying, schemas,
         )  # fmt: skip
         self._changes = Changes(
-            catalog, self.runtimes, interceptors, on_trouble,
+            catalog, self.runtimes, interceptors, schemas, on_trouble,
             changed=self._on_definition, moved=self._restart_all, ended=self._changed.set,
         )  # fmt: skip
 

@@ -57,6 +57,8 @@ from app.kafka.commit import OffsetCommitter
 from app.kafka.fetched import ByteBudget
 from app.kafka.patience import start_patiently
 from app.payload.interceptors import Interceptor
+from app.payload.registry import LOOK_AGAIN_S
+from app.payload.schemas import Schemas
 from app.regions.regions import Regions
 from app.regions.tables import Atlas
 from app.topics import ControlTopics
@@ -99,6 +101,7 @@ class Runtime(Service):
         memory_budget_bytes: int,
         grace_s: float,
         meter: Meter,
+        schemas: Schemas,
         group: str = "",
         interceptors: Sequence[tuple[str, Interceptor]] = (),
         atlas: Atlas | None = None,
@@ -108,7 +111,7 @@ class Runtime(Service):
         forecast_rules: ForecastRules = ForecastRules(),  # noqa: B008 - it never changes
     ) -> None:
         super().__init__()
-        self.meter, self.group = meter, group
+        self.meter, self.group, self.schemas = meter, group, schemas
         self.worker = f"{name}-{os.getpid()}-{int(time.time()):x}"
         self.started_ms = now_ms()
         self.url = url
@@ -145,7 +148,7 @@ class Runtime(Service):
         self.barriers = BarrierSender(topics, control_options, self.worker)
         self.jobs = Jobs(
             self.worker, self.control, self.catalog, self.clusters, self.trackers, self.lease, self.tell,
-            grace_s=grace_s, interceptors=interceptors, barriers=self.barriers,
+            grace_s=grace_s, interceptors=interceptors, barriers=self.barriers, schemas=schemas,
         )  # fmt: skip
         self.jobs.pauses.tell = self.tell
         self.audit_sender = AuditSender(topics, control_options)
@@ -238,6 +241,12 @@ class Runtime(Service):
         gc.set_threshold(*GC_THRESHOLDS)
         log.info("worker is up", worker=self.worker, host=socket.gethostname())
 
+    @Service.task
+    async def _look_for_schemas(self) -> None:
+        while not self.should_stop:
+            await self.sleep(LOOK_AGAIN_S)
+            self.schemas.look()
+
     async def drain(self) -> None:
         """SIGTERM: stops fetching, lets in-flight finish, commits, hands over, says goodbye."""
         if self.draining:
@@ -256,6 +265,7 @@ class Runtime(Service):
 
     async def on_shutdown(self) -> None:
         """Last of all: heartbeats and followers ask by these until they have stopped."""
+        self.schemas.close()
         await bounded(self._control_client.stop(), STOP_S, "client of the control cluster")
         if self._incident_producer is not None:
             await bounded(self._incident_producer.stop(), STOP_S, "producer of incidents")

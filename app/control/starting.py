@@ -30,6 +30,7 @@ from app.core.fencing import TakeoverAnswer
 from app.core.job import JobId, Kind
 from app.core.lease import Lease
 from app.payload.interceptors import Interceptor
+from app.payload.schemas import Schemas
 from app.pump.chains import make_chain
 from app.pump.dispatch import DispatchPump
 from app.pump.targets import GrpcTargets
@@ -63,6 +64,7 @@ class Starter:
         replicas: Replicas,
         audits: Audits,
         carrying: Carrying,
+        schemas: Schemas,
     ) -> None:
         self.worker = worker
         self.troubles: dict[str, str] = {}
@@ -78,6 +80,7 @@ class Starter:
         self._replicas = replicas
         self._audits = audits
         self._carrying = carrying
+        self._schemas = schemas
 
     def keep(self, jobs: Collection[str]) -> None:
         """Forgets all other jobs."""
@@ -173,7 +176,7 @@ class Starter:
         )  # fmt: skip
         consumers = self._audits.consumers
         counts = await consumers.counts_from(identity, workload, cluster, answer, beginning)
-        chain = await make_chain(workload, self._interceptors)
+        chain = await make_chain(workload, self._interceptors, self._schemas)
         if not is_mine():
             return None
         runtime = self._runtimes.get(identity.name)

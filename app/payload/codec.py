@@ -28,6 +28,7 @@ from google.protobuf.message import Message
 from app.payload.descriptors import DescriptorError, Schema
 from app.payload.parse import InvalidPayload, Parser
 from app.payload.registry import Registry, open_source
+from app.payload.schema_files import ANYWHERE, SchemaFiles
 from app.payload.to_json import JsonWriter
 
 MAGIC = 0
@@ -228,13 +229,16 @@ def _zigzag(value: bytes, at: int) -> tuple[int, int]:
     raise InvalidPayload("message indexes of Confluent's wire format that are cut off")
 
 
-def open_codec(path: Path, message: str = "", framing: Framing = Framing.NONE) -> PayloadCodec:
-    """The codec of a workload's definition: descriptor set, `.proto` or registry folder, and the message.
+def open_codec(
+    name: str | Path, message: str = "", framing: Framing = Framing.NONE, files: SchemaFiles = ANYWHERE
+) -> PayloadCodec:
+    """The codec of a workload's definition: descriptor set, `.proto` or registry folder of `files`, and the
+    message.
 
     Raises:
         DescriptorError: the descriptor cannot be used, or lacks the message.
         ValueError: no message is named, and the framing names none either.
     """
-    source = open_source(path)
+    source = open_source(name, files)
     kind = source.message_class(message) if message else None
     return PayloadCodec(kind, framing, source=source)

@@ -28,6 +28,8 @@ from typing import Any
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError, Message
 
+from app.payload.schema_files import ANYWHERE, Refused, SchemaFiles
+
 MAX_SET_BYTES = 16 * 1024 * 1024  # a set this large is no schema but an accident
 MAX_LISTED = 10  # names in an error
 SET_SUFFIXES = (".binpb", ".pb", ".desc", ".protoset")
@@ -130,8 +132,8 @@ def unknown_message(source: Path, name: str, known: Sequence[str]) -> Descriptor
     return DescriptorError(source, f"no message {name[:200]!r}", remedy, "message")
 
 
-def load_schema(path: Path) -> Schema:
-    """The schema of one descriptor set file or `.proto` source.
+def load_schema(path: Path, files: SchemaFiles = ANYWHERE) -> Schema:
+    """The schema of one descriptor set file or `.proto` source, among `files`.
 
     Raises:
         DescriptorError: see the module's rule 3.
@@ -139,27 +141,24 @@ def load_schema(path: Path) -> Schema:
     if path.suffix == ".proto":
         from app.payload.compiler import compile_source
 
-        return Schema(path, parse_set(path, compile_source(path, read_limited(path))))
-    return Schema(path, parse_set(path, read_limited(path)))
+        return Schema(path, parse_set(path, compile_source(path, files)))
+    return Schema(path, parse_set(path, read_limited(path, files)))
 
 
-def read_limited(path: Path) -> bytes:
+def read_limited(path: Path, files: SchemaFiles = ANYWHERE) -> bytes:
     """The file's bytes.
 
     Raises:
-        DescriptorError: it is missing, a folder, larger than `MAX_SET_BYTES` or not to be read.
+        DescriptorError: it is missing, no regular file, larger than `MAX_SET_BYTES` or not to be read.
     """
     try:
-        if path.is_dir():
-            raise DescriptorError(path, "is a folder", "name a descriptor set file in it")
-        with path.open("rb") as file:
-            data = file.read(MAX_SET_BYTES + 1)
+        data = files.read(path, MAX_SET_BYTES)
+    except Refused as error:
+        raise DescriptorError(path, error.why, error.remedy) from None
     except FileNotFoundError:
         raise DescriptorError(path, "does not exist", f"correct the path, or {HOW}") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         words = getattr(error, "strerror", None) or str(error)
-        if isinstance(error, DescriptorError):
-            raise
         raise DescriptorError(path, f"cannot be read: {words}", "give the worker access to it") from error
     if len(data) > MAX_SET_BYTES:
         limit = MAX_SET_BYTES // 1024 // 1024

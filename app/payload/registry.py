@@ -1,13 +1,13 @@
 """A registry folder (its layout: `app.payload.descriptors`), read when it is opened.
 
-A schema id that is not there is looked for again, at most once in `LOOK_AGAIN_S` for all ids together, so
-that a schema may be added while workers run, and hostile ids cost no more than a look into a dict.
+A worker looks at it again every `LOOK_AGAIN_S`, off its event loop (`look`), so that a schema may be added
+while workers run, and an id that a value names costs no more than a look into a dict.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -22,12 +22,14 @@ from app.payload.descriptors import (
     load_schema,
     unknown_message,
 )
+from app.payload.schema_files import ANYWHERE, Refused, SchemaFiles
 
 MAX_SCHEMAS = 1_000  # each has a pool of its own in memory
 MAX_SOURCES = 100  # compiled one by one when the folder is opened
 MAX_ENTRIES = 20_000  # of the folder, looked at
 MAX_SCHEMA_ID = 2**31 - 1
-LOOK_AGAIN_S = 5.0
+LOOK_AGAIN_S = 1.0
+SETTLED_NS = 2_000_000_000  # a folder that changed within this time may have changed again at the same time
 LAYOUT = "a registry holds <schema id>.binpb or <subject>/<version>.binpb"
 
 
@@ -48,8 +50,8 @@ class Registry:
         by_subject: subject -> version -> schema.
     """
 
-    def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        """Reads the folder.
+    def __init__(self, folder: Path, files: SchemaFiles = ANYWHERE) -> None:
+        """Reads the folder, which is among `files`.
 
         Raises:
             DescriptorError: it is none, holds no schema or too many, or one of its files is bad.
@@ -57,9 +59,11 @@ class Registry:
         self.source = folder
         self.by_id: dict[int, Schema] = {}
         self.by_subject: dict[str, dict[int, Schema]] = {}
-        self._clock = clock
-        self._looked_s = clock()
+        self._files = files
+        self._bad: dict[int, tuple[int, DescriptorError]] = {}  # with the size of its file
+        self._seen_ns = changed_ns(folder)
         self._read()
+        files.watch(self)
 
     def message_class(self, name: str) -> type[Message]:
         """The message's class, by the latest version of the first subject that defines it, else by the
@@ -76,24 +80,40 @@ class Registry:
         raise unknown_message(self.source, name, known)
 
     def schema(self, schema_id: int) -> Schema | None:
-        """The schema with this id, or None; see the module on how often the folder is asked.
+        """The schema with this id, or None, as the folder was last read.
 
         Raises:
             DescriptorError: its file has come since, and is bad.
         """
         found = self.by_id.get(schema_id)
-        if found is not None:
-            return found
-        now_s = self._clock()
-        if now_s < self._looked_s + LOOK_AGAIN_S or len(self.by_id) >= MAX_SCHEMAS:
-            return None
-        self._looked_s = now_s
-        for suffix in SET_SUFFIXES:
-            path = self.source / f"{schema_id}{suffix}"
-            if path.is_file():
-                found = self.by_id[schema_id] = load_schema(path)
-                break
+        if found is None and (bad := self._bad.get(schema_id)) is not None:
+            raise bad[1]
         return found
+
+    def look(self) -> None:
+        """Reads the sets that have come since. To be called off the event loop."""
+        at_ns = changed_ns(self.source)
+        if at_ns == self._seen_ns and not self._bad and time.time_ns() - at_ns > SETTLED_NS:
+            return
+        self._seen_ns = at_ns
+        try:
+            for path in _limited(self.source, self.source):
+                if path.suffix in SET_SUFFIXES and _is_schema(path) and path.is_file():
+                    self._add(path)
+        except (DescriptorError, OSError):
+            return  # what is known stays; the next look may see more
+
+    def _add(self, path: Path) -> None:
+        """Raises DescriptorError, OSError: it is none, or gone."""
+        number, size = _number(path), path.stat().st_size
+        bad = self._bad.get(number)
+        if number in self.by_id or len(self.by_id) >= MAX_SCHEMAS or (bad is not None and bad[0] == size):
+            return
+        try:
+            self.by_id[number] = load_schema(path, self._files)
+            self._bad.pop(number, None)
+        except DescriptorError as error:
+            self._bad[number] = size, error
 
     def known_ids(self) -> str:
         """The ids, for an error."""
@@ -127,7 +147,7 @@ class Registry:
             if number in versions:
                 other = versions[number].source.name
                 raise DescriptorError(path, f"is there twice, as {other}, too", "remove one of them")
-            versions[number] = load_schema(path)
+            versions[number] = load_schema(path, self._files)
         if not self.by_id and not self.by_subject:
             raise DescriptorError(self.source, "holds no schema", LAYOUT)
 
@@ -172,14 +192,29 @@ def _number(path: Path) -> int:
     return int(stem)
 
 
-def open_source(path: Path) -> Schema | Registry:
-    """A descriptor set file, a `.proto` source or a registry folder, whichever stands there.
+def changed_ns(folder: Path) -> int:
+    """When something was last put into the folder, or taken out of it."""
+    try:
+        return folder.stat().st_mtime_ns
+    except OSError:
+        return -1
+
+
+def open_source(name: str | Path, files: SchemaFiles = ANYWHERE) -> Schema | Registry:
+    """A descriptor set file, a `.proto` source or a registry folder of `files`, whichever stands there.
 
     Raises:
         DescriptorError: it cannot be used; the error says why and what to do.
     """
     try:
-        folder = path.is_dir()
-    except ValueError:  # a NUL in the path
-        folder = False
-    return Registry(path) if folder else load_schema(path)
+        path = files.find(name)
+        is_folder = path.is_dir()
+    except Refused as error:
+        raise DescriptorError(name, error.why, error.remedy) from None
+    except (
+        OSError,
+        ValueError,
+        RuntimeError,
+    ) as error:  # a NUL in the path, too long a name, a circle of links
+        raise DescriptorError(name, f"is no path: {error}", "correct the path") from None
+    return Registry(path, files) if is_folder else load_schema(path, files)

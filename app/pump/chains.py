@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
-from pathlib import Path
 
 from app.config.definitions import Workload
 from app.payload.codec import Framing, PayloadCodec, open_codec
 from app.payload.interceptors import Chain, Interceptor
 from app.payload.protobuf import Deliver, Invalid, ProtobufInterceptor, workload_chain
+from app.payload.schemas import Schemas
 
 FRAMINGS = {"raw": Framing.NONE, "confluent": Framing.CONFLUENT}
 DELIVERS = {"bytes": Deliver.MESSAGE, "record": Deliver.RECORD, "json": Deliver.JSON}
 
 
-async def payload_codec(workload: Workload) -> PayloadCodec | None:
+async def payload_codec(workload: Workload, schemas: Schemas) -> PayloadCodec | None:
     """The codec of the workload's payload; None when it names none.
 
     Raises:
@@ -25,19 +24,20 @@ async def payload_codec(workload: Workload) -> PayloadCodec | None:
     if payload is None or payload.protobuf is None:
         return None
     protobuf = payload.protobuf
-    # Reads files, and may run a compiler.
-    return await asyncio.to_thread(
-        open_codec, Path(protobuf.descriptor), protobuf.message, FRAMINGS[protobuf.framing]
+    return await schemas.run(
+        open_codec, protobuf.descriptor, protobuf.message, FRAMINGS[protobuf.framing], schemas.files
     )
 
 
-async def make_chain(workload: Workload, operators: Sequence[tuple[str, Interceptor]]) -> Chain | None:
+async def make_chain(
+    workload: Workload, operators: Sequence[tuple[str, Interceptor]], schemas: Schemas
+) -> Chain | None:
     """The workload's interceptors; None when there are none.
 
     Raises:
         app.payload.descriptors.DescriptorError: see `payload_codec`.
     """
-    codec = await payload_codec(workload)
+    codec = await payload_codec(workload, schemas)
     payload = workload.spec.payload
     if codec is None or payload is None or payload.protobuf is None:
         return workload_chain(operators, None)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -28,6 +29,7 @@ from app.core.job import JobId
 from app.core.ranges import Snapshot
 from app.core.tracker import Tracker
 from app.core.trail import with_audit
+from app.payload.schemas import Schemas
 from app.pump import audited
 from app.pump.audited import ConsumerAudit
 from tests.audit.test_view import audit_plan
@@ -95,7 +97,7 @@ class Region:
             snapshot=snapshot.to_bytes(), log=LOG, note=note,
         )  # fmt: skip
         known = self.catalog
-        consumers = AuditConsumers(known, {}, lambda *_: None)
+        consumers = AuditConsumers(known, {}, lambda *_: None, Schemas(Path("schemas")))
         counts = await consumers.counts_from(
             JOB, known, known, answer, Beginning(snapshot, 0, LOG, known=True)
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +24,7 @@ from app.core.audit.reports import Report
 from app.core.fencing import LogId
 from app.core.job import JobId
 from app.kafka.fetched import ByteBudget, Fetched, Gap, PartitionFetch
+from app.payload.schemas import Schemas
 from tests.audit.test_view import audit_plan
 from tests.core.audit.logs import Log
 
@@ -211,7 +213,7 @@ async def test_a_pump_that_lacks_figures_reports_nothing_and_begins_again() -> N
     stand, again = Stand(), list[str]()
     catalog: Any = SimpleNamespace(plan=lambda _: stand.plan)
     clusters: Any = None
-    audits = Audits(catalog, clusters, lambda *_: None, {})
+    audits = Audits(catalog, clusters, lambda *_: None, {}, Schemas(Path("schemas")))
     audits.pumps["job"] = stand.pump
     stand.log.append([WIDTH_MS] * 10)
     stand.feed()

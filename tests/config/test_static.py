@@ -20,6 +20,10 @@ clusters:
     bootstrap: localhost:9092
     security: {protocol: sasl_ssl, username: 'env:SY_USER', password: 'env:SY_PASSWORD'}
 """
+MINIMAL = """\
+region: east
+clusters: [{name: r, region: east, tier: regional, bootstrap: "localhost:9092"}]
+"""
 
 
 def load(tmp_path: Path, text: str, **env: str) -> Settings:
@@ -257,3 +261,17 @@ def test_what_of_forecasts_counts_may_be_said(tmp_path: Path) -> None:
     for wrong in ("max_error: -1", "max_error: .nan", "look_ahead: 8d", "max_age: soon", "forecast: true"):
         (problem,) = problems(tmp_path, SETTINGS + f"sizing: {{{wrong}}}\n")
         assert problem[0] == f"sizing.{wrong.partition(':')[0]}"
+
+
+def test_schemas_are_in_a_folder_beside_the_file_unless_configured(tmp_path: Path) -> None:
+    beside = MINIMAL
+    assert load(tmp_path, beside).schemas_path == tmp_path / "schemas"
+    assert load(tmp_path, beside + "schemas: types\n").schemas_path == tmp_path / "types"
+    assert load(tmp_path, beside + "schemas: /etc/types\n").schemas_path == Path("/etc/types")
+
+
+def test_a_worker_that_would_end_at_each_pause_of_its_loop_is_refused(tmp_path: Path) -> None:
+    assert load(tmp_path, MINIMAL).worker.stall_s == 60.0
+    assert load(tmp_path, MINIMAL + "worker: {stall: 5m}\n").worker.stall_s == 300.0
+    with pytest.raises(InvalidConfiguration, match=r"worker\.stall"):
+        load(tmp_path, MINIMAL + "worker: {stall: 1s}\n")

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -39,6 +40,7 @@ from app.core.pace import TargetStatus
 from app.core.presence import Presence
 from app.core.topology import Layout, Site
 from app.core.tracker import Tracker
+from app.payload.schemas import Schemas
 from app.wire import HeadDecision, HeadStatus, Heartbeat, Incident, JobStatus, WorkloadStatus
 
 ME = "worker-a"
@@ -249,6 +251,7 @@ class HandFed:
         self.url = ""
         self.env: dict[str, str] = {}
         self.control = Log()
+        self.schemas = Schemas(Path("/"))
         self.catalog = Catalog(self.control)
         self.clusters = Clusters()
         self.members = Members(dead_after_s=3600.0)  # heard once, by hand

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -23,6 +24,7 @@ from app.core.tracker_fold import TrackerFold
 from app.kafka.clusters import ClusterSpec
 from app.kafka.fetched import ByteBudget
 from app.kafka.topics import TopicSpec, ensure_topics
+from app.payload.schemas import Schemas
 from app.replica.pump import ReplicaPump
 from app.yard import Yard
 from tests.control.test_jobs import Log
@@ -138,7 +140,18 @@ async def managing(
     trackers: Any = Trackers()
     barriers: Any = sender
     catalog = Catalog(by_hand, clusters, tell, layout)
-    jobs = Jobs("me", by_hand, catalog, clusters, trackers, lease, tell, grace_s=10.0, barriers=barriers)
+    jobs = Jobs(
+        "me",
+        by_hand,
+        catalog,
+        clusters,
+        trackers,
+        lease,
+        tell,
+        grace_s=10.0,
+        barriers=barriers,
+        schemas=Schemas(Path("schemas")),
+    )
     holder.append(jobs)
     await jobs.start()
     try:

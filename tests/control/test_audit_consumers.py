@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from app.core.fencing import LogId, TakeoverAnswer
 from app.core.job import JobId
 from app.core.ranges import Snapshot
 from app.core.trail import with_audit
+from app.payload.schemas import Schemas
 from app.pump.dispatch import DispatchPump
 from tests.audit.test_view import audit_plan
 from tests.pump.stand import Stand, definition, numbers, standing
@@ -34,7 +37,9 @@ class Region:
         self.told: list[str] = []
         catalog: Any = self
         self.fetch, self.asked = self, list[str]()
-        self.consumers = AuditConsumers(catalog, self.pumps, lambda *told: self.told.append(told[2]))
+        self.consumers = AuditConsumers(
+            catalog, self.pumps, lambda *told: self.told.append(told[2]), Schemas(Path("/"))
+        )
 
     def plan_of(self, place: str, _: str) -> AuditPlan | None:
         self.asked.append(place)
@@ -148,7 +153,10 @@ async def test_an_audit_that_broke_begins_anew_and_a_plan_that_cannot_be_used_is
 
         timestamp = {"source": "avro", "field": "at", "schema": "/no/such/file.avsc"}
         region.plan = audit_plan(timestamp=timestamp)
-        region.consumers.look()
+        async with asyncio.timeout(60):
+            while len(region.told) < 2:
+                region.consumers.look()
+                await asyncio.sleep(0.01)
         region.consumers.look()
         assert len(region.told) == 2
         assert not region.consumers.audits()

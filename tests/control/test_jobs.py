@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,7 @@ from app.core.control import ControlState
 from app.core.control_events import AnyControlEvent, Assignment, Claim, Released
 from app.core.job import JobId
 from app.core.lease import Lease
+from app.payload.schemas import Schemas
 from tests.console.hand_fed import definition, put
 
 JOB = "dispatch:billing/orders:orders:0"
@@ -79,7 +81,9 @@ async def managed(log: Log, clusters: Away) -> AsyncIterator[tuple[Jobs, list[st
         told.append(message)
 
     catalog = Catalog(by_hand, fake, tell)
-    jobs = Jobs("me", by_hand, catalog, fake, nobody, Lease(2.0), tell, grace_s=1.0)
+    jobs = Jobs(
+        "me", by_hand, catalog, fake, nobody, Lease(2.0), tell, grace_s=1.0, schemas=Schemas(Path("schemas"))
+    )
     await jobs.start()
     try:
         yield jobs, told

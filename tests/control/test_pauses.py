@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from app.core.job import JobId
 from app.core.pace import RESTS
 from app.core.roles import ACTIVE
 from app.kafka.clusters import ClusterSpec
+from app.payload.schemas import Schemas
 from app.push.metadata import RegionRole
 from app.topics import ControlTopics
 from tests.console.hand_fed import LAYOUT, put
@@ -37,7 +39,7 @@ def runtime() -> Runtime:
     return Runtime(
         name="w", url=lambda: "http://h:1", topics=ControlTopics("east"), control_spec=spec,
         clusters={"east": spec}, deliver=nowhere, memory_budget_bytes=1 << 20, grace_s=1.0,
-        meter=Meter(None, None, None), layout=LAYOUT,
+        meter=Meter(None, None, None), layout=LAYOUT, schemas=Schemas(Path("schemas")),
     )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 import uuid
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from app.control.tail import STOP_S
 from app.core.control_events import WorkloadPut
 from app.kafka.clusters import ClusterClient, ClusterSpec
 from app.kafka.topics import TopicSpec, ensure_topics
+from app.payload.schemas import Schemas
 from app.topics import ControlTopics
 from app.yard import Yard
 from tests.console.hand_fed import definition, put
@@ -44,6 +46,7 @@ async def a_runtime(spec: ClusterSpec) -> Runtime:
     return Runtime(
         name="w", url=lambda: "http://h:1", topics=topics, control_spec=spec, clusters={"east": spec},
         deliver=nowhere, memory_budget_bytes=1 << 20, grace_s=GRACE_S, meter=Meter(None, None, None),
+        schemas=Schemas(Path("schemas")),
     )  # fmt: skip
 
 

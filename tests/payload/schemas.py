@@ -77,7 +77,7 @@ def write_source(folder: Path, text: str, name: str = "orders.proto") -> Path:
 def compiled(folder: Path, text: str, name: str = "orders.proto") -> bytes:
     """The descriptor set of a source."""
     path = write_source(folder, text, name)
-    return compile_source(path, path.read_bytes())
+    return compile_source(path)
 
 
 def schema_of(folder: Path, text: str) -> Schema:

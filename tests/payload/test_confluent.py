@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from app.payload.codec import Framing, InvalidPayload, PayloadCodec, open_codec
 from app.payload.descriptors import DescriptorError, Schema
+from app.payload.schema_files import SchemaFiles
 from tests.payload.schemas import ORDERS, compiled, file_of, framed, set_of
 
 WORD = b"\x0a\x01w"  # field 1, a string
@@ -121,13 +122,15 @@ def test_a_codec_that_could_not_know_its_message_is_refused_when_it_is_made(fold
 
 
 def test_a_schema_file_that_came_late_and_is_bad_refuses_its_messages_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr("app.payload.registry.LOOK_AGAIN_S", 0.0)
+    files = SchemaFiles(tmp_path)
     (tmp_path / "8.binpb").write_bytes(set_of(file_of("p.proto", "Parcel")))
-    codec = open_codec(tmp_path, framing=Framing.CONFLUENT)
+    codec = open_codec(tmp_path, framing=Framing.CONFLUENT, files=files)
     (tmp_path / "9.binpb").write_bytes(b"{}")
+    files.look()
     assert "9.binpb: is JSON" in (codec.check(framed(9, [0], WORD)) or "")
     assert codec.check(framed(8, [0], WORD)) is None
     (tmp_path / "9.binpb").write_bytes(set_of(file_of("q.proto", "Quote")))
+    files.look()
     assert codec.to_named_json(framed(9, [0], WORD))[0] == "acme.Quote"

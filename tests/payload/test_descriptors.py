@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import os
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from google.protobuf import descriptor_pool
@@ -12,7 +15,8 @@ from hypothesis import strategies as st
 
 from app.payload import registry
 from app.payload.descriptors import MAX_SET_BYTES, DescriptorError, Schema, load_schema, parse_set
-from app.payload.registry import LOOK_AGAIN_S, Registry, open_source
+from app.payload.registry import Registry, open_source
+from app.payload.schema_files import SchemaFiles
 from tests.payload.schemas import ORDERS, compiled, file_of, set_of, write_source
 
 
@@ -221,18 +225,78 @@ def test_a_registry_with_a_bad_file_is_refused_as_a_whole(
 def test_a_schema_added_while_workers_run_is_found_without_asking_the_folder_for_every_message(
     tmp_path: Path,
 ) -> None:
-    now = [0.0]
     _written(tmp_path / "7.binpb", set_of(file_of("a.proto", "Order")))
-    found = Registry(tmp_path, clock=lambda: now[0])
+    files = SchemaFiles(tmp_path)
+    found = open_source(tmp_path, files)
+    assert isinstance(found, Registry)
     _written(tmp_path / "8.binpb", set_of(file_of("a.proto", "Refund")))
-    _written(tmp_path / "9.binpb", b"{}")
-    assert found.schema(8) is None
-    now[0] = LOOK_AGAIN_S
+    nine = _written(tmp_path / "9.binpb", b"{}")
+    os.mkfifo(tmp_path / "10.binpb")
+    assert found.schema(8) is None, "a value asks memory only"
+    files.look()
     eight = found.schema(8)
     assert eight is not None
     assert eight.messages == ["acme.Refund"]
-    assert found.schema(9) is None
-    now[0] *= 2
     with pytest.raises(DescriptorError, match="is JSON"):
         found.schema(9)
+    nine.write_bytes(set_of(file_of("a.proto", "Parcel")))
+    files.look()
+    assert found.schema(9) is not None
+    assert found.schema(10) is None
     assert found.schema(7) is not None
+
+
+def test_a_file_that_is_none_or_leads_out_of_the_folder_is_refused_at_once(tmp_path: Path) -> None:
+    folder, outside = tmp_path / "schemas", tmp_path / "outside.binpb"
+    good = set_of(file_of("a.proto", "Order"))
+    _written(outside, good)
+    _written(folder / "in.binpb", good)
+    os.mkfifo(folder / "fifo.binpb")
+    (folder / "link.binpb").symlink_to(outside)
+    (folder / "ptmx").symlink_to("/dev/ptmx")
+    (folder / "circle").symlink_to("circle")
+    (tmp_path / "same").symlink_to(folder)
+    files = SchemaFiles(tmp_path / "same")
+    for name in ("in.binpb", str(folder / "in.binpb"), str(tmp_path / "same" / "in.binpb")):
+        open_source(name, files)
+    for name, words in [
+        ("/dev/ptmx", "is not in the folder of schemas"),
+        ("../outside.binpb", "is not in the folder of schemas"),
+        (str(outside), "is not in the folder of schemas"),
+        ("link.binpb", "is not in the folder of schemas"),
+        ("ptmx", "is not in the folder of schemas"),
+        ("fifo.binpb", "is a FIFO, not a regular file"),
+        ("in.binpb/x", "cannot be read"),
+        ("x" * 5000, "no path"),
+        ("\0", "no path"),
+        ("circle", "no path"),
+    ]:
+        with pytest.raises(DescriptorError, match=words) as caught:
+            open_source(name, files)
+        assert caught.value.remedy
+    with pytest.raises(DescriptorError, match="is a device, not a regular file"):
+        open_source("/dev/ptmx")
+
+
+def test_a_source_is_compiled_once_until_it_or_an_import_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: list[Any] = []
+    run = subprocess.run
+    monkeypatch.setattr(subprocess, "run", lambda *args, **named: runs.append(1) or run(*args, **named))
+    write_source(tmp_path, 'syntax = "proto3"; package acme; message Word {}', "word.proto")
+    text = 'syntax = "proto3"; package acme; import "word.proto"; message {} {{ Word word = 1; }}'
+    path = write_source(tmp_path, text.format("Order"), "order.proto")
+    for _ in range(3):
+        assert "acme.Order" in load_schema(path).messages
+    assert len(runs) == 1
+    write_source(tmp_path, 'syntax = "proto3"; package acme; message Word { int32 n = 1; }', "word.proto")
+    assert len(load_schema(path).message_class("acme.Word").DESCRIPTOR.fields) == 1
+    write_source(tmp_path, text.format("Parcel"), "order.proto")
+    assert "acme.Parcel" in load_schema(path).messages
+    assert len(runs) == 3
+    write_source(tmp_path, "message", "order.proto")
+    for _ in range(3):
+        with pytest.raises(DescriptorError, match="does not compile"):
+            load_schema(path)
+    assert len(runs) == 4, "a job that is tried again each second runs no compiler each time"

@@ -1,21 +1,21 @@
 """Avro schemas from files: one for all values, or a folder of `<schema id>.avsc`.
 
-A schema id that is not there is looked for again, at most once in `LOOK_AGAIN_S` for all ids together, as in
-`app.payload.registry`. A folder may hold schemas without the field (other topics'): values of theirs have no
-event time, and `Folder.unusable` says why.
+A folder is looked at again while workers run, as in `app.payload.registry`. It may hold schemas without the
+field (other topics'): values of theirs have no event time, and `Folder.unusable` says why.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 
 from app.payload.codec import Framing
 from app.payload.event_time.avro_field import AvroTime, OneSchema
 from app.payload.event_time.avro_plan import MAX_SCHEMA_BYTES, Plan, compiled
 from app.payload.event_time.instant import TimeFormat, UnusableField
-from app.payload.registry import LOOK_AGAIN_S, MAX_SCHEMA_ID
+from app.payload.registry import MAX_ENTRIES, MAX_SCHEMA_ID, SETTLED_NS, changed_ns
+from app.payload.schema_files import ANYWHERE, Refused, SchemaFiles
 
 SUFFIX = ".avsc"
 MAX_SCHEMAS = 1_000
@@ -34,9 +34,9 @@ class Folder:
         folder: Path,
         path: tuple[str, ...],
         time_format: TimeFormat | None,
-        clock: Callable[[], float] = time.monotonic,
+        files: SchemaFiles = ANYWHERE,
     ) -> None:
-        """Reads the folder.
+        """Reads the folder, which is among `files`.
 
         Raises:
             UnusableField: it cannot be read, or the field in none of its schemas.
@@ -45,67 +45,90 @@ class Folder:
         self._folder = folder
         self._path = path
         self._format = time_format
-        self._clock = clock
+        self._files = files
         self._plans: dict[int, Plan] = {}
         name = ".".join(path)
+        self._seen_ns = changed_ns(folder)
         try:
-            ids = sorted(int(entry.stem) for entry in folder.iterdir() if _is_schema(entry))
+            ids = self._ids()
         except OSError as error:
             raise UnusableField(name, f"{folder} cannot be read: {error.strerror}", _LAYOUT) from None
         if len(ids) > MAX_SCHEMAS:
             raise UnusableField(name, f"{folder} holds more than {MAX_SCHEMAS} schemas", "split the folder")
         for schema_id in ids:
             self._load(schema_id)
-        self._looked_s = clock()
         if not self._plans:
             why = next(iter(self.unusable.values()), None)
             raise why or UnusableField(name, f"{folder} holds no schema", _LAYOUT)
+        files.watch(self)
 
     def plan(self, schema_id: int) -> Plan | None:
         """See `avro_field.Schemas`."""
-        found = self._plans.get(schema_id)
-        if found is not None or schema_id in self.unusable:
-            return found
-        now_s = self._clock()
-        if now_s < self._looked_s + LOOK_AGAIN_S or len(self._plans) + len(self.unusable) >= MAX_SCHEMAS:
-            return None
-        self._looked_s = now_s
-        if (self._folder / f"{schema_id}{SUFFIX}").is_file():
-            self._load(schema_id)
         return self._plans.get(schema_id)
+
+    def look(self) -> None:
+        """Reads the schemas that have come since. To be called off the event loop."""
+        at_ns = changed_ns(self._folder)
+        if at_ns == self._seen_ns and time.time_ns() - at_ns > SETTLED_NS:
+            return
+        self._seen_ns = at_ns
+        try:
+            ids = self._ids()
+        except OSError:
+            return  # what is known stays
+        for schema_id in ids:
+            is_new = schema_id not in self._plans and schema_id not in self.unusable
+            if is_new and len(self._plans) + len(self.unusable) < MAX_SCHEMAS:
+                self._load(schema_id)
+
+    def _ids(self) -> list[int]:
+        entries = islice(self._folder.iterdir(), MAX_ENTRIES)
+        return sorted(int(entry.stem) for entry in entries if _is_schema(entry))
 
     def _load(self, schema_id: int) -> None:
         try:
             self._plans[schema_id] = _compiled(
-                self._folder / f"{schema_id}{SUFFIX}", self._path, self._format
+                self._folder / f"{schema_id}{SUFFIX}", self._path, self._format, self._files
             )
         except UnusableField as problem:
             self.unusable[schema_id] = problem
 
 
 def open_avro(
-    source: Path, path: tuple[str, ...], time_format: TimeFormat | None, framing: Framing
+    name: str | Path,
+    path: tuple[str, ...],
+    time_format: TimeFormat | None,
+    framing: Framing,
+    files: SchemaFiles = ANYWHERE,
 ) -> AvroTime:
-    """A field by the schema of a file, which stands for every schema id, or by those of a folder.
+    """A field by the schema of a file of `files`, which stands for every schema id, or by those of a folder.
 
     Raises:
         UnusableField: the schemas cannot be used.
     """
-    if source.is_dir():
+    try:
+        source = files.find(name)
+        is_folder = source.is_dir()
+    except Refused as error:
+        raise UnusableField(".".join(path), f"{name} {error.why}", error.remedy) from None
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UnusableField(".".join(path), f"{name} is no path: {error}", "correct the path") from None
+    if is_folder:
         if framing is Framing.NONE:
             raise UnusableField(
                 ".".join(path), f"{source} is a folder, and values without framing name no schema",
                 f"name one {SUFFIX} file in it, or say framing confluent",
             )  # fmt: skip
-        return AvroTime(Folder(source, path, time_format), framing)
-    return AvroTime(OneSchema(_compiled(source, path, time_format)), framing)
+        return AvroTime(Folder(source, path, time_format, files), framing)
+    return AvroTime(OneSchema(_compiled(source, path, time_format, files)), framing)
 
 
-def _compiled(file: Path, path: tuple[str, ...], time_format: TimeFormat | None) -> Plan:
+def _compiled(file: Path, path: tuple[str, ...], time_format: TimeFormat | None, files: SchemaFiles) -> Plan:
     name = ".".join(path)
     try:
-        with file.open("rb") as opened:
-            text = opened.read(MAX_SCHEMA_BYTES + 1)
+        text = files.read(file, MAX_SCHEMA_BYTES)
+    except Refused as error:
+        raise UnusableField(name, f"{file} {error.why}", error.remedy) from None
     except (OSError, ValueError) as error:
         words = getattr(error, "strerror", None) or str(error)
         raise UnusableField(name, f"{file} cannot be read: {words}", "correct the path") from None

@@ -27,6 +27,7 @@ from app.payload.event_time.source import ValueTime
 from app.payload.event_time.varints import CUT_OFF, signed, skipped, varint, zigzag
 from app.payload.parse import BYTES, END_GROUP, FIXED32, FIXED64, GROUP, MAX_DEPTH, VARINT
 from app.payload.registry import open_source
+from app.payload.schema_files import ANYWHERE, SchemaFiles
 
 MAX_TAGS = 256  # about a tenth of a millisecond
 MAX_NANOS = 999_999_999
@@ -171,15 +172,20 @@ class ProtobufTime(ValueTime):
 
 
 def open_protobuf(
-    source: Path, message: str, path: tuple[str, ...], time_format: TimeFormat | None, framing: Framing
+    source: str | Path,
+    message: str,
+    path: tuple[str, ...],
+    time_format: TimeFormat | None,
+    framing: Framing,
+    files: SchemaFiles = ANYWHERE,
 ) -> ProtobufTime:
-    """A field by a descriptor set, a `.proto` or a registry folder.
+    """A field by a descriptor set, a `.proto` or a registry folder of `files`.
 
     Raises:
         DescriptorError: the descriptor cannot be used, or lacks the message.
         UnusableField: the message has no such field, or none that can be a time.
     """
-    opened = open_source(source)
+    opened = open_source(source, files)
     kind = opened.message_class(message)
     codec = None if framing is Framing.NONE else PayloadCodec(kind, framing, source=opened)
     return ProtobufTime(kind, path, time_format, codec)

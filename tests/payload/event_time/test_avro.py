@@ -19,7 +19,7 @@ from app.payload.event_time.avro_field import AvroTime, OneSchema
 from app.payload.event_time.avro_plan import MAX_STEPS, compiled
 from app.payload.event_time.avro_schemas import Folder, open_avro
 from app.payload.event_time.instant import MAX_MS, Absent, Instant, TimeFormat, UnusableField
-from app.payload.registry import LOOK_AGAIN_S
+from app.payload.schema_files import SchemaFiles
 
 NOW_MS = 1_795_335_887_123
 
@@ -335,19 +335,16 @@ def test_a_framed_value_is_read_by_the_schema_that_it_names(tmp_path: Path) -> N
 def test_a_schema_that_comes_later_is_found_and_hostile_ids_are_not_looked_for_each_time(
     tmp_path: Path,
 ) -> None:
-    now_s = 0.0
     (tmp_path / "1.avsc").write_text(json.dumps(_record(("ts", "long"))))
-    folder = Folder(tmp_path, ("ts",), None, lambda: now_s)
+    files = SchemaFiles(tmp_path)
+    folder = Folder(tmp_path, ("ts",), None, files)
     assert folder.plan(2) is None
     (tmp_path / "2.avsc").write_text(json.dumps(_record(("ts", "double"))))
-    assert folder.plan(2) is None
-    now_s = LOOK_AGAIN_S
-    assert folder.plan(3) is None  # has used the look
-    assert folder.plan(2) is None
-    now_s = 2 * LOOK_AGAIN_S
+    assert folder.plan(2) is None, "a value asks memory only"
+    files.look()
     assert folder.plan(2) is not None
     (tmp_path / "3.avsc").write_text(json.dumps(_record(("at", "long"))))
-    now_s = 3 * LOOK_AGAIN_S
+    files.look()
     assert folder.plan(3) is None
     assert "has no field 'ts'" in folder.unusable[3].problem
 

@@ -1,0 +1,215 @@
+"""Nothing holds a worker's event loop: no file is opened, no process run and no name resolved in it; and what
+somebody else writes into its topics stops neither workers nor leadership."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiokafka import AIOKafkaProducer
+
+from app import wire
+from app.config.audit import AuditPlan
+from app.control.takeover import tracker_partition
+from app.core.control_events import AnyControlEvent, AuditPut, Claim, compaction_key
+from app.core.fencing import Takeover
+from app.demo.stage import Process, Stage, http, route, wait_until, workload
+from app.demo.traffic import create_topic
+from app.yard import Yard
+from tests.payload.schemas import file_of, set_of
+from tests.system.conftest import make_stage
+from tests.system.fleet import assignments, incidents, together
+from tests.system.in_loop.sitecustomize import VARIABLE
+from tests.system.test_audit import plan
+
+pytestmark = pytest.mark.system
+
+HOME, AWAY = "east-regional", "east-aggregate"
+ENOUGH_S = 120.0
+SOURCE = (
+    'syntax = "proto3"; package acme; message Order { string id = 1; string behaviour = 2; int64 at = 3; }'
+)
+AVRO = {"type": "record", "name": "Order", "fields": [{"name": "at", "type": "long"}]}
+
+
+@pytest.fixture
+def watched(killable_yard: Yard, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+    """A stage whose workers note what holds their loops."""
+    with make_stage(killable_yard) as stage:
+        monkeypatch.setenv(VARIABLE, str(stage.home / "in-loop"))
+        monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent / "in_loop"))
+        yield stage
+
+
+def schemas(stage: Stage) -> Path:
+    """A folder beside switchyard.yaml with one of each kind."""
+    folder = stage.home / "schemas"
+    for part in ("registry", "avro"):
+        (folder / part).mkdir(parents=True)
+    (folder / "order.proto").write_text(SOURCE)
+    (folder / "registry" / "1.proto").write_text(SOURCE)
+    (folder / "registry" / "2.binpb").write_bytes(set_of(file_of("refund.proto", "Refund")))
+    (folder / "avro" / "1.avsc").write_text(json.dumps(AVRO))
+    os.mkfifo(folder / "fifo.binpb")
+    return folder
+
+
+def order(name: str) -> bytes:
+    """An `acme.Order` that a receiver of JSON takes."""
+    return b"\x0a" + bytes([len(name)]) + name.encode() + b"\x12\x02ok\x18\x05"
+
+
+async def _sent(
+    bootstrap: str, topic: str, values: list[bytes], key: bytes | None = None, at: int = 0
+) -> None:
+    async with AIOKafkaProducer(bootstrap_servers=bootstrap) as producer:
+        for value in values:
+            await producer.send_and_wait(topic, value, key=key, partition=at)
+
+
+class Region:
+    """A stage with two workers, jobs of all kinds, and payloads of all kinds."""
+
+    def __init__(self, stage: Stage, topic: str) -> None:
+        self.stage, self.topic = stage, topic
+        self.home = stage.yard.bootstrap(HOME)
+        self.folder = schemas(stage)
+        asyncio.run(create_topic(self.home, topic, 2))
+        self.workers = together(stage)
+        (stage.home / "in-loop").touch()
+        self.receiver = stage.receiver("billing", topic)
+        self.sent = 0
+
+    def deploy_all(self) -> None:
+        worker, topic = self.workers[0], self.topic
+        told = {"deliver": "json", "message": "acme.Order"}
+        for group, descriptor in (("billing", "order.proto"), ("others", str(self.folder / "registry"))):
+            payload = {"protobuf": {"descriptor": descriptor, **told}}
+            self.stage.deploy(worker, workload(group, topic, HOME, self.receiver.address, payload=payload))
+        self.stage.deploy(worker, route("copy", HOME, AWAY, topic))
+        field = {"field": "at", "format": "epoch-s"}
+        for name, timestamp in {
+            "proto": {"source": "protobuf", "descriptor": "order.proto", "message": "acme.Order", **field},
+            "avro": {"source": "avro", "schema": "avro", "framing": "confluent", **field},
+            "json": {"source": "json", **field},
+        }.items():
+            asyncio.run(create_topic(self.home, f"{topic}-{name}", 1))
+            self.stage.deploy(worker, plan(name, f"{topic}-{name}", timestamp=timestamp))
+            asyncio.run(_sent(self.home, f"{topic}-{name}", [order(name), b"{}"]))
+        self.stage.deploy(worker, plan("all", topic, tiers=["regional", "consumer"],
+                                       timestamp={"source": "protobuf", "descriptor": "registry",
+                                                  "message": "acme.Order", **field}))  # fmt: skip
+        wait_until(lambda: len(assignments(worker)) >= 11, ENOUGH_S, lambda: str(assignments(worker)))
+
+    def delivers(self) -> None:
+        """Returns once messages that are sent now have arrived."""
+        names = {f"m{self.sent + n}" for n in range(10)}
+        self.sent += 10
+        for partition in (0, 1):
+            asyncio.run(_sent(self.home, self.topic, [order(f"{n}p{partition}") for n in sorted(names)],
+                              at=partition))  # fmt: skip
+        wanted = {f"{name}p{partition}" for name in names for partition in (0, 1)}
+
+        def came() -> bool:
+            found = {d["id"] for d in self.stage.deliveries() if d.get("id")}
+            return wanted <= found
+
+        wait_until(came, ENOUGH_S, lambda: "\n".join(w.tail() for w in self.workers))
+
+    def write(self, *events: AnyControlEvent) -> None:
+        """Into the control log, past every check."""
+        for event in events:
+            key = compaction_key(event).encode()
+            asyncio.run(
+                _sent(self.home, f"switchyard-{self.stage.region}-control", [wire.encode(event)], key)
+            )
+
+
+def audited(name: str, topic: str, descriptor: str) -> dict[str, Any]:
+    """A plan that names this descriptor."""
+    timestamp = {"source": "protobuf", "descriptor": descriptor, "message": "a.B", "field": "at"}
+    return plan(name, topic, timestamp=timestamp)
+
+
+def read_everything(worker: Process) -> None:
+    """Every page of the API that needs no parameter, and the console's."""
+    document = http("GET", f"{worker.url}/api/v1/openapi.json")[1]
+    for path, methods in document["paths"].items():
+        if "get" in methods and "{" not in path and not path.endswith("/events"):
+            http("GET", f"{worker.url}{path}")
+    for page in ("/metrics", "/health/live", "/assets/dom.js", "/"):
+        with contextlib.suppress(ValueError):  # no JSON
+            http("GET", f"{worker.url}{page}")
+
+
+def test_no_file_is_opened_no_process_run_and_no_name_resolved_in_a_workers_event_loop(
+    watched: Stage, topic_name: str
+) -> None:
+    region = Region(watched, topic_name)
+    region.deploy_all()
+    region.delivers()
+    for worker in region.workers:
+        read_everything(worker)
+    (region.folder / "registry" / "3.binpb").write_bytes(set_of(file_of("parcel.proto", "Parcel")))
+    region.workers[1].kill()  # all of its jobs begin at the other one
+    del region.workers[1]
+    region.delivers()
+    assert region.workers[0].terminate(60.0) == 0
+    notes = (watched.home / "in-loop").read_text()
+    assert not notes, notes
+
+
+def test_a_device_or_a_fifo_as_a_schema_is_refused_and_holds_no_worker(
+    watched: Stage, topic_name: str
+) -> None:
+    region = Region(watched, topic_name)
+    worker = region.workers[0]
+    evil = {"ptmx": "/dev/ptmx", "fifo": "fifo.binpb"}
+    for name, descriptor in evil.items():
+        url = f"{worker.url}/api/v1/audit/plans/{name}"
+        status, body = http("PUT", url, audited(name, topic_name, descriptor))
+        assert status == 422, body
+        (problem,) = body["errors"]
+        assert problem["field"] == "spec.timestamp.descriptor"
+        assert descriptor in problem["message"]
+        assert problem["remedy"]
+    region.deploy_all()
+    for name, descriptor in evil.items():
+        asyncio.run(create_topic(region.home, f"{topic_name}-{name}", 1))
+        put = AuditPlan.model_validate(audited(name, f"{topic_name}-{name}", descriptor))
+        region.write(AuditPut(at_ms=1, key=put.key, definition=put.to_wire(), etag=put.etag(), actor="evil",
+                              deployment=uuid.uuid4().hex))  # fmt: skip
+
+    def told() -> bool:
+        found = [i["subject"] for i in incidents(worker, "job-cannot-start")]
+        return all(any(f"{topic_name}-{name}" in subject for subject in found) for name in evil)
+
+    wait_until(told, ENOUGH_S, lambda: f"{incidents(worker, 'job-cannot-start')}\n{worker.tail()}")
+    region.delivers()
+    assert all(worker.running for worker in region.workers)
+    assert http("GET", f"{worker.url}/health/ready")[0] == 200
+
+
+def test_forged_terms_and_epochs_end_neither_leadership_nor_a_job(watched: Stage, topic_name: str) -> None:
+    region = Region(watched, topic_name)
+    region.deploy_all()
+    region.delivers()
+    highest = (1 << 63) - 1
+    region.write(Claim(at_ms=1, term=highest, worker="evil"), Claim(at_ms=1, term=1 << 32, worker="evil"))
+    jobs = [job for job in assignments(region.workers[0]) if job.startswith("dispatch:billing")]
+    for job in jobs:
+        forged = Takeover(job=job, epoch=highest, worker="evil", nonce="n", at_ms=1)
+        topic = f"switchyard-{watched.region}-trackers"
+        asyncio.run(_sent(region.home, topic, [wire.encode(forged)], job.encode(), tracker_partition(job)))
+    wait_until(lambda: bool(incidents(region.workers[0], "term-refused")), ENOUGH_S, region.workers[0].tail)
+    region.workers[1].kill()
+    del region.workers[1]
+    region.delivers()
+    wait_until(lambda: bool(incidents(region.workers[0], "epoch-refused")), ENOUGH_S, region.workers[0].tail)
