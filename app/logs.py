@@ -2,6 +2,9 @@
 
 `console` for people (colour only on a terminal), `json` for machines. Faust gets the dict config, so that
 its own set-up (which turns the root logger to DEBUG for some levels) does not apply.
+
+Records and peers choose some of the words. So control characters are escaped, which could drive a terminal or
+forge a line, and a flood of warnings becomes a bounded number of lines that count the rest.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ import logging
 import logging.config
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from typing import Any, Protocol
 
 import structlog
@@ -67,6 +70,83 @@ class OncePerWhile(logging.Filter):
 
 
 MAX_KINDS = 10_000
+FLOOD_S = 10.0
+MOST_OF_A_KIND, MOST_OF_ALL = 20, 500  # warnings and errors in `FLOOD_S`; a worker in trouble says less
+
+
+class Flood(logging.Filter):
+    """Lets so many warnings and errors of a kind, and of all kinds, through in `FLOOD_S`. The next of a kind
+    tells how many were left out: a bad record each millisecond fills no disk."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._began_s = float("-inf")
+        self._passed: dict[tuple[str, str], int] = {}
+        self._left_out: dict[tuple[str, str], int] = {}
+        self._all = 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record is to be logged."""
+        if record.levelno < logging.WARNING:
+            return True
+        now_s, kind = self._clock(), _kind_of(record)
+        if now_s - self._began_s >= FLOOD_S:
+            self._began_s, self._all = now_s, 0
+            self._passed.clear()
+        passed = self._passed.get(kind, 0)
+        if passed >= MOST_OF_A_KIND or self._all >= MOST_OF_ALL:
+            if kind in self._left_out or len(self._left_out) < MAX_KINDS:
+                self._left_out[kind] = self._left_out.get(kind, 0) + 1
+            return False
+        self._passed[kind] = passed + 1
+        self._all += 1
+        if left_out := self._left_out.pop(kind, 0):
+            _add_left_out(record, left_out)
+        return True
+
+
+def _kind_of(record: logging.LogRecord) -> tuple[str, str]:
+    """Logger and template: structlog's records are mappings, whose event is a constant of the code."""
+    said: Any = record.msg
+    return record.name, str(said.get("event", "") if isinstance(said, dict) else said)[:200]
+
+
+def _add_left_out(record: logging.LogRecord, left_out: int) -> None:
+    said: Any = record.msg
+    if isinstance(said, dict):
+        said["left_out"] = left_out
+        return
+    record.msg = f"{record.getMessage()} ({left_out} more like this were left out)"
+    record.args = ()
+
+
+def escape_controls(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """A processor for terminals: nothing that a record or a peer said moves the cursor or begins a line.
+
+    The text of an exception keeps its own lines, indented so that none looks like a line of the log.
+    """
+    for name, value in event.items():
+        if name in ("exception", "stack"):
+            lines = str(value).split("\n")
+            event[name] = "\n".join([_escaped(lines[0]), *(f"  {_escaped(line)}" for line in lines[1:])])
+        elif isinstance(value, str):
+            event[name] = _escaped(value)
+        elif value is not None and not isinstance(value, bool | int | float):
+            event[name] = _escaped(repr(value))
+    return event
+
+
+def _escaped(text: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() or char == "\t" else _code_of(char) for char in text)
+
+
+def _code_of(char: str) -> str:
+    code = ord(char)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{{{code:x}}}"
+
 
 _SHARED: list[Any] = [
     structlog.contextvars.merge_contextvars,
@@ -93,6 +173,7 @@ def logging_config(settings: LoggingSettings) -> dict[str, Any]:
                 "processors": [
                     structlog.stdlib.ProcessorFormatter.remove_processors_meta,
                     structlog.processors.format_exc_info,
+                    *([] if settings.format == "json" else [escape_controls]),
                     renderer,
                 ],
             }
@@ -101,11 +182,12 @@ def logging_config(settings: LoggingSettings) -> dict[str, Any]:
             "stderr": {
                 "class": "logging.StreamHandler",
                 "formatter": "switchyard",
+                "filters": ["flood"],
                 "stream": "ext://sys.stderr",
             }
         },
         "root": {"handlers": ["stderr"], "level": settings.level.upper()},
-        "filters": {"once": {"()": OncePerWhile}},
+        "filters": {"once": {"()": OncePerWhile}, "flood": {"()": Flood}},
         "loggers": {
             **{name: {"level": "WARNING", "filters": ["once"]} for name in NOISY},
             "kafka": {"level": "WARNING"},
