@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import structlog
 from mode import Service
@@ -11,6 +12,9 @@ from mode import Service
 from app.pump.dispatch import DispatchPump
 from app.pump.head import free_head
 from app.push.answers import REMEDY as ANSWER_REMEDY
+
+if TYPE_CHECKING:
+    from app.pump.workload import WorkloadRuntime
 
 log = structlog.get_logger(__name__)
 
@@ -52,10 +56,20 @@ class Heads(Service):
     def _report_withheld(self, now_s: float) -> None:
         """Logs an incident for each workload whose failed messages may not be dead-lettered, and for each
         receiver that answers more than is read."""
-        runtimes = {pump.runtime.workload.key: pump.runtime for pump in self._pumps.values()}
-        for key, runtime in runtimes.items():
-            if message := runtime.withholding.untold(now_s):
-                self._on_trouble("withheld", key, message, FAILING)
-            for link in runtime.links.values():
-                if message := link.unread.news(now_s):
-                    self._on_trouble("answer-too-large", key, message, ANSWER_REMEDY)
+        reported: set[str] = set()
+        for job, pump in list(self._pumps.items()):
+            try:
+                runtime = pump.runtime
+                key = runtime.workload.key
+                if key not in reported:
+                    reported.add(key)
+                    self._report_of(key, runtime, now_s)
+            except Exception:  # of this job only
+                log.exception("what a receiver fails could not be looked at", job=job)
+
+    def _report_of(self, key: str, runtime: WorkloadRuntime, now_s: float) -> None:
+        if message := runtime.withholding.untold(now_s):
+            self._on_trouble("withheld", key, message, FAILING)
+        for link in runtime.links.values():
+            if message := link.unread.news(now_s):
+                self._on_trouble("answer-too-large", key, message, ANSWER_REMEDY)
