@@ -22,14 +22,14 @@ from typing import Any
 from uuid import uuid4
 
 import structlog
-from aiokafka.errors import KafkaError, TopicAuthorizationFailedError, for_code
+from aiokafka.errors import KafkaError, for_code
 
 from app.clock import now_ms
 from app.config.definitions import RouteDefinition, Workload
 from app.control.audits_catalog import AuditsCatalog
 from app.control.backlog import read_backlog
 from app.control.beginning import Trouble
-from app.control.cluster_topics import GONE_S, State
+from app.control.cluster_topics import AUTHORISATION, GONE_S, State
 from app.control.data_clusters import DataClusters
 from app.control.definitions import Parsed
 from app.control.hibernation import Sleepers
@@ -50,7 +50,7 @@ from app.core.job import JobId, Kind
 from app.core.plan import HIBERNATED, name_of
 from app.core.topology import Layout
 from app.kafka.clusters import TOPIC_UNKNOWN, ClusterClient, ClusterUnreachable
-from app.kafka.grants import grant, lacks
+from app.kafka.grants import NOT_AUTHORISED, grant, lacks, principal
 from app.kafka.topic_ids import UNKNOWN_ID
 from app.push.metadata import RegionRole
 
@@ -58,6 +58,14 @@ log = structlog.get_logger(__name__)
 
 REFRESH_S = 2.0
 PATIENCE_S = 0.25  # a round's, with clusters that answered in time before
+
+
+class _MayNotDescribe(Exception):
+    """A topic of a workload."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(topic)
+        self.topic = topic
 
 
 class Catalog:
@@ -232,14 +240,17 @@ class Catalog:
             return
         try:
             await self._read(workload, etag, claimed, is_owned)
-        except TopicAuthorizationFailedError as error:
-            topic, spec = error.args[0], self._clusters.specs[name]
+        except _MayNotDescribe as error:
+            topic, spec = error.topic, self._clusters.specs[name]
             if topic == workload.metadata.topic:
                 self._stand(key, "denied")
             self._tell(
                 key, lacks(spec, "topic", topic, "Describe"),
                 f"{grant(spec, 'topic', topic, 'Describe', 'Read')}; its jobs go on with what is known",
             )  # fmt: skip
+        except AUTHORISATION as error:  # to make its topics
+            message, _, remedy = str(error.args[0] if error.args else error).partition("; ")
+            self._tell(key, message, remedy or f"allow {principal(self._clusters.specs[name])} to")
         except Exception as error:  # noqa: BLE001 - one cluster's trouble must not stop the others' jobs
             self._tell(key, f"cluster {name} cannot be read: {error}", "its jobs go on with what is known")
         else:
@@ -407,12 +418,12 @@ async def _sizes(client: ClusterClient, own: Sequence[str], others: Sequence[str
     """Partition counts of those topics that exist, in one request.
 
     Raises:
-        ClusterUnreachable; KafkaError: one of `own` may not be described, or the like.
+        ClusterUnreachable; _MayNotDescribe: one of `own`. KafkaError: it is not to be had otherwise.
     """
     found: dict[str, int] = {}
     for code, topic, _, partitions in (await client.metadata([*own, *others])).topics:
         if code and code not in TOPIC_UNKNOWN and not partitions and topic in own:
-            raise for_code(code)(topic)
+            raise _MayNotDescribe(topic) if code == NOT_AUTHORISED else for_code(code)(topic)
         if partitions:
             found[topic] = len(partitions)
     return found

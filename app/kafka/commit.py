@@ -176,7 +176,7 @@ class OffsetCommitter:
         for all members, the broker refuses a commit beside them.
 
         Raises:
-            ClusterUnreachable: the group's coordinator does not answer.
+            GroupDenied: it may not be described. ClusterUnreachable: its coordinator does not answer.
         """
         error: object = None
         for _ in range(TRIES):
@@ -186,7 +186,11 @@ class OffsetCommitter:
                 code, *_, members = response.groups[0][:6]
                 if not code:
                     return [client for _, client, *_ in members]
+                if code == GROUP_NOT_AUTHORISED:
+                    raise GroupDenied(self._denied(group))
                 error = for_code(code).__name__
+            except GroupAuthorizationFailedError as denied:
+                raise GroupDenied(self._denied(group)) from denied
             except (KafkaError, OSError, TimeoutError) as failure:
                 error = failure
             self._coordinators.pop(group, None)

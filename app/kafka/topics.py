@@ -11,6 +11,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import NotControllerError, for_code
 
 from app.kafka.clusters import ClusterClient
+from app.kafka.grants import CLUSTER_NOT_AUTHORISED, NOT_AUTHORISED, allow, lacks
 
 MAX_REPLICATION = 3
 ALREADY_EXISTS = 36
@@ -75,6 +76,9 @@ async def ensure_topics(client: ClusterClient, wanted: Sequence[TopicSpec]) -> l
     for name, code, *rest in response.topic_errors:
         if code == 0:
             created.append(name)
+        elif code in {NOT_AUTHORISED, CLUSTER_NOT_AUTHORISED}:
+            allowed = allow(client.spec, "topic", name, "Create", "Describe", "Read", "Write")
+            raise for_code(code)(f"{lacks(client.spec, 'topic', name, 'Create')}; {allowed}")
         elif code != ALREADY_EXISTS:
             raise for_code(code)(f"topic {name} in {client.name}: {rest[0] if rest else ''}")
     for _ in range(VISIBLE_TRIES):

@@ -9,7 +9,7 @@ import pytest
 from aiokafka.errors import ClusterAuthorizationFailedError
 
 from app.config.audit import AuditPlan
-from app.control import cluster_topics, route_targets, routes_catalog
+from app.control import catalog, cluster_topics, route_targets, routes_catalog
 from app.core.control_events import Assignment, AuditPut
 from app.core.routes_topic import ANY_AGE, NEWEST
 from app.core.topology import Layout, Site
@@ -21,6 +21,7 @@ from app.kafka.topics import TopicSpec, ensure_topics
 from app.replica import verify
 from app.yard import Yard
 from app.yard.security import ADMIN
+from tests.console.hand_fed import definition, put
 from tests.control.managed import AWAY, HOME, Manager, managing
 from tests.control.test_routes_catalog import TwoClusters
 from tests.kafka.acls import (
@@ -298,6 +299,39 @@ async def test_a_destination_whose_settings_may_not_be_altered_is_copied_to_unle
             assert any("sync.onSmallerLimits: divide" in remedy for _, _, _, remedy in two.told)
             await two.deploy()
             await two.until({"mirror orders": {0}})
+    finally:
+        await two.clusters.stop()
+
+
+async def test_each_permission_that_a_workloads_topics_lack_is_named_and_it_begins_once_all_are_there(
+    administered: Secured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalog, "REFRESH_S", 0.0)
+    two = TwoClusters(
+        administered.yard, administered.topic, {"east": spec_of(administered.yard, HOME, READER, "east")}
+    )
+    orders, acls = two.name("orders"), administered.acls(HOME)
+    key = f"billing/{orders}"
+    job = f"dispatch:{key}:{orders}:0"
+
+    async def told(said: str) -> str:
+        """Rounds of the leader until it is; the remedy."""
+        while not (found := [one[3] for one in two.told if f"User:{READER} lacks {said}" in one[2]]):
+            assert job not in await two.catalog.jobs()
+        return found[0]
+
+    try:
+        await ensure_topics(administered.clients[HOME], [TopicSpec(orders, 1, 1)])
+        await two.append(put(definition("billing", orders)))
+        assert "--operation Describe" in await told(f"Describe on topic {orders} in east")
+        await acls.allow(READER, TOPIC, orders, READ)
+        workload = two.catalog.workload(key)
+        assert workload is not None
+        assert "--operation Create" in await told("Create on topic")
+        for topic in (*workload.retry_topics(), workload.dlq_topic()):
+            await acls.allow(READER, TOPIC, topic, CREATE, DESCRIBE, DESCRIBE_CONFIGS)
+        while job not in await two.catalog.jobs():
+            pass
     finally:
         await two.clusters.stop()
 
