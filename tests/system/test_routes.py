@@ -15,7 +15,8 @@ from app.demo.traffic import create_topic
 from app.kafka.clusters import ClusterClient, ClusterSpec
 from app.kafka.topic_configs import expand
 from app.topics import ControlTopics
-from tests.system.fleet import together
+from tests.kafka.second_broker import delete
+from tests.system.fleet import id_of, incidents, known_workers, together
 
 pytestmark = pytest.mark.system
 
@@ -137,3 +138,44 @@ async def test_topics_and_partitions_come_and_go_live_and_other_routes_flow_on(
     await yard.send("b.one", 0, "z")
     assert await yard.copies("b.one", 0, 1) == ["z"]
     await yard.until_in_table({"other"})
+
+
+async def test_a_topic_that_vanishes_is_an_alert_also_under_the_next_leader_until_an_operator_drops_it(
+    stage: Stage, topic_name: str
+) -> None:
+    yard = await asyncio.to_thread(Yardmaster, stage, topic_name)
+    for topic in ("a.one", "a.two"):
+        await create_topic(yard.source, yard.topic(topic), 1)
+    yard.deploy("first", f"{topic_name}\\.a\\..*")
+    await asyncio.to_thread(yard.until_flowing, "first", [("a.one", 0), ("a.two", 0)])
+    client = ClusterClient(ClusterSpec(SOURCE, (yard.source,)))
+    await client.start()
+    await delete(client, yard.topic("a.two"))
+    await client.stop()
+
+    def series() -> list[str]:
+        """Of what vanished, at all workers that live."""
+        live = [worker for worker in yard.workers if worker.running]
+        texts = [http("GET", f"{worker.url}/metrics")[1] for worker in live]
+        return [
+            line for text in texts for line in text.splitlines() if line.startswith("switchyard_topic_van")
+        ]
+
+    def is_shown() -> bool:
+        return [f'topic="{yard.topic("a.two")}"' in line for line in series()] == [True]
+
+    await asyncio.to_thread(wait_until, is_shown, ENOUGH_S, lambda: f"{series()}")
+    await asyncio.to_thread(yard.until_flowing, "first", [("a.one", 0)])
+    await asyncio.to_thread(wait_until, lambda: bool(incidents(yard.workers[1], "topic-vanished")), ENOUGH_S)
+    (told,) = incidents(yard.workers[1], "topic-vanished")
+    assert told["subject"] == "first"
+    assert f"switchyard route drop-topic first {yard.topic('a.two')}" in told["remedy"]
+
+    leading = next(one["worker"] for one in known_workers(yard.workers[0]) if one["leader"])
+    leader = next(worker for worker in yard.workers if id_of(worker) == leading)
+    await asyncio.to_thread(leader.kill)
+    await asyncio.to_thread(wait_until, is_shown, ENOUGH_S, lambda: f"{series()}")
+    (survivor,) = (worker for worker in yard.workers if worker is not leader)
+    http("DELETE", f"{survivor.url}/api/v1/routes/first/topics/{yard.topic('a.two')}")
+    await asyncio.to_thread(wait_until, lambda: not series(), ENOUGH_S, lambda: f"{series()}")
+    assert len(incidents(survivor, "topic-returned")) == 0
