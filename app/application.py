@@ -142,7 +142,9 @@ class SwitchyardApp(PatientApp):
         tables end. Waits for the cluster as long as it takes. Raises ClusterUnreachable: it went away again.
         """
         settings = self.settings
-        client = ClusterClient(cluster_spec(settings, settings.control_cluster_name))
+        # Certificates and secrets may be files.
+        spec = await asyncio.to_thread(cluster_spec, settings, settings.control_cluster_name)
+        client = ClusterClient(spec)
         await client.start_patiently()
         try:
             cluster_id = await client.cluster_id()
@@ -171,12 +173,13 @@ class SwitchyardApp(PatientApp):
     async def on_started(self) -> None:
         settings = self.settings
         capacity = settings.worker.capacity
+        specs = await asyncio.to_thread(cluster_specs, settings)
         self.runtime = Runtime(
             name=worker_name(settings),
             url=lambda: f"http://{_public_host(settings.web.host)}:{self.conf.web_port}",
             topics=self.topics_declared,
-            control_spec=cluster_spec(settings, settings.control_cluster_name),
-            clusters={name: cluster_spec(settings, name) for name in settings.cluster_names()},
+            control_spec=specs[settings.control_cluster_name],
+            clusters=specs,
             deliver=self._deliver,
             memory_budget_bytes=settings.worker.memory_budget,
             grace_s=settings.worker.grace_s,
@@ -291,6 +294,11 @@ def cluster_spec(settings: Settings, name: str) -> ClusterSpec:
     cluster = settings.cluster(name)
     options = security_options(cluster)
     return ClusterSpec(name=name, bootstrap=tuple(cluster.bootstrap), archive=cluster.archive, **options)
+
+
+def cluster_specs(settings: Settings) -> dict[str, ClusterSpec]:
+    """The same of all clusters, by name. Reads files."""
+    return {name: cluster_spec(settings, name) for name in settings.cluster_names()}
 
 
 def atlas(settings: Settings) -> Atlas:

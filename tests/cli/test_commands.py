@@ -88,6 +88,21 @@ def test_a_cluster_that_the_static_file_does_not_have_is_told_without_a_worker(s
     assert "no such cluster" in ended.stderr
 
 
+def test_a_schema_that_workers_would_refuse_is_told_without_a_worker(shell: Shell) -> None:
+    settings = shell.home / "switchyard.yaml"
+    cluster = "{name: east, region: east, tier: regional, bootstrap: 'localhost:9092'}"
+    settings.write_text(f"region: east\nclusters: [{cluster}]\n")
+    (shell.home / "schemas").mkdir()
+    (shell.home / "schemas" / "orders.binpb").write_bytes(set_of(file_of("order.proto", "Order")))
+    for descriptor, code in (("orders.binpb", 0), ("/dev/ptmx", 3)):
+        typed = {"protobuf": {"descriptor": descriptor, "message": "acme.Order"}}
+        file = shell.file(definition(payload=typed))
+        ended = shell("config", "validate", "-f", file, SWITCHYARD_CONFIG=str(settings))
+        assert ended.returncode == code, ended.stderr
+    assert "spec.payload.protobuf.descriptor: /dev/ptmx: is not in the folder of schemas" in ended.stderr
+    assert "-> put the file there, or name another folder as `schemas` in switchyard.yaml" in ended.stderr
+
+
 def test_invalid_definitions_end_with_3_and_everything_is_told_with_its_line(shell: Shell) -> None:
     file = shell.home / "wrong.yaml"
     file.write_text("apiVersion: switchyard/v1\nkind: Workload\nmetadata: {group: g, topic: t, cluster: c}\n"
