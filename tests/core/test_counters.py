@@ -8,6 +8,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from app import wire
+from app.core.audit.fingerprint import Fingerprint
+from app.core.audit.totals import Totals
+from app.core.audit.windows import WindowRecord
 from app.core.control import ControlState
 from app.core.control_events import AnyControlEvent, Assignment, Claim, MoveWish, Released, RolePut
 from app.core.counters import HEADROOM, highest
@@ -191,3 +194,10 @@ def test_digits_in_a_text_are_no_number() -> None:
     event = claim(1, ":12345678901234567890123")
     assert msgspec.json.decode(wire.encode(event))["worker"] == event.worker
     assert wire.control_event(wire.encode(event)) == event
+
+
+def test_a_fingerprint_has_64_bits() -> None:
+    highest_lane = (1 << 64) - 1
+    sums = Fingerprint(highest_lane, highest_lane)
+    record = WindowRecord(totals=Totals(count=1, ids=sums, identified=1))
+    assert wire.window_record(wire.encode(record)).totals.ids == sums
