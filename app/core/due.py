@@ -175,9 +175,7 @@ class Arrivals:
         return self._times_ms[0]
 
 
-def not_before_ms(
-    headers: Iterable[Header], now_ms: int, *, is_heeded: bool = True
-) -> tuple[int | None, str]:
+def not_before_ms(headers: Iterable[Header], now_ms: int, is_heeded: bool = True) -> tuple[int | None, str]:
     """When a message may be delivered, by its header `not-before`; the last one counts, as in Kafka. A copy
     may tell a time of its own beside (`POSTPONED_TO`, milliseconds): the later of the two counts.
 

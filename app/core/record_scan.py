@@ -15,12 +15,25 @@ from typing import NamedTuple
 
 MAX_HEADERS = 10_000  # of a record: 2 MB of objects; people's own records have some tens
 MAX_HEADERS_BYTES = 8 * 1024 * 1024  # of a record, names and values: eight times a broker's usual message
+# What a copy in a retry topic or dead letter queue may have beside those: what it says of itself.
+OWN_HEADERS, OWN_HEADERS_BYTES = 256, 256 * 1024
 MAX_BATCH_RECORDS = 1_000_000  # of a batch that is read as a whole; what is kept of them may be 100 MB
 # What an object takes beside its bytes, by CPython 3.11: three objects and a slot in the list of headers.
 HEADER_COST_BYTES = 160
 RECORD_COST_BYTES = 200
 _MORE, _BITS = 0x80, 0x7F
 _MAX_SHIFT = 63  # a varint has ten bytes at most
+
+
+class Most(NamedTuple):
+    """What a record may have: headers, and bytes of them (names and values)."""
+
+    headers: int
+    headers_bytes: int
+
+
+OF_PRODUCERS = Most(MAX_HEADERS, MAX_HEADERS_BYTES)
+OF_COPIES = Most(MAX_HEADERS + OWN_HEADERS, MAX_HEADERS_BYTES + OWN_HEADERS_BYTES)
 
 
 class Excess(NamedTuple):
@@ -42,7 +55,9 @@ class Cut(NamedTuple):
     excess: Excess | None = None
 
 
-def cut(data: memoryview | bytes, at: int, left: int, most_records: int, most_bytes: int) -> Cut:
+def cut(
+    data: memoryview | bytes, at: int, left: int, most_records: int, most_bytes: int, most: Most = OF_COPIES
+) -> Cut:
     """The records from byte `at` on: at most `most_records` of the `left` ones, that cost `most_bytes` or
     less together. One record is never refused for its cost.
 
@@ -57,7 +72,7 @@ def cut(data: memoryview | bytes, at: int, left: int, most_records: int, most_by
             if length < 0 or end > size:
                 raise ValueError(f"a record of {length} bytes at byte {at}; {size - body} are left")
             headers, headers_at, offset_delta = _headers(data, body, end)
-            if reason := _beyond(headers, end - headers_at):
+            if reason := _beyond(headers, end - headers_at, most):
                 if count:
                     break
                 return Cut(end, 1, 0, Excess(offset_delta, reason))
@@ -87,11 +102,11 @@ def _headers(data: memoryview | bytes, body: int, end: int) -> tuple[int, int, i
     return headers, at, offset_delta
 
 
-def _beyond(headers: int, headers_bytes: int) -> str:
-    if headers > MAX_HEADERS:
-        return f"{headers} headers; at most {MAX_HEADERS} are read of a record"
-    if headers_bytes > MAX_HEADERS_BYTES:
-        return f"headers of {headers_bytes} bytes; at most {MAX_HEADERS_BYTES} are read of a record"
+def _beyond(headers: int, headers_bytes: int, most: Most) -> str:
+    if headers > most.headers:
+        return f"{headers} headers; at most {most.headers} are read of a record"
+    if headers_bytes > most.headers_bytes:
+        return f"headers of {headers_bytes} bytes; at most {most.headers_bytes} are read of a record"
     return ""
 
 

@@ -29,10 +29,10 @@ from app.core.record_batch import (
     CorruptBatch,
     iter_batches,
 )
-from app.core.record_scan import cut
+from app.core.record_scan import OF_COPIES, Most, cut
 from app.core.risks import MOST_OWNERS, Risks, Verdict
 from app.kafka.checksum import crc32c
-from app.kafka.decompress import unpacked
+from app.kafka.decompress import MAX_DECOMPRESSED_BYTES, TooLarge, unpacked
 
 if TYPE_CHECKING:
     from app.kafka.fetched import Fetched
@@ -72,7 +72,7 @@ class BeyondBounds(ValueError):
 
 
 class RiskyBatch(ValueError):
-    """It decompresses to more than `RISKY_BYTES`, or not at all."""
+    """It decompresses to more than `RISKY_BYTES`."""
 
 
 class LegacyRecord(NamedTuple):
@@ -96,10 +96,11 @@ class OpenBatch:
         is_trusted: it may be decompressed to more than `RISKY_BYTES`.
     """
 
-    __slots__ = ("_at", "_legacy", "_records", "batch", "cost_bytes", "is_trusted", "left")
+    __slots__ = ("_at", "_legacy", "_most", "_records", "batch", "cost_bytes", "is_trusted", "left")
 
-    def __init__(self, batch: Batch, *, is_trusted: bool = True) -> None:
+    def __init__(self, batch: Batch, *, is_trusted: bool = True, most: Most = OF_COPIES) -> None:
         self.batch = batch
+        self._most = most
         self.is_trusted = is_trusted
         self.cost_bytes = 0
         self.left = max(0, batch.header.record_count)
@@ -127,7 +128,7 @@ class OpenBatch:
         if self._legacy is not None:
             return self._take_legacy(self._legacy, most)
         data = self._unpacked()
-        found = cut(data, self._at, self.left, most, most_bytes)
+        found = cut(data, self._at, self.left, most, most_bytes, self._most)
         start, self._at = self._at, found.end
         self.left -= found.records
         if not self.left and found.end != len(data):
@@ -162,12 +163,13 @@ class OpenBatch:
             codec, records = self.batch.header.compression, self.batch.data[HEADER_BYTES:]
             if not codec:
                 self._records = records
-            elif self.is_trusted:
-                self._records = unpacked(codec, records)
             else:
+                most_bytes = MAX_DECOMPRESSED_BYTES if self.is_trusted else RISKY_BYTES
                 try:
-                    self._records = unpacked(codec, records, RISKY_BYTES)
-                except ValueError as error:
+                    self._records = unpacked(codec, records, most_bytes)
+                except TooLarge as error:
+                    if self.is_trusted:
+                        raise
                     raise RiskyBatch(str(error)) from error
         return self._records
 
@@ -206,6 +208,7 @@ class RecordReader:
         wants: is shown the header of each batch that has records to show; one that it does not want is passed
             over without being decoded. None: it does not know yet, and is to be asked again.
         risks: is asked before a batch is decoded that may be too much for the worker; None: all are.
+        most: that a record may have.
 
     Attributes:
         fetched: the response; the caller releases it when `exhausted`.
@@ -220,6 +223,7 @@ class RecordReader:
         "_batches",
         "_current",
         "_filter",
+        "_most",
         "_risks",
         "_wants",
         "cost_bytes",
@@ -232,11 +236,12 @@ class RecordReader:
 
     def __init__(
         self, fetched: Fetched, wants: Callable[[BatchHeader], bool | None] | None = None,
-        risks: Risks | None = None,
+        risks: Risks | None = None, most: Most = OF_COPIES,
     ) -> None:  # fmt: skip
         self.fetched = fetched
         self._wants = wants
         self._risks = risks
+        self._most = most
         self.is_waiting = False
         self.next_offset = fetched.start_offset
         self.exhausted = False
@@ -356,7 +361,7 @@ class RecordReader:
                 if not wanted:
                     self.next_offset = max(self.next_offset, header.next_offset)
                     continue
-                self._current = OpenBatch(batch, is_trusted=self._risks is None)
+                self._current = OpenBatch(batch, is_trusted=self._risks is None, most=self._most)
                 return True
         except CorruptBatch as error:
             start, self.next_offset = self.next_offset, max(self.next_offset, self.fetched.next_offset)

@@ -24,11 +24,18 @@ _XERIAL, _XERIAL_BYTES = b"\x82SNAPPY\x00", 16  # Java's library: blocks, each b
 _BLOCK = struct.Struct(">i")
 
 
+_FULL = "failed to write whole buffer"  # cramjam's words for an output that ends too soon
+
+
+class TooLarge(ValueError):
+    """It is whole, as far as it was read, and holds more than it may."""
+
+
 def unpacked(codec: int, packed: bytes | memoryview, most_bytes: int = MAX_DECOMPRESSED_BYTES) -> bytes:
     """What bare bytes of a codec, by Kafka's number, hold.
 
     Raises:
-        ValueError: they cannot be decompressed, or hold more than `most_bytes`.
+        TooLarge: they hold more than `most_bytes`. ValueError: they cannot be decompressed.
     """
     try:
         if codec == SNAPPY:
@@ -37,7 +44,8 @@ def unpacked(codec: int, packed: bytes | memoryview, most_bytes: int = MAX_DECOM
             raise ValueError(f"compression {codec} is not known")
         return _bounded(_BOUNDED[codec], packed, most_bytes)
     except cramjam.DecompressionError as error:
-        raise ValueError(f"{error}: damaged, or more than {most_bytes} bytes when decompressed") from error
+        kind = TooLarge if _FULL in str(error) else ValueError
+        raise kind(f"{error}: damaged, or more than {most_bytes} bytes when decompressed") from error
 
 
 def _bounded(codec: Any, packed: bytes | memoryview, most_bytes: int) -> bytes:
@@ -56,7 +64,7 @@ def _snappy(packed: memoryview, most_bytes: int) -> bytes:
     blocks = _snappy_blocks(packed)
     sizes = [_declared(block) for block in blocks]
     if sum(sizes) > most_bytes:
-        raise ValueError(f"{sum(sizes)} bytes when decompressed; at most {most_bytes} are read")
+        raise TooLarge(f"{sum(sizes)} bytes when decompressed; at most {most_bytes} are read")
     found = bytearray(sum(sizes))
     at = 0
     with memoryview(found) as view:

@@ -20,6 +20,7 @@ from app.core.head_of_line import HeadOfLine
 from app.core.job import JobId
 from app.core.outcome import Decision
 from app.core.record import Record
+from app.core.record_scan import OF_PRODUCERS
 from app.core.retry_headers import Header
 from app.core.tracker import Snapshot, Tracker
 from app.core.trail import risks_of, with_audit, with_risks
@@ -80,6 +81,8 @@ class DispatchPump:
         self._snapshot_version = self.tracker.version
         self.head = HeadOfLine(runtime.head_after_s, runtime.head_tokens)
         self._intake = Intake(self.tracker, partial(stash_batch, self))
+        if self.is_main:
+            self._intake.most = OF_PRODUCERS
         self._line = Line(self, self._intake, runtime.new_lanes() if self.is_main else None, self._stirred)
         self.backlog: Backlog | None = None
         self.audit: ConsumerAudit | None = None  # counts what is finished

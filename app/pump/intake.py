@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 from app.clock import now_ms
 from app.core.due import Arrivals
 from app.core.record import Record
+from app.core.record_scan import OF_COPIES
 from app.core.risks import Risks
 from app.kafka.decode import RecordReader, UndecodableBatch
 from app.pump.elsewhere import Elsewhere
@@ -53,11 +54,12 @@ class Intake:
         held_bytes: of decoded messages that wait for their time or their turn (`hold`).
         elsewhere: what ties it to other copies.
         risks: what may end the worker.
+        most: that a record may have.
     """
 
     __slots__ = (
         "_ages", "_budget", "_chunks", "_end", "_on_undecodable", "_readers", "_ready_bytes", "_tracker",
-        "arrivals", "elsewhere", "expected", "held_bytes", "ready", "risks",
+        "arrivals", "elsewhere", "expected", "held_bytes", "most", "ready", "risks",
     )  # fmt: skip
 
     def __init__(
@@ -68,6 +70,7 @@ class Intake:
         self.held_bytes = 0
         self.elsewhere = Elsewhere()
         self.risks = Risks()
+        self.most = OF_COPIES
         self._budget: ByteBudget | None = None
         self._tracker = tracker
         self._on_undecodable = on_undecodable
@@ -122,7 +125,9 @@ class Intake:
         if fetched.next_offset <= self._tracker.end or self.has_ended:
             fetched.release()
         else:
-            reader = RecordReader(fetched, self._wants if self.elsewhere.is_asked else None, self.risks)
+            reader = RecordReader(
+                fetched, self._wants if self.elsewhere.is_asked else None, self.risks, self.most
+            )
             # What is fetched again, for others who count it, is not decoded again.
             reader.next_offset = max(reader.next_offset, self._tracker.end)
             self._readers.append(reader)

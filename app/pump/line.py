@@ -189,7 +189,7 @@ class Line:
         heeded = self._pump.runtime.heeds_not_before
         if not heeded and self._pump.is_main:
             return False  # a copy's own time says nothing here: only copies have one
-        at_ms, problem = not_before_ms(record.headers, present_ms, is_heeded=heeded)
+        at_ms, problem = not_before_ms(record.headers, present_ms, heeded)
         if problem:
             log.warning("a header is not heeded", job=str(self._pump.job), problem=problem)
         if at_ms is None or at_ms <= present_ms:

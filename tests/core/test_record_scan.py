@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.core import record_scan
 from app.core.record_batch import HEADER_BYTES
-from app.core.record_scan import HEADER_COST_BYTES, MAX_HEADERS, RECORD_COST_BYTES, cut
+from app.core.record_scan import (
+    HEADER_COST_BYTES,
+    MAX_HEADERS,
+    OF_PRODUCERS,
+    OWN_HEADERS,
+    RECORD_COST_BYTES,
+    Most,
+    cut,
+)
 from tests.core.batches import make_batch, packed_record
 
 fields = st.none() | st.binary(max_size=300)
@@ -41,23 +47,25 @@ def test_a_record_with_too_many_headers_is_named_and_its_neighbours_are_cut_as_e
     good = packed_record(0)
     data = good + packed_record(7, headers=MAX_HEADERS + 1) + good
 
-    first = cut(data, 0, 3, 100, 1 << 20)
-    second = cut(data, first.end, 2, 100, 1 << 20)
-    third = cut(data, second.end, 1, 100, 1 << 20)
+    first = cut(data, 0, 3, 100, 1 << 20, OF_PRODUCERS)
+    second = cut(data, first.end, 2, 100, 1 << 20, OF_PRODUCERS)
+    third = cut(data, second.end, 1, 100, 1 << 20, OF_PRODUCERS)
 
     assert (first.records, first.excess) == (1, None)
     assert second.excess is not None
     assert (second.records, second.cost_bytes, second.excess.offset_delta) == (1, 0, 7)
     assert f"{MAX_HEADERS + 1} headers" in second.excess.reason
     assert (third.records, third.excess, third.end) == (1, None, len(data))
-    assert cut(packed_record(0, headers=MAX_HEADERS), 0, 1, 1, 1).excess is None, "as many as may be"
+    most = packed_record(0, headers=MAX_HEADERS)
+    assert cut(most, 0, 1, 1, 1, OF_PRODUCERS).excess is None, "as many as may be"
+    copy = packed_record(0, headers=MAX_HEADERS + OWN_HEADERS)
+    assert cut(copy, 0, 1, 1, 1).excess is None, "and what its copy says of itself"
 
 
-def test_headers_of_too_many_bytes_are_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record_scan, "MAX_HEADERS_BYTES", 1_000)
+def test_headers_of_too_many_bytes_are_too_much() -> None:
     data = make_batch(0, headers=[("h", b"v" * 1_000)])[HEADER_BYTES:]
 
-    found = cut(data, 0, 1, 1, 1 << 20)
+    found = cut(data, 0, 1, 1, 1 << 20, Most(10, 1_000))
 
     assert found.excess is not None
     assert "bytes" in found.excess.reason
