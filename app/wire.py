@@ -28,7 +28,9 @@ MAX_EVENT_BYTES = 900_000  # below what brokers and producers take unless told o
 ACTIVITY_KEEP = 10_000  # events that the activity table remembers
 TRACKER_CAPACITY = 10_000  # of a definition that names none: left out, as it is the same object
 MIN_INTEGER, MAX_INTEGER = -(1 << 63), (1 << 63) - 1  # what Spark, JVMs and orjson read
-_LONG_NUMBER = re.compile(rb"[:,\[]\s*-?[0-9]{19}")  # as many digits as `MAX_INTEGER` has: seldom met
+MAX_LANE = (1 << 64) - 1  # of audits' fingerprints
+# As many digits as the former has, and one more than a lane has: fingerprints are not looked at one by one.
+_LONG_NUMBER, _LONG_LANE = (re.compile(rb"[:,\[]\s*-?[0-9]{%d}" % digits) for digits in (19, 21))
 _FRAME_BYTES = 2_000  # of an event without its items
 
 T = TypeVar("T")
@@ -229,10 +231,12 @@ _tier = msgspec.json.Decoder(TierRecord)
 encode = msgspec.json.encode
 
 
-def _decode(decoder: msgspec.json.Decoder[T], what: str, data: bytes | None) -> T:
+def _decode(decoder: msgspec.json.Decoder[T], what: str, data: bytes | None, *, lanes: bool = False) -> T:
+    """`lanes`: it may have fingerprints."""
+    long, most = (_LONG_LANE, MAX_LANE) if lanes else (_LONG_NUMBER, MAX_INTEGER)
     try:
         event = decoder.decode(data or b"")
-        if data and _LONG_NUMBER.search(data) and _has_huge(msgspec.json.decode(data)):
+        if data and long.search(data) and _has_above(most, msgspec.json.decode(data)):
             raise BadEvent(
                 f"not a {what}: it has an integer of more than 64 bits; {len(data)} bytes, ignored"
             )
@@ -241,15 +245,15 @@ def _decode(decoder: msgspec.json.Decoder[T], what: str, data: bytes | None) -> 
     return event
 
 
-def _has_huge(found: Any) -> bool:
+def _has_above(most: int, found: Any) -> bool:
     """Whether an integer in it is one that nobody else reads. Raises RecursionError."""
     match found:
         case dict():
-            return any(map(_has_huge, found.values()))
+            return any(_has_above(most, one) for one in found.values())
         case list():
-            return any(map(_has_huge, found))
+            return any(_has_above(most, one) for one in found)
         case int():
-            return not MIN_INTEGER <= found <= MAX_INTEGER
+            return not MIN_INTEGER <= found <= most
     return False
 
 
@@ -298,18 +302,18 @@ def checkpoint_line(data: bytes | None) -> Line:
 
 def audit_event(data: bytes | None) -> AuditEvent:
     """Raises `BadEvent`."""
-    event: AuditEvent = _decode(_audit, "event of the audit topic", data)
+    event: AuditEvent = _decode(_audit, "event of the audit topic", data, lanes=True)
     return event
 
 
 def window_record(data: bytes | None) -> WindowRecord:
     """A value of the table of windows. Raises `BadEvent`."""
-    return _decode(_window, "record of a window", data)
+    return _decode(_window, "record of a window", data, lanes=True)
 
 
 def tier_record(data: bytes | None) -> TierRecord:
     """A value of the table of tiers. Raises `BadEvent`."""
-    return _decode(_tier, "record of a tier", data)
+    return _decode(_tier, "record of a tier", data, lanes=True)
 
 
 def report_events(report: Report) -> list[bytes]:
