@@ -24,6 +24,7 @@ from app.cli.main import attach
 from app.config.problems import InvalidConfiguration
 from app.config.static import Settings, load_settings
 from app.console import server as console
+from app.control.address import loopback_place, own_url
 from app.control.loop_guard import LoopGuard
 from app.control.meter import Meter
 from app.control.runtime import Runtime
@@ -61,13 +62,16 @@ class SwitchyardApp(PatientApp):
     """The Faust app with Switchyard's runtime beside it.
 
     Attributes: `settings`, `topics_declared` (the region's control topics), `dispatch_channel`,
-    `replicate_channel`, `audit_channel`, `interceptors` and `runtime` (made when the worker starts).
+    `replicate_channel`, `audit_channel`, `place` (of its loopback addresses), `interceptors`, `own_url` (for
+    other workers) and `runtime` (made when the worker starts).
     """
 
     settings: Settings
     topics_declared: ControlTopics
     interceptors: list[tuple[str, Interceptor]]
     runtime: Runtime
+    place: str
+    own_url: str
     _ended_by: BaseException | None = None
     _guard: LoopGuard | None = None
 
@@ -124,6 +128,8 @@ class SwitchyardApp(PatientApp):
         while True:
             try:
                 cluster_id, ends = await self._prepare_topics()
+                brokers = settings.cluster(settings.control_cluster_name).bootstrap
+                self.own_url = await own_url(settings.web, self.conf.web_port, brokers)
                 break
             except (ClusterUnreachable, KafkaError, OSError, TimeoutError) as error:
                 if isinstance(error, KafkaError) and not heals(error):
@@ -176,7 +182,8 @@ class SwitchyardApp(PatientApp):
         specs = await asyncio.to_thread(cluster_specs, settings)
         self.runtime = Runtime(
             name=worker_name(settings),
-            url=lambda: f"http://{_public_host(settings.web.host)}:{self.conf.web_port}",
+            url=lambda: self.own_url,
+            place=self.place,
             topics=self.topics_declared,
             control_spec=specs[settings.control_cluster_name],
             clusters=specs,
@@ -274,10 +281,6 @@ def _end_after(seconds: float, code: int = 1) -> None:
     threading.Thread(target=end, daemon=True, name="shutdown-deadline").start()
 
 
-def _public_host(host: str) -> str:
-    return "127.0.0.1" if host in {"0.0.0.0", "::", ""} else host  # noqa: S104 - compared, not bound
-
-
 def forecast_rules(settings: Settings) -> ForecastRules:
     """What of Spark's forecasts counts, as `sizing` says."""
     said = settings.sizing
@@ -371,7 +374,7 @@ def build() -> SwitchyardApp:
         web_host=settings.web.host,
         web_bind=settings.web.host,
         web_port=settings.web.port,
-        web_application_options=console.options(settings.web.host),
+        web_application_options=console.options(settings.web, lambda: getattr(app, "runtime", None)),
         web_router_enabled=False,
         web_tables_enabled=False,
         web_stats_enabled=False,
@@ -394,6 +397,7 @@ def build() -> SwitchyardApp:
         broker_credentials=broker_credentials(control),
     )
     app.settings = settings
+    app.place = loopback_place()  # here, since it reads files: the loop does not run yet
     app.topics_declared = topics
     attach(faust_cli)
     web: Any = app.web

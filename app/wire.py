@@ -186,7 +186,8 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     """A worker lives: who, where its web address is, and what it does.
 
     One that is too large comes in `parts`, of which this is the `part`th. `presence` is what the worker is
-    called where it counts since when it is there (`app.core.presence`).
+    called where it counts since when it is there (`app.core.presence`). `place` tells whether the worker
+    shares its loopback addresses with another (`app.control.address`); "" is an older version's.
     """
 
     worker: str
@@ -203,6 +204,7 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     part: int = 0
     parts: int = 1
     presence: str = ""
+    place: str = ""
 
 
 class Incident(msgspec.Struct, frozen=True, kw_only=True):

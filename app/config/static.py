@@ -27,6 +27,7 @@ from app.config.problems import (
     validate,
 )
 from app.config.units import Duration, Size
+from app.config.web import Web
 from app.core.topology import Layout, Site
 
 DEFAULT_FILE = "switchyard.yaml"
@@ -123,13 +124,6 @@ class Cluster(_Model):
     bootstrap: Annotated[tuple[Annotated[str, BeforeValidator(_host_port)], ...], BeforeValidator(_bootstrap)]
     security: Security = Security()
     archive: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
-
-
-class Web(_Model):
-    """Where the console and the API listen; loopback until told otherwise. Port 0: a free one."""
-
-    host: str = "127.0.0.1"
-    port: int = Field(default=6066, ge=0, le=65535)
 
 
 class Logging(_Model):

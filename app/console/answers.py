@@ -1,19 +1,11 @@
-"""Answers of the API: JSON, problems (RFC 9457), pages of lists; and the guard before every handler.
-
-The server listens on loopback without authentication, so a page of somebody else in the operator's browser
-must not be able to use it. A foreign Host (DNS rebinding), a foreign Origin on a change, and any request for
-the API that a browser makes for another site are refused: a GET may read a topic or an archive for minutes.
-"""
+"""Answers of the API: JSON, problems (RFC 9457), pages of lists; and the guard before every handler."""
 
 from __future__ import annotations
 
-import ipaddress
 import re
-import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import urlsplit
 
 import orjson
 import structlog
@@ -36,9 +28,6 @@ SECURITY_HEADERS = {
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer",
 }
-EVERYWHERE = {"0.0.0.0", "::", ""}  # noqa: S104 - compared, not bound
-OWN_SITE = {"same-origin", "none"}  # none: typed in, or a bookmark; same-site may be another port
-SAFE_METHODS = {"GET", "HEAD", "OPTIONS"}
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -175,73 +164,19 @@ def _unanswered(error: web.HTTPException, request: web.Request) -> ApiError:
     return ApiError(error.status, HTTPStatus(error.status).phrase, detail, headers=headers)
 
 
-def _may_ask(told: str, host: str) -> bool:
-    """Whether the Host `told` is this server's own, which listens on `host`.
-
-    A page of somebody else can make a name of its own point here, but never an address: addresses are
-    taken as they are where the server listens on every one of its machine's.
-    """
-    try:
-        name = urlsplit(f"//{told}").hostname or ""
-    except ValueError:
-        return False
-    if name in {host.strip("[]"), "localhost"}:
-        return True
-    try:
-        address = ipaddress.ip_address(name)
-    except ValueError:
-        return host in EVERYWHERE and name == socket.gethostname().lower()
-    return address.is_loopback or host in EVERYWHERE
-
-
-def _is_cross_site(request: web.Request) -> bool:
-    """Whether a page of another site has a browser ask the API, or leads it there.
-
-    Browsers say so in Sec-Fetch-Site where they trust the way (HTTPS, loopback), else perhaps in Origin or
-    Referer, which this console's own pages do not send with a GET. Programs send none of them.
-    """
-    if not request.path.startswith("/api/"):
-        return False
-    site = request.headers.get("Sec-Fetch-Site")
-    if site is not None:
-        return site not in OWN_SITE
-    told = [request.headers.get(name) for name in ("Origin", "Referer")]
-    return request.method in SAFE_METHODS and any(_is_foreign(page, request.host) for page in told if page)
-
-
-def _is_foreign(page: str, host: str) -> bool:
-    try:
-        return urlsplit(page).netloc != host
-    except ValueError:
-        return True
-
-
 async def add_security_headers(_: web.Request, answer: web.StreamResponse) -> None:
     """On every answer just before it is sent: streams, redirects and refusals too."""
     for name, value in SECURITY_HEADERS.items():
         answer.headers.setdefault(name, value)
 
 
-def guard(host: str) -> Any:
-    """The middleware around every handler: Host and Origin, and errors as problems.
-
-    `host` is where the server listens as configured.
-    """
+def guard(check: Callable[[web.Request], None]) -> Any:
+    """The middleware around every handler: `check` (see `app.console.access`), and errors as problems."""
 
     @web.middleware
     async def around(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
-            if not _may_ask(request.host, host):
-                raise ApiError(
-                    421, "Unknown host", "this server does not answer for that Host; use its own address"
-                )
-            origin = request.headers.get("Origin")
-            if request.method not in SAFE_METHODS and origin and urlsplit(origin).netloc != request.host:
-                raise ApiError(403, "Foreign origin", "changes are taken from this console's own pages only")
-            if _is_cross_site(request):
-                raise ApiError(
-                    403, "Cross-site request", "the API answers this console's own pages, and programs, only"
-                )
+            check(request)
             _check(request)
             answer = await handler(request)
         except ApiError as error:

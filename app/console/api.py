@@ -174,8 +174,9 @@ class Api:
             raise ApiError(503, "Too many streams", f"{MAX_STREAMS} pages are live already; close some")
         runtime = self.runtime
         answer = web.StreamResponse(
-            headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
-        )
+            headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store",
+                     "X-Accel-Buffering": "no"}  # nginx would hold events back
+        )  # fmt: skip
         self._streams += 1
         try:
             await answer.prepare(request)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import aiohttp
 import orjson
 from aiohttp import web
 
 from app.console.acts import actor_of
 from app.console.answers import ApiError
+from app.control.peers import PeerUnreachable, ask_peer
 
 if TYPE_CHECKING:
     from app.console.api import Api
@@ -41,15 +41,13 @@ async def ask_worker(
     if body is not None:
         headers["Content-Type"] = "application/json"
     data = None if body is None else orjson.dumps(body)
-    url, timeout = beat.url + (path or request.path_qs), aiohttp.ClientTimeout(total=patience_s)
     try:
-        async with (
-            aiohttp.ClientSession(timeout=timeout) as session,
-            session.request(method or request.method, url, data=data, headers=headers) as answer,
-        ):
-            return answer.status, await answer.read()
-    except (aiohttp.ClientError, TimeoutError) as error:
-        why = f"{worker} at {beat.url} does not answer: {error}; see the activity before asking again"
+        return await ask_peer(
+            beat, path or request.path_qs, patience_s,
+            method=method or request.method, data=data, headers=headers,
+        )  # fmt: skip
+    except PeerUnreachable as error:
+        why = f"{error}; see the activity before asking again"
         raise ApiError(502, "Worker unreachable", why) from error
 
 

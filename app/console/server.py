@@ -5,21 +5,36 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from aiohttp import web
+
+from app.config.web import Web
+from app.console.access import Access
 from app.console.answers import MAX_BODY_BYTES, add_security_headers, guard
 from app.console.api import Api
 from app.console.openapi import openapi
 from app.console.pages import Pages
+from app.control.peers import BY
 from app.control.runtime import Runtime
 
 
-def options(host: str) -> dict[str, Any]:
+def options(settings: Web, runtime: Callable[[], Runtime | None]) -> dict[str, Any]:
     """What Faust's aiohttp application is made with."""
-    return {"middlewares": [guard(host)], "client_max_size": MAX_BODY_BYTES}
+
+    def worker() -> str:
+        made = runtime()
+        return "" if made is None else made.worker
+
+    return {"middlewares": [guard(Access(settings, worker).check)], "client_max_size": MAX_BODY_BYTES}
 
 
 def install(web_app: Any, runtime: Callable[[], Runtime | None], region: str) -> None:
     """Adds the routes; `runtime` gives the worker's runtime once it has been made."""
-    web_app.on_response_prepare.append(add_security_headers)
+
+    async def name_worker(_: web.Request, answer: web.StreamResponse) -> None:
+        if (made := runtime()) is not None:
+            answer.headers[BY] = made.worker
+
+    web_app.on_response_prepare.extend([add_security_headers, name_worker])
     api = Api(runtime, region)
     web_app.on_shutdown.append(api.dlq_tools.operations.stop)
     web_app.add_routes(api.routes())

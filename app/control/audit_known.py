@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlencode
 
-import aiohttp
 import msgspec
 from aiokafka.errors import KafkaError
 
@@ -21,6 +20,7 @@ from app.config.audit import AuditPlan
 from app.control.audit_books import AuditBooks
 from app.control.audit_sender import audit_partition
 from app.control.audits_catalog import AuditsCatalog
+from app.control.peers import PeerUnreachable, ask_peer
 from app.core.topology import REGIONAL
 from app.kafka.clusters import ClusterUnreachable
 from app.wire import Heartbeat
@@ -110,9 +110,8 @@ class Auditor:
 
     async def ask(self, path: str) -> list[bytes | NotKnown]:
         """What each of the other workers answers to a GET of `path`, or why it does not."""
-        others = [(worker, beat.url) for worker, beat in self._beats().items() if worker != self._worker]
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=LOOK_S)) as session:
-            return await asyncio.gather(*(_asked(session, worker, url + path) for worker, url in others))
+        others = [beat for worker, beat in self._beats().items() if worker != self._worker]
+        return await asyncio.gather(*(_asked(beat, path) for beat in others))
 
     async def known(self, wanted: Wanted) -> Known:
         """What the region knows. Raises NotKnown: a worker does not answer, or a book is being read."""
@@ -146,12 +145,11 @@ def _told(answer: bytes | NotKnown) -> bytes:
     return answer
 
 
-async def _asked(session: aiohttp.ClientSession, worker: str, url: str) -> bytes | NotKnown:
+async def _asked(beat: Heartbeat, path: str) -> bytes | NotKnown:
     try:
-        async with session.get(url) as answer:
-            content = await answer.read()
-    except (aiohttp.ClientError, TimeoutError) as error:
-        return NotKnown(f"{worker} does not answer: {error!r}")
-    if answer.status != 200:
-        return NotKnown(f"{worker} answered {answer.status}: {content[:200].decode('utf-8', 'replace')}")
+        status, content = await ask_peer(beat, path, LOOK_S)
+    except PeerUnreachable as error:
+        return NotKnown(str(error))
+    if status != 200:
+        return NotKnown(f"{beat.worker} answered {status}: {content[:200].decode('utf-8', 'replace')}")
     return content

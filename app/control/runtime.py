@@ -42,6 +42,7 @@ from app.control.log import ControlLog
 from app.control.membership import DRAINING, STOPPED, Heartbeats, Members
 from app.control.meter import Meter
 from app.control.needed import NeededBarriers
+from app.control.neighbours import Neighbours
 from app.control.placing import Placing
 from app.control.sentinel import Sentinel
 from app.control.tail import STOP_S, TopicTail, bounded
@@ -103,6 +104,7 @@ class Runtime(Service):
         meter: Meter,
         schemas: Schemas,
         group: str = "",
+        place: str = "",
         interceptors: Sequence[tuple[str, Interceptor]] = (),
         atlas: Atlas | None = None,
         directory: Path | None = None,
@@ -114,15 +116,14 @@ class Runtime(Service):
         self.meter, self.group, self.schemas = meter, group, schemas
         self.worker = f"{name}-{os.getpid()}-{int(time.time()):x}"
         self.started_ms = now_ms()
-        self.url = url
+        self.url, self._place = url, place
         self.lease = Lease(LEASE_S)
         self.presence = Presence(self.worker, lambda: self.lease.expires_at_s - LEASE_S)
         self.members = Members(DEAD_AFTER_S)
         self.incidents: deque[Incident] = deque(maxlen=KEEP_INCIDENTS)
-        self.draining = False
+        self.draining, self._state = False, "running"
         self._topics = topics
         self._options = control_options = control_spec.aiokafka_options()
-        self._state = "running"
         self._grace_s = grace_s
         self._incident_producer: AIOKafkaProducer | None = None
         self._pending: set[asyncio.Task[Any]] = set()
@@ -177,6 +178,7 @@ class Runtime(Service):
         self.sentinel = Sentinel(
             self.worker, self.members, lambda: self.control.view.leader, self.leader.look
         )
+        self.neighbours = Neighbours(self._place, url, self.members, self.tell)
         self.alerts = Alerts(
             self.control,
             Auditor(
@@ -229,6 +231,7 @@ class Runtime(Service):
             self.needed,
             self.alerts,
             self.sentinel,
+            self.neighbours,
             self.watchdog,
         ):
             await self.add_runtime_dependency(service)
@@ -288,6 +291,7 @@ class Runtime(Service):
             capacity=self.meter.capacity,
             used=self.meter.used,
             presence=self.presence.name,
+            place=self._place,
         )
 
     # -- incidents -------------------------------------------------------------------------------

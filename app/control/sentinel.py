@@ -25,6 +25,7 @@ import orjson
 import structlog
 from mode import Service
 
+from app.config.web import bracketed
 from app.control.membership import Members
 
 log = structlog.get_logger(__name__)
@@ -75,9 +76,12 @@ class Sentinel(Service):
     async def _watch(self, worker: str, url: str) -> None:
         """Ends when the worker's process has."""
         try:
-            host, port = urlsplit(url).hostname or "", urlsplit(url).port or 80
+            parts = urlsplit(url)
+            host, port = parts.hostname or "", parts.port or 80
         except ValueError:
             return  # not an address: nothing is known of it here
+        if parts.scheme != "http":
+            return  # something else ends TLS there, and its port says nothing of the process
         known = False
         while True:
             pause_s = RETRY_S
@@ -93,7 +97,7 @@ class Sentinel(Service):
             else:
                 try:
                     async with asyncio.timeout(ANSWER_S):
-                        found = await _who(reader, writer, f"{host}:{port}")
+                        found = await _who(reader, writer, f"{bracketed(host)}:{port}")
                     if known and found and found != worker:
                         self._dead(worker, "another worker has its port")
                         return

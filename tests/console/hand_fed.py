@@ -21,6 +21,7 @@ from aiohttp import web
 
 from app.clock import now_ms
 from app.config.definitions import RouteDefinition, Workload
+from app.config.web import Web
 from app.console import server
 from app.control.alerts import Alerts
 from app.control.audit_books import AuditBooks
@@ -303,15 +304,18 @@ class HandFed:
 
 
 @contextmanager
-def serving(fed: HandFed | None, host: str = "127.0.0.1") -> Iterator[str]:
+def serving(fed: HandFed | None, host: str = "127.0.0.1", **settings: Any) -> Iterator[str]:
     """The console's address; it listens in a thread with a loop of its own until the end."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
 
+    def runtime() -> Runtime | None:
+        return cast("Runtime | None", fed)
+
     async def start() -> tuple[web.AppRunner, int]:
-        application = web.Application(**server.options(host))
-        server.install(application, lambda: cast("Runtime | None", fed), "east")
+        application = web.Application(**server.options(Web(host=host, **settings), runtime))
+        server.install(application, runtime, "east")
         runner = web.AppRunner(application, shutdown_timeout=1.0)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)

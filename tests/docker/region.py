@@ -101,19 +101,14 @@ class Region:
         self.journal = folder / "journal" / "journal.jsonl"
         self.journal.parent.mkdir()
         self.journal.parent.chmod(0o777)  # the container's user writes it
+        self.config: dict[str, Any] = dict(CONFIG)
         self.workers: list[Worker] = []
         self.sent: list[Sent] = []
 
     def __enter__(self) -> Self:
         try:
             self.network = self._stack.enter_context(Network())
-            port = free_port()
-            kafka = DockerContainer(self._kafka_image).with_envs(
-                KAFKA_LISTENERS="BROKER://:9092,HOST://:19092,CONTROLLER://127.0.0.1:9093",
-                KAFKA_ADVERTISED_LISTENERS=f"BROKER://kafka:9092,HOST://127.0.0.1:{port}",
-            )
-            self.bootstrap = f"127.0.0.1:{port}"
-            self._kafka = self._start(kafka, "kafka", 19092, port)
+            self._kafka, self.bootstrap = self.start_broker("kafka")
             receiver = DockerContainer(self._worker_image).with_command(
                 ["python", "-m", "app.push.receiver.sample", "--host", "0.0.0.0", "--port", "8443",  # noqa: S104
                  "--group", GROUP, "--topic", TOPIC, "--journal", "/journal/journal.jsonl"]
@@ -136,10 +131,19 @@ class Region:
         container.with_network(self.network).with_network_aliases(name)
         return self._stack.enter_context(container)
 
+    def start_broker(self, name: str) -> tuple[DockerContainer, str]:
+        """A broker that is on its way, and its address for this machine; containers reach it at name:9092."""
+        port = free_port()
+        kafka = DockerContainer(self._kafka_image).with_envs(
+            KAFKA_LISTENERS="BROKER://:9092,HOST://:19092,CONTROLLER://127.0.0.1:9093",
+            KAFKA_ADVERTISED_LISTENERS=f"BROKER://{name}:9092,HOST://127.0.0.1:{port}",
+        )
+        return self._start(kafka, name, 19092, port), f"127.0.0.1:{port}"
+
     def start_worker(self) -> Worker:
         """A worker that is on its way; see `wait_healthy`."""
         config = self._folder / "switchyard.yaml"
-        config.write_text(json.dumps(CONFIG))  # JSON is YAML
+        config.write_text(json.dumps(self.config))  # JSON is YAML
         container = DockerContainer(self._worker_image)
         container.with_volume_mapping(config, "/etc/switchyard/switchyard.yaml")
         port = free_port()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from app.config.definitions import load_definitions
 from app.config.static import load_settings
@@ -23,3 +24,17 @@ def test_they_can_be_deployed_as_they_stand(config: str, folder: str, region: st
     found, warnings = load_definitions([DOCKER / folder], clusters=clusters, layout=layout)
     assert found
     assert warnings == []
+
+
+def test_the_configuration_for_kubernetes_is_valid_and_lets_each_pod_announce_its_own_address(
+    tmp_path: Path,
+) -> None:
+    manifests = list(yaml.safe_load_all((DOCKER / "kubernetes" / "worker.yaml").read_text()))
+    (config,) = (one["data"]["switchyard.yaml"] for one in manifests if one["kind"] == "ConfigMap")
+    file = tmp_path / "switchyard.yaml"
+    file.write_text(config)
+    web = load_settings(file, {}).web
+    assert (web.host, web.advertised) == ("0.0.0.0", "")  # noqa: S104 - of the pod
+    assert web.public[0] == "https://switchyard.example.com"
+    (pod,) = (one["spec"]["template"]["spec"] for one in manifests if one["kind"] == "Deployment")
+    assert {port["containerPort"] for c in pod["containers"] for port in c["ports"]} == {web.port}
