@@ -171,12 +171,37 @@ def _isolation(document: Document) -> Iterator[Problem]:
                 document, (*at, "address"), "is the main target's: production would get its messages",
                 "name the receiver of this environment",
             )  # fmt: skip
+        if problem := _fallback(document, at, target, targets if isinstance(targets, list) else []):
+            yield problem
         pair = (str(environment), str(target.get("zone")))
         first = seen.setdefault(pair, index)
         if given and first != index:
             yield problem_at(
                 document, at, f"the same environment and zone as targets.{first}", "remove one of them"
             )
+
+
+def _fallback(document: Document, at: Path_, target: Mapping[str, Any], targets: list[Any]) -> Problem | None:
+    """A zone's messages may go to another zone that has a target, and stay in their environment."""
+    wanted, environment = target.get("fallback"), target.get("environment")
+    if wanted is None:
+        return None
+    zones = [
+        str(other["zone"])
+        for other in targets
+        if isinstance(other, Mapping)
+        and other.get("environment") == environment
+        and other.get("zone") is not None
+    ]
+    here = (*at, "fallback")
+    if wanted == target.get("zone"):
+        return problem_at(document, here, "is the target's own zone", "name another zone, or leave it out")
+    if wanted not in zones:
+        words = "production" if environment is None else f"environment {environment!r:.60}"
+        return problem_at(
+            document, here, f"is no zone of {words} that has a target", suggest(str(wanted), zones)
+        )
+    return None
 
 
 def _catch_up(document: Document) -> Iterator[Problem]:

@@ -111,7 +111,9 @@ class Dlq(Model):
 class IsolationTarget(Model):
     """A receiver for messages of an environment, of a zone, or of a zone of an environment.
 
-    Without an environment it is one of production: no other environment's messages ever reach it.
+    Without an environment it is one of production: no other environment's messages ever reach it. `fallback`
+    names another zone of the same environment: its target gets the messages once this one has been away for
+    `fallbackAfter`, until it is back. Without one they wait.
     """
 
     model_config = ConfigDict(
@@ -121,6 +123,7 @@ class IsolationTarget(Model):
     environment: Label | None = None
     zone: Label | None = None
     address: Address
+    fallback: Label | None = added(None)
 
 
 class Isolation(Model):
@@ -128,12 +131,13 @@ class Isolation(Model):
 
     An unknown zone falls back to the target without one. An unknown environment does what `unmatched` says
     and reaches the main target only with `default`. `production` are the values that mean the main target,
-    as does a message without the header.
+    as does a message without the header. What waits for a target of production is held until it is there.
     """
 
     zone: Header | None = None
     environment: Header | None = None
     targets: tuple[IsolationTarget, ...] = added((), max_length=MAX_LISTED)
+    fallback_after: Annotated[Duration, duration_within(0, DAY_S)] = added(60.0, alias="fallbackAfter")
     unmatched: Literal["dlq", "skip", "default"] = added("dlq")
     production: tuple[Label, ...] = added(("production", "prod"), max_length=MAX_LISTED)
 

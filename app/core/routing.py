@@ -11,12 +11,15 @@ Unmatched: to the DLQ, skipped, or (only when it is asked for) to the main targe
 reaches production by a missing rule, nor by a header without a value. Names of headers count without their
 case, as people and proxies write them. Headers are untrusted: what is no text matches nothing.
 
+A zone's target may name another zone of its environment, which gets its messages once it has been away for
+some time (`Fallbacks`).
+
 Source: "Introducing uForwarder" (context-aware routing: zone isolation, tenancy).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -68,6 +71,12 @@ class Routing:
         self._production = {value.casefold() for value in production}
 
     @property
+    def production(self) -> set[str]:
+        """Targets of production, the main one among them."""
+        zones = {address for (environment, _), address in self._targets.items() if environment is None}
+        return {self._main, *zones}
+
+    @property
     def addresses(self) -> list[str]:
         """All targets, the main one first."""
         return list(dict.fromkeys([self._main, *self._targets.values()]))
@@ -94,3 +103,46 @@ class Routing:
 
 def _text(value: bytes | None) -> str:
     return value.decode("utf-8", "replace").strip() if value else ""
+
+
+class Fallbacks:
+    """Where messages go whose target has been away for `after_s`, until it is back.
+
+    Args:
+        targets: address -> the address that its messages may go to; one that names itself names none.
+    """
+
+    __slots__ = ("_away_since_s", "_targets", "after_s")
+
+    def __init__(self, targets: Mapping[str, str], after_s: float) -> None:
+        self.after_s = after_s
+        self._targets = dict(targets)
+        self._away_since_s: dict[str, float] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._targets)
+
+    def look(self, address: str, now_s: float, *, is_away: bool) -> None:
+        """Whether this target is away now."""
+        if is_away:
+            self._away_since_s.setdefault(address, now_s)
+        else:
+            self._away_since_s.pop(address, None)
+
+    def choose(self, address: str, now_s: float, is_away: Callable[[str], bool]) -> str:
+        """The target of a message for this one; itself unless it was away for long and another is there."""
+        at, seen = address, {address}
+        while (since_s := self._away_since_s.get(at)) is not None and now_s >= since_s + self.after_s:
+            following = self._targets.get(at)
+            if following is None or following in seen:
+                return address
+            at = following
+            seen.add(at)
+            if not is_away(at):
+                return at
+        return address
+
+    def kept(self, former: Fallbacks) -> Fallbacks:
+        """This, knowing since when targets have been away."""
+        self._away_since_s = dict(former._away_since_s)
+        return self

@@ -30,6 +30,10 @@ class Held:
     def __iter__(self) -> Iterator[Delivery]:
         return chain.from_iterable(self._queues.values())
 
+    def count(self, pump: DispatchPump) -> int:
+        """How many of the pump's there are."""
+        return len(self._queues.get(pump, ()))
+
     def append(self, delivery: Delivery) -> None:
         """Keeps it, behind its pump's."""
         self._queues.setdefault(delivery.pump, deque()).append(delivery)

@@ -154,6 +154,11 @@ class ReceiverLink:
         base_s = workload.spec.target.timeout
         self.timeout = AdaptiveTimeout(base_s, max(base_s, MAXIMUM_S))
 
+    @property
+    def is_away(self) -> bool:
+        """Nobody is there who takes messages; one that is there and fails them is not away."""
+        return not self.health.serving or not (self.breaker.closed or self.breaker.failed)
+
     def tell_role(self, role: RegionRole | None) -> None:
         """What the receiver is told of this region over its stream, at once and from now on."""
         if self._stream is not None:

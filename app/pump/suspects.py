@@ -25,7 +25,7 @@ def send_suspects(runtime: WorkloadRuntime, link: ReceiverLink, now_s: float) ->
             suspects.popleft()
         elif first.pump.paused:
             first.pump.put_back(suspects.popleft())
-        elif link.held or (runtime.turns and not link.breaker.closed):
+        elif link.held or (runtime.turns and runtime.routing is None and not link.breaker.closed):
             return  # others go first, and are the better probes
         elif out and first.suspicion.goes_alone:
             return

@@ -10,6 +10,7 @@ siblings.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
@@ -74,9 +75,12 @@ class Turns:
         """The first has nothing (more) to send."""
         self._queue.popleft().in_turn = False
 
-    def next(self) -> Delivery | None:
-        """The next message of whoever's turn it is, whatever its share; None when there is none (now)."""
-        while self._queue:
+    def next(self, may: Callable[[DispatchPump], bool]) -> Delivery | None:
+        """The next message of the pumps that `may`, in turn, whatever their share; None: none now."""
+        for _ in range(len(self._queue)):
+            if not may(self._queue[0]):
+                self.took()
+                continue
             delivery = self._queue[0].next_delivery()
             if delivery is not None:
                 self.took()

@@ -72,7 +72,7 @@ def send_withheld(runtime: WorkloadRuntime, link: ReceiverLink, now_s: float) ->
         paused.pump.put_back(paused)
     if link.breaker.closed:
         most = trials.room(now_s, budget.available(now_s))
-    elif link.held or (runtime.turns and not link.probe_held):
+    elif link.held or (runtime.turns and runtime.routing is None and not link.probe_held):
         return
     else:
         most = 1

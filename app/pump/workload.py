@@ -34,7 +34,7 @@ from app.core.lanes import Lanes
 from app.core.lease import Lease
 from app.core.outcome import Action, Decision, RetryPolicy, Tier
 from app.core.rate import TokenBucket
-from app.core.routing import Refusal, Routing, Unmatched
+from app.core.routing import Fallbacks, Refusal, Routing, Unmatched
 from app.pump.apart import Apart
 from app.pump.copies import Copier, Copies
 from app.pump.delivery import BatchDelivery, Delivery
@@ -87,6 +87,7 @@ class WorkloadRuntime:
         self._share = 1.0
         self.turns = Turns()
         self._apart = Apart(self)
+        self.fallbacks = Fallbacks({}, 0.0)
         self._targets = targets
         self._old_links: list[ReceiverLink] = []
         self._sending = self._soon = False
@@ -151,6 +152,7 @@ class WorkloadRuntime:
         spec = workload.spec
         self.workload = workload
         self.routing = _routing(workload)
+        self.fallbacks = _fallbacks(workload).kept(self.fallbacks)
         addresses = [spec.target.address] if self.routing is None else self.routing.addresses
         for address in addresses:
             if address in self.links:
@@ -248,7 +250,8 @@ class WorkloadRuntime:
             self.call_at(now_s + LEASE_RETRY_S)
             return
         for link in links:
-            if link.held and (link.breaker.closed or link.probe_held or not self.turns):
+            is_turn = link.probe_held or not self.turns or self.routing is not None
+            if link.held and (link.breaker.closed or is_turn):
                 self.send_held(link, now_s)
             if link.withheld and not link.breaker.closed and link.probe_held:
                 send_withheld(self, link, now_s)
@@ -312,7 +315,7 @@ class WorkloadRuntime:
 
     def room(self, link: ReceiverLink, now_s: float) -> int:
         """How many messages may go to the receiver now (rule 1); looks again when there may be more."""
-        if wait_s := self._rate_wait_s(now_s):
+        if wait_s := self.rate_wait_s(now_s):
             self.call_at(now_s + wait_s)
             return 0
         room = link.room(now_s)
@@ -332,7 +335,8 @@ class WorkloadRuntime:
         if self.bytes is not None:
             self.bytes.take(now_s, max(1, sum(len(record.value or b"") for record in records)))
 
-    def _rate_wait_s(self, now_s: float) -> float:
+    def rate_wait_s(self, now_s: float) -> float:
+        """Seconds until the rates allow the next message."""
         wait_s = 0.0
         if self.messages is not None:
             wait_s = self.messages.wait_s(now_s)
@@ -439,6 +443,19 @@ def _way(workload: Workload) -> tuple[str, str, str]:
     """What connections depend on."""
     target = workload.spec.target
     return target.address, target.contract, workload.method()
+
+
+def _fallbacks(workload: Workload) -> Fallbacks:
+    isolation = workload.spec.isolation
+    if isolation is None:
+        return Fallbacks({}, 0.0)
+    zones = {(target.environment, target.zone): target.address for target in isolation.targets}
+    named = {
+        target.address: zones[target.environment, target.fallback]
+        for target in isolation.targets
+        if target.fallback is not None and (target.environment, target.fallback) in zones
+    }
+    return Fallbacks(named, isolation.fallback_after)
 
 
 def _routing(workload: Workload) -> Routing | None:

@@ -264,7 +264,7 @@ def test_the_json_schema_knows_every_new_field_by_its_name_on_the_wire() -> None
     assert set(parts["HeadOfLine"]["properties"]) == {"after", "stash", "perMinute"}
     assert set(parts["Dlq"]["properties"]) == {"enabled", "maxMerges", "share", "perMinute", "burst"}
     assert set(parts["Isolation"]["properties"]) == {
-        "zone", "environment", "targets", "unmatched", "production",
+        "zone", "environment", "targets", "unmatched", "production", "fallbackAfter",
     }  # fmt: skip
     assert parts["IsolationTarget"]["required"] == ["address"]
     assert parts["IsolationTarget"]["anyOf"] == [{"required": ["environment"]}, {"required": ["zone"]}]
@@ -275,3 +275,23 @@ def test_the_json_schema_knows_every_new_field_by_its_name_on_the_wire() -> None
 
 def test_the_example_of_everything_deployable_is_deployable() -> None:
     assert told(FULL) == []
+
+
+@pytest.mark.parametrize(
+    ("target", "field"),
+    [
+        ({"zone": "b", "address": "b:1", "fallback": "c"}, None),
+        ({"zone": "b", "address": "b:1", "fallback": "b"}, "spec.isolation.targets.1.fallback"),
+        ({"zone": "b", "address": "b:1", "fallback": "d"}, "spec.isolation.targets.1.fallback"),
+        (
+            {"zone": "b", "environment": "staging", "address": "b:1", "fallback": "c"},
+            "spec.isolation.targets.1.fallback",
+        ),
+    ],
+)
+def test_a_fallback_is_another_zone_of_the_same_environment_that_has_a_target(
+    target: dict[str, Any], field: str | None
+) -> None:
+    targets = [{"zone": "c", "address": "c:1"}, target]
+    problems = told(changed("spec/isolation", {"zone": "z", "environment": "e", "targets": targets}))
+    assert [problem.field for problem in problems] == ([] if field is None else [field])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.core.routing import Refusal, Routing, Unmatched
+from app.core.routing import Fallbacks, Refusal, Routing, Unmatched
 
 TARGETS = [
     ("staging", None, "staging:1"),
@@ -81,3 +81,35 @@ def test_only_production_reaches_production_whatever_the_headers(
     environment = (told[-1] or b"").decode("utf-8", "replace").strip() if told else "prod"
     is_production = environment.casefold() in PRODUCTION
     assert (chosen in ("main:1", "main-b:1")) == is_production
+
+
+ADDRESSES = "abcde"
+graphs = st.dictionaries(st.sampled_from(ADDRESSES), st.sampled_from(ADDRESSES))
+
+
+@given(graphs, st.sets(st.sampled_from(ADDRESSES)), st.floats(0, 100), st.floats(0, 100))
+def test_a_fallback_is_there_and_is_taken_only_of_a_target_that_was_away_for_long_enough(
+    graph: dict[str, str], away: set[str], after_s: float, passed_s: float
+) -> None:
+    fallbacks = Fallbacks(graph, after_s)
+    for address in ADDRESSES:
+        fallbacks.look(address, 0.0, is_away=address in away)
+    for address in ADDRESSES:
+        chosen = fallbacks.choose(address, passed_s, away.__contains__)
+        if chosen != address:
+            assert address in away
+            assert passed_s >= after_s
+            assert chosen not in away
+            assert address in graph
+        elif address in away and passed_s >= after_s and graph.get(address, address) != address:
+            assert graph[address] in away, "its fallback was there"
+
+
+def test_a_target_that_is_back_has_its_messages_at_once_and_its_time_away_begins_again() -> None:
+    fallbacks = Fallbacks({"a": "b"}, 10.0)
+    fallbacks.look("a", 0.0, is_away=True)
+    assert fallbacks.choose("a", 10.0, "a".__eq__) == "b"
+    fallbacks.look("a", 10.0, is_away=False)
+    assert fallbacks.choose("a", 10.0, "".__eq__) == "a"
+    fallbacks.look("a", 11.0, is_away=True)
+    assert fallbacks.choose("a", 20.0, "a".__eq__) == "a"
