@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from app.payload.schemas import Schemas
 from app.pump.chains import make_chain
 from app.push.receiver import Message, Retry
 from tests.payload.schemas import file_of, framed, set_of
@@ -91,13 +92,13 @@ async def test_a_receiver_gets_the_message_without_its_frame_unless_it_asks_for_
     spec = {
         "payload": {
             "protobuf": {
-                "descriptor": str(tmp_path), "message": "acme.Parcel", "framing": "confluent",
+                "descriptor": tmp_path.name, "message": "acme.Parcel", "framing": "confluent",
                 "deliver": deliver, "invalid": invalid,
             }
         },
         "target": {"contract": contract},
     }  # fmt: skip
-    chain = await make_chain(definition("127.0.0.1:1", **spec), [])
+    chain = await make_chain(definition("127.0.0.1:1", **spec), [], Schemas(tmp_path.parent))
     async with standing(lambda _: None, chain, **spec) as stand:
         stand.feed(stand.pump(), [(None, record), (None, None), (None, b"no frame")])
         await asyncio.wait_for(stand.idle(), 60)
