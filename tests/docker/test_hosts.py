@@ -1,0 +1,122 @@
+"""Two workers, each on a host of its own: whichever is asked, it knows what only the other one knows."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from functools import partial
+from typing import Any
+
+import pytest
+
+from app.demo.stage import http, wait_until
+from app.demo.traffic import create_topic
+from tests.docker.region import CLUSTER, CONFIG, GROUP, PARTITIONS, SETTLE_S, TOPIC, Region, Worker, state
+from tests.kafka.conftest import producing
+from tests.system.test_audit import PARTITIONS as PAID_PARTITIONS
+from tests.system.test_audit import WIDTH_MS, Traffic
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(1500)]  # the first one here builds the images
+AGGREGATE, PAID = "east-aggregate", "paid"
+LOST = 3
+PLAN = {
+    "apiVersion": "switchyard/v1", "kind": "AuditPlan", "metadata": {"name": "paid"},
+    "spec": {"topics": [PAID], "window": "5s", "lateness": "4s", "disorder": "3s"},
+}  # fmt: skip
+
+
+def alert(name: str) -> dict[str, Any]:
+    """An alert that shows itself in the console only."""
+    return {
+        "apiVersion": "switchyard/v1", "kind": "Alert", "metadata": {"name": name},
+        "spec": {"on": ["loss"], "topics": [PAID], "tiers": ["regional", "aggregate"]},
+    }  # fmt: skip
+
+
+def put(worker: Worker, path: str, body: dict[str, Any]) -> None:
+    """Deploys a definition through a worker."""
+    status, told = http("PUT", f"{worker.url}/api/v1/{path}", body)
+    assert status == 201, told
+
+
+async def write(bootstrap: str, records: int, at_ms: int) -> None:
+    """So many records of one moment."""
+    async with producing(bootstrap) as producer:
+        for _ in range(records):
+            await producer.send_and_wait(PAID, b"lost", partition=0, timestamp_ms=at_ms)
+
+
+def test_either_of_two_hosts_shows_trackers_plans_placements_reads_audits_and_fires_alerts(
+    region: Region,
+) -> None:
+    broker, aggregate = region.start_broker("aggregate")
+    region.wait_healthy(broker)
+    cluster = {"name": AGGREGATE, "region": "east", "tier": "aggregate", "bootstrap": "aggregate:9092"}
+    region.config["clusters"] = [*CONFIG["clusters"], cluster]  # type: ignore[misc]
+    for bootstrap in (region.bootstrap, aggregate):  # a silent partition would keep windows open for minutes
+        asyncio.run(create_topic(bootstrap, PAID, PAID_PARTITIONS))
+    workers = region.two_workers()
+    put(workers[0], "audit/plans/paid", PLAN)
+
+    for number, worker in enumerate(workers):
+        put(worker, f"alerts/paid-{number}", alert(f"paid-{number}"))
+        # Each host has trackers that the other one is asked for.
+        assert {owner_by_tracker(worker, partition) for partition in range(PARTITIONS)} == worker.alive()
+        status, told = http("POST", f"{worker.url}/api/v1/placement/plan", {})
+        assert status == 200, told
+        assert set(told["levels"]) == worker.alive()
+
+    with Traffic([region.bootstrap, aggregate], PAID, some=(3, 60)) as traffic:  # windows end by what follows
+        wait_until(lambda: traffic.sent.total() > 100, SETTLE_S, partial(shown, workers[0]))
+        at_ms = time.time_ns() // 1_000_000
+        asyncio.run(write(region.bootstrap, LOST, at_ms))
+        for worker in workers:
+            wait_until(
+                lambda worker=worker: firing(worker) == {"paid-0", "paid-1"},
+                SETTLE_S, partial(shown, worker), 0.5,
+            )  # fmt: skip
+            wait_until(partial(is_lost, worker, at_ms), SETTLE_S, partial(shown, worker), 0.5)
+
+
+def owner_by_tracker(worker: Worker, partition: int) -> str:
+    """Who answers for a partition's tracker when `worker` is asked."""
+    url = f"{worker.url}/api/v1/workloads/{GROUP}/{TOPIC}/partitions/{partition}/tracker"
+    wait_until(lambda: http("GET", url)[0] == 200, SETTLE_S, lambda: str(http("GET", url)))
+    return str(http("GET", url)[1]["worker"])
+
+
+def firing(worker: Worker) -> set[str]:
+    """Alerts that fire, as a worker shows them."""
+    status, told = http("GET", f"{worker.url}/api/v1/alerts?state=firing")
+    return {item["name"] for item in told["items"]} if status == 200 else set()
+
+
+def report(worker: Worker) -> tuple[int, Any]:
+    """A worker's audit report."""
+    return http("GET", f"{worker.url}/api/v1/audit/windows?topic={PAID}&limit=1000")
+
+
+def shown(worker: Worker) -> str:
+    """The same, for a failure."""
+    return str(report(worker))
+
+
+def is_lost(worker: Worker, at_ms: int) -> bool:
+    """Whether in the window of that moment the regional cluster has so many more records."""
+    status, told = report(worker)
+    rows = told["items"] if status == 200 else []
+    start_ms = at_ms - at_ms % WIDTH_MS
+    found = {row["cluster"]: row["count"] for row in rows if row["start_ms"] == start_ms}
+    return found.get(CLUSTER, 0) - found.get(AGGREGATE, 0) == LOST
+
+
+def test_a_worker_with_a_loopback_address_ends_when_it_hears_another_host(region: Region) -> None:
+    first = region.start_worker()
+    region.wait_healthy(first.container)
+    region.config["web"] = {"host": "0.0.0.0", "advertise": "127.0.0.1"}  # noqa: S104 - of the container
+    second = region.start_worker()
+    wait_until(lambda: not state(second.container)["Running"], SETTLE_S, lambda: str(state(second.container)))
+    assert state(second.container)["ExitCode"] != 0
+    written = second.container.get_wrapped_container().logs().decode("utf-8", "replace")
+    assert "on another host cannot reach" in written
+    assert "web.advertise" in written
