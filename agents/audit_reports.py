@@ -19,6 +19,7 @@ from aiokafka.errors import KafkaError
 from app import app, wire
 from app.core.audit.collect import Written
 from app.core.audit.reports import BadReport
+from app.core.audit.seals import HEADER
 from app.kafka.clusters import ClusterUnreachable
 from tables.audit_tiers import audit_tiers
 from tables.audit_windows import audit_windows
@@ -41,7 +42,8 @@ async def collect_reports(stream: Any) -> None:
             while not books.goes_on_at(partition, offset):
                 await _take_over(books, partition, offset)
             recorded_ms = round(event.message.timestamp * 1000)  # the brokers', by the topic's settings
-            written = books.fold(partition, offset, event.value, recorded_ms)
+            seal = dict(event.message.headers or ()).get(HEADER, b"")
+            written = books.fold(partition, offset, event.value, recorded_ms, seal)
             _write(written, books.encoded(partition))
         except (wire.BadEvent, BadReport) as error:
             books.pass_over(partition, offset, error)

@@ -35,8 +35,9 @@ from app.audit_sdk.outputs import Output
 from app.audit_sdk.told import log
 from app.audit_sdk.wal import Wal
 from app.core.audit.reports import INCARNATION, Report
+from app.core.audit.seals import is_of_workers
 
-TIERS = ("proxy-client", "proxy-server", "regional", "aggregate", "consumer")  # of the seed; others may be
+TIERS = ("proxy-client", "proxy-server", "consumer")  # those of clients that have their order; others may be
 WINDOW_MS = 600_000
 IDLE_MS = 30_000
 SEND_S = 60.0  # an output that has not answered by then is asked again
@@ -115,6 +116,10 @@ class Auditing(Counting):
         for name, value in {"origin": origin, "tier": tier, "cluster": cluster or "-"}.items():
             if not isinstance(value, str) or not _NAME.fullmatch(value):
                 raise AuditError(f"{name}={value!r}: use letters, digits, '.', '_' and '-', at most 200")
+        if is_of_workers(tier, cluster):
+            raise AuditError(
+                f"tier={tier!r}: workers count it, and refuse what others say of it; use one of {TIERS}"
+            )
         numbers = {
             "window_ms": window_ms, "idle_ms": idle_ms, "log_interval_s": log_interval_s,
             "report_interval_s": report_interval_s,

@@ -44,6 +44,7 @@ from app.control.schema_checks import schema_problem
 from app.core.audit.compare import State
 from app.core.audit.plans import PREFIX
 from app.core.audit.reports import BadReport, Report, Scope, checked
+from app.core.audit.seals import check_author
 from app.core.audit.tiers import Bounds
 from app.core.control_events import AuditPut
 from app.core.job import Kind
@@ -217,7 +218,7 @@ class AuditRoutes:
             detail = f"the reports are too large; at most {MOST_REPORTS_BYTES} bytes are taken at once"
             raise ApiError(413, HTTPStatus(413).phrase, detail) from error
         sender = self._api.runtime.audit_sender
-        await asyncio.gather(*[await sender.send(report) for report in reports])
+        await asyncio.gather(*[await sender.send(report, is_clients=True) for report in reports])
         return json_response({"taken": len(reports)})
 
     # -- plans -------------------------------------------------------------------------------------
@@ -295,6 +296,7 @@ def _of_client(report: Report) -> Report:
             f"report {report.id} of {report.source}: complete_ms {report.complete_ms}: clients count what "
             "they have from its beginning; leave it out"
         )
+    check_author(report, is_worker=False)
     return checked(report)
 
 

@@ -28,9 +28,11 @@ from mode import Service
 from app import wire
 from app.clock import now_ms
 from app.control.audit_margin import Events, Margin
+from app.control.audit_seals import SealKey
 from app.control.audit_sender import AuditSender
 from app.core.audit.collect import UNKNOWN_MS, Collector, Event, Written
 from app.core.audit.reports import MOST_SOURCES, BadReport, Report, Scope, Verdict
+from app.core.audit.seals import check_author, is_sealed
 from app.core.audit.tiers import Bounds, Forget, TierKey
 from app.core.audit.windows import WindowKey
 from app.kafka.clusters import ClusterClient, ClusterUnreachable
@@ -80,12 +82,12 @@ class Book:
 
 class AuditBooks(Service):
     """See the module. `books`: by partition of the audit topic. `passed_over`: events of each that say
-    nothing, since this worker began."""
+    nothing, since this worker began. Without a `seal_key` all events count as workers' own."""
 
     def __init__(
         self, topic: str, client: ClusterClient, sender: AuditSender, margin: Margin, bounds_of: BoundsOf,
         tell: Callable[[str, str, str, str], None], leads: Callable[[], bool] = lambda: False,
-        oddity_of: OddityOf = lambda _: "",
+        oddity_of: OddityOf = lambda _: "", seal_key: SealKey | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         self.books: dict[int, Book] = {}
@@ -99,6 +101,8 @@ class AuditBooks(Service):
         self._leads = leads
         self._ticked_s = float("-inf")
         self._oddity_of = oddity_of
+        self._seal_key = seal_key
+        self._secret = b""
         self._told: set[tuple[object, str]] = set()
 
     # -- the fold ----------------------------------------------------------------------------------
@@ -133,9 +137,11 @@ class AuditBooks(Service):
                 collector.restore_tier(TierKey.parse(key.decode()), wire.tier_record(value))
             except ValueError as error:
                 log.error("a record of a tier cannot be read and begins anew", key=key, error=str(error))
+        if self._seal_key is not None:
+            self._secret = await self._seal_key.known()
         events = await self._margin.before(partition, offset)
         rewound = collector.rewind(max(offset + 1, await self._end(partition)))
-        written = await _folded(collector, events)
+        written = await self._folded(collector, events)
         if any(rewound):
             self._tell(
                 "audit-topic-shorter", f"{self._topic}/{partition}",
@@ -151,6 +157,27 @@ class AuditBooks(Service):
                  windows=len(collector.windows), lacked=len(written.windows))  # fmt: skip
         return written
 
+    async def _folded(self, collector: Collector, events: Events) -> Written:
+        """What events change, all of them together."""
+        windows: set[WindowKey] = set()
+        tiers: set[TierKey] = set()
+        deleted: set[WindowKey] = set()
+        for count, (offset, value, recorded_ms, seal) in enumerate(events):
+            if count % AT_ONCE == AT_ONCE - 1:
+                await asyncio.sleep(0)
+            try:
+                written = collector.apply(self._event(value, seal), offset, recorded_ms)
+            except Exception as error:  # noqa: BLE001 - it was told when it came, and must not come in the way now
+                log.debug(
+                    "an event of the audit topic is passed over again", offset=offset, error=repr(error)
+                )
+                continue
+            windows |= set(written.windows)
+            tiers |= set(written.tiers)
+            deleted |= set(written.deleted)
+        there = collector.windows.keys()
+        return Written(tuple(sorted(windows & there)), tuple(sorted(tiers)), tuple(sorted(deleted - there)))
+
     def forget(self, partition: int) -> None:
         """The book is not as its tables are."""
         self.books.pop(partition, None)
@@ -160,7 +187,12 @@ class AuditBooks(Service):
         return (await self._client.end_offsets([at])).get(at, 0)
 
     def fold(
-        self, partition: int, offset: int, value: bytes | None, recorded_ms: int = UNKNOWN_MS
+        self,
+        partition: int,
+        offset: int,
+        value: bytes | None,
+        recorded_ms: int = UNKNOWN_MS,
+        seal: bytes = b"",
     ) -> Written:
         """What an event changes; all of it is to be written.
 
@@ -169,10 +201,17 @@ class AuditBooks(Service):
         """
         book = self.books[partition]
         book.next_offset = max(book.next_offset, offset + 1)
-        event = wire.audit_event(value)
+        event = self._event(value, seal)
         written = book.collector.apply(event, offset, recorded_ms)
         self._look_at(event, written, book.collector)
         return written
+
+    def _event(self, value: bytes | None, seal: bytes) -> Event:
+        """The event, which its author may say. Raises BadEvent, BadReport."""
+        event = wire.audit_event(value)
+        is_worker = self._seal_key is None or is_sealed(self._secret, value or b"", seal)
+        check_author(event, is_worker=is_worker)
+        return event
 
     def pass_over(self, partition: int, offset: int, error: Exception) -> None:
         """Counts an event that says nothing, and tells of the first, the tenth, the hundredth of them: who
@@ -292,23 +331,3 @@ class AuditBooks(Service):
                 except Exception as error:  # noqa: BLE001 - whatever it is, other topics' events go on
                     log.warning("what of the audit is due was not taken", topic=event.topic, tier=event.tier,
                                 cluster=event.cluster, error=repr(error))  # fmt: skip
-
-
-async def _folded(collector: Collector, events: Events) -> Written:
-    """What events change, all of them together."""
-    windows: set[WindowKey] = set()
-    tiers: set[TierKey] = set()
-    deleted: set[WindowKey] = set()
-    for count, (offset, value, recorded_ms) in enumerate(events):
-        if count % AT_ONCE == AT_ONCE - 1:
-            await asyncio.sleep(0)
-        try:
-            written = collector.apply(wire.audit_event(value), offset, recorded_ms)
-        except Exception as error:  # noqa: BLE001 - it was told when it came, and must not come in the way now
-            log.debug("an event of the audit topic is passed over again", offset=offset, error=repr(error))
-            continue
-        windows |= set(written.windows)
-        tiers |= set(written.tiers)
-        deleted |= set(written.deleted)
-    there = collector.windows.keys()
-    return Written(tuple(sorted(windows & there)), tuple(sorted(tiers)), tuple(sorted(deleted - there)))

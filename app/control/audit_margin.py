@@ -7,12 +7,13 @@ What is not there any more is not waited for: the topic may have been cut, or ma
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from app.clock import now_ms
 from app.control.tail import STOP_S, bounded
+from app.core.audit.seals import HEADER
 from app.kafka.consumers import stop_consumer
 
 MARGIN_MS = 60_000  # what was sent to a changelog so long ago has arrived
@@ -20,7 +21,17 @@ MARGIN_EVENTS = 1_000  # and these at least: the topic is idle, or a clock is wr
 POLL_MS = 500
 STUCK_S = 30.0  # nothing comes for so long, although there should be more
 
-Events = list[tuple[int, bytes | None, int]]  # offsets, values, and when they were recorded (ms)
+
+class Recorded(NamedTuple):
+    """An event as it stands in the topic. `recorded_ms`: when, by the brokers. `seal`: b"" without one."""
+
+    offset: int
+    value: bytes | None
+    recorded_ms: int
+    seal: bytes = b""
+
+
+Events = list[Recorded]
 
 
 class Margin:
@@ -55,7 +66,8 @@ class Margin:
         while start < end:
             for record in (await consumer.getmany(at, timeout_ms=POLL_MS)).get(at, []):
                 if record.offset < end:
-                    found.append((record.offset, record.value, record.timestamp))
+                    seal = dict(record.headers).get(HEADER, b"")
+                    found.append(Recorded(record.offset, record.value, record.timestamp, seal))
             reached = await consumer.position(at)
             if reached < start:  # it was made anew while it was read
                 return

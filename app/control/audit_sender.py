@@ -1,7 +1,8 @@
 """Sends what stands in the audit topic: reports of pumps, and what closes and drops windows.
 
 All of an audited topic goes to one partition, in the order of the calls. What is sent again counts once
-(`app.core.audit`).
+(`app.core.audit`). What this worker says itself is sealed (`app.core.audit.seals`), and what it hands on for
+a client is not.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from aiokafka.partitioner import murmur2
 from mode import Service
 
 from app import wire
+from app.control.audit_seals import SealKey
 from app.control.tail import STOP_S, bounded
 from app.core.audit.collect import Tick
 from app.core.audit.reports import Report
+from app.core.audit.seals import HEADER, seal_of
 from app.core.audit.tiers import Close, Forget
 from app.kafka.patience import start_patiently
 from app.topics import AUDIT_PARTITIONS, ControlTopics
@@ -29,11 +32,12 @@ def audit_partition(topic: str) -> int:
 
 
 class AuditSender(Service):
-    """See the module."""
+    """See the module. `key`: of the seals."""
 
-    def __init__(self, topics: ControlTopics, kafka_options: dict[str, Any]) -> None:
+    def __init__(self, topics: ControlTopics, kafka_options: dict[str, Any], key: SealKey) -> None:
         super().__init__()
         self._topic = topics.audit.name
+        self.key = key
         self._options = kafka_options
         self._producer: AIOKafkaProducer | None = None
 
@@ -47,16 +51,24 @@ class AuditSender(Service):
         if self._producer is not None:
             await bounded(self._producer.stop(), STOP_S, "producer of audit reports")
 
-    async def send(self, event: Report | Close | Forget) -> asyncio.Future[Any]:
-        """Sends an event; the future ends once all of it stands in the topic.
+    async def send(self, event: Report | Close | Forget, *, is_clients: bool = False) -> asyncio.Future[Any]:
+        """Sends an event; the future ends once all of it stands in the topic. `is_clients`: a client says it.
 
         Raises:
+            ClusterUnreachable: the key is not known now.
             aiokafka.errors.KafkaError: (the future, too) it was not taken; sending it again is harmless.
         """
         assert self._producer is not None, "the sender of audit reports has not been started"
         parts = wire.report_events(event) if isinstance(event, Report) else [wire.encode(event)]
         key, partition = event.topic.encode(), audit_partition(event.topic)
-        sent = [await self._producer.send(self._topic, part, key=key, partition=partition) for part in parts]
+        secret = b"" if is_clients else await self.key.known()
+        sent = [
+            await self._producer.send(
+                self._topic, part, key=key, partition=partition,
+                headers=[(HEADER, seal_of(secret, part))] if secret else [],
+            )
+            for part in parts
+        ]  # fmt: skip
         return sent[0] if len(sent) == 1 else asyncio.gather(*sent)
 
     async def tick(self, at_ms: int) -> None:

@@ -27,6 +27,7 @@ from app.control.alerts import Alerts
 from app.control.audit_books import AuditBooks
 from app.control.audit_known import Auditor
 from app.control.audit_margin import Margin
+from app.control.audit_seals import SealKey
 from app.control.audit_sender import AuditSender
 from app.control.barriers import BarrierSender
 from app.control.catalog import Catalog
@@ -152,12 +153,14 @@ class Runtime(Service):
             grace_s=grace_s, interceptors=interceptors, barriers=self.barriers, schemas=schemas,
         )  # fmt: skip
         self.jobs.pauses.tell = self.tell
-        self.audit_sender = AuditSender(topics, control_options)
+        self.audit_sender = AuditSender(
+            topics, control_options, SealKey(self._control_client, topics.control.name)
+        )
         self.jobs.audits.sender = self.audit_sender
         self.audit_books = AuditBooks(
             topics.audit.name, self._control_client, self.audit_sender,
             Margin(topics.audit.name, control_options), self.catalog.audits.bounds_of, self.tell,
-            lambda: self.leader.leads, self.catalog.audits.oddity_of,
+            lambda: self.leader.leads, self.catalog.audits.oddity_of, self.audit_sender.key,
         )  # fmt: skip
         self.watchdog = Watchdog(self.jobs.checkpoints, self._may_not_commit, self._answers)
         self.heartbeats = Heartbeats(

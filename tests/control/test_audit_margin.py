@@ -34,9 +34,9 @@ async def test_what_is_not_in_the_topic_any_more_is_not_waited_for(
         for number in range(10):
             await producer.send_and_wait(topic_name, b"%d" % number, partition=0, timestamp_ms=CLIENT_MS)
     found = await before(bootstrap, topic_name, 7)
-    assert [(offset, value) for offset, value, _ in found] == [(4, b"4"), (5, b"5"), (6, b"6")]
-    assert all(recorded_ms < CLIENT_MS for _, _, recorded_ms in found), "the broker's clock counts"
-    whole = [(offset, value) for offset, value, _ in await before(bootstrap, topic_name, 12)]
+    assert [(one.offset, one.value) for one in found] == [(4, b"4"), (5, b"5"), (6, b"6")]
+    assert all(one.recorded_ms < CLIENT_MS for one in found), "the broker's clock counts"
+    whole = [(one.offset, one.value) for one in await before(bootstrap, topic_name, 12)]
     assert whole == [(9, b"9")], "it was made anew, and is shorter"
     assert await before(bootstrap, topic_name, 1_000) == []
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
@@ -46,4 +46,4 @@ async def test_what_is_not_in_the_topic_any_more_is_not_waited_for(
     finally:
         await admin.close()
     assert await before(bootstrap, topic_name, 7) == []
-    assert [offset for offset, _, _ in await before(bootstrap, topic_name, 9)] == [8]
+    assert [one.offset for one in await before(bootstrap, topic_name, 9)] == [8]
