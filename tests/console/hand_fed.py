@@ -211,7 +211,7 @@ class EmptyTopic:
     def __init__(self) -> None:
         self.sent: list[Any] = []
 
-    async def send(self, event: Any) -> asyncio.Future[None]:
+    async def send(self, event: Any, *, is_clients: bool = False) -> asyncio.Future[None]:
         self.sent.append(event)
         future = asyncio.get_running_loop().create_future()
         future.set_result(None)

@@ -164,7 +164,7 @@ def test_a_worker_that_does_not_answer_is_told_and_nothing_as_if_it_were_all(con
     for path in ("windows", "loss", "topics"):
         answer = console.ask("GET", f"/api/v1/audit/{path}")
         assert (answer.status, answer.json["title"]) == (502, "Not known")
-        assert "away does not answer" in answer.json["detail"]
+        assert "away at http://127.0.0.1:1 does not answer" in answer.json["detail"]
 
 
 def test_commands_tell_the_same_and_exit_with_eight_where_records_are_missing(

@@ -50,7 +50,7 @@ class Topic:
     async def end_offsets(self, wanted: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
         return {at: self.end if at[1] == 5 else 0 for at in wanted}
 
-    async def send(self, event: Any) -> asyncio.Future[Any]:
+    async def send(self, event: Any, *, is_clients: bool = False) -> asyncio.Future[Any]:
         if event.topic in self.refuses:
             raise self.refuses[event.topic]
         self.sent.append(event)

@@ -12,11 +12,17 @@ from typing import Any
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 
+from app import wire
 from app.audit_sdk import Audit, AuditedConsumer, AuditedProducer, HttpOutput, KafkaOutput
 from app.audit_sdk.clients import MESSAGE_ID
+from app.audit_sdk.kafka import audit_topic
 from app.audit_sdk.outputs import Output
+from app.core.audit.reports import Increment, Report, Scope, report_id
+from app.core.audit.tiers import Close, Forget
+from app.core.audit.totals import Totals
 from app.demo.stage import Process, Stage, wait_until
 from app.demo.traffic import create_topic
+from tests.kafka.conftest import connected
 from tests.system.test_audit import ENOUGH_S, HOME, PARTITIONS, SEED, WIDTH_MS, counted, listed, plan
 
 pytestmark = pytest.mark.system
@@ -66,6 +72,22 @@ class Clients:
                     self.flowing.set()
 
 
+async def speak_for_workers(bootstrap: str, topic: str, region: str, at_ms: int) -> None:
+    """A client says what only workers may: of a partition's count, of closing windows, of dropping them."""
+    async with connected(bootstrap) as client:
+        topic_id = (await client.topic_ids([topic]))[topic]
+    scope, source = Scope(topic, "regional", HOME, WIDTH_MS), f"{topic_id}/0"
+    start = Increment(at_ms - at_ms % WIDTH_MS, Totals(1_000_000))
+    forged = Report(
+        report_id(scope, source, 0, 0, 1 << 17, final=False), *scope, source, at_ms, (start,), part=0,
+        upto=1 << 17,
+    )  # fmt: skip
+    later_ms = at_ms + 10 * WIDTH_MS
+    async with AIOKafkaProducer(bootstrap_servers=bootstrap) as producer:
+        for event in (forged, Close(*scope[:3], later_ms, at_ms), Forget(*scope[:3], later_ms, at_ms)):
+            await producer.send_and_wait(audit_topic(region), wire.encode(event), key=topic.encode())
+
+
 def of_pair(worker: Process, topic: str, pair: tuple[str, str], state: str) -> list[dict[str, Any]]:
     """What is told of two tiers."""
     rows = listed(worker, "loss", topic=topic, state=state)
@@ -75,7 +97,8 @@ def of_pair(worker: Process, topic: str, pair: tuple[str, str], state: str) -> l
 def test_what_clients_count_is_compared_with_what_is_in_kafka(
     stage: Stage, topic_name: str, tmp_path: Path
 ) -> None:
-    """Reports by Kafka and by HTTP; of three records the producer only believes that it has sent them."""
+    """Reports by Kafka and by HTTP; of three records the producer only believes that it has sent them. What a
+    client says for workers counts for nothing."""
     home = stage.yard.bootstrap(HOME)
     asyncio.run(create_topic(home, topic_name, PARTITIONS))
     worker = stage.worker()
@@ -106,6 +129,7 @@ def test_what_clients_count_is_compared_with_what_is_in_kafka(
             consuming = group.create_task(clients.consume(handles))
             await asyncio.wait_for(clients.flowing.wait(), ENOUGH_S)
             at_ms = time.time_ns() // 1_000_000
+            await speak_for_workers(home, topic_name, stage.region, at_ms)
             for number in range(LOST):
                 sends.sent(topic_name, at_ms, 5, b"lost %d" % number)
             try:
