@@ -29,7 +29,7 @@ from app.core.record_batch import (
     CorruptBatch,
     iter_batches,
 )
-from app.core.record_scan import OF_COPIES, Most, cut
+from app.core.record_scan import HEADER_COST_BYTES, MAX_HEADERS, OF_COPIES, RECORD_COST_BYTES, Most, cut
 from app.core.risks import MOST_OWNERS, Risks, Verdict
 from app.kafka.checksum import crc32c
 from app.kafka.decompress import MAX_DECOMPRESSED_BYTES, TooLarge, unpacked
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 CHUNK_RECORDS = 1024  # made objects at once where a whole batch is read
 CHUNK_BYTES = 1024 * 1024  # they cost at once, unless one alone costs more
+WHOLE_BYTES = 2 * MAX_HEADERS  # records of no more have no more headers: they need not be looked at before
 RISKY_BYTES = 32 * 1024 * 1024  # a batch that becomes more is noted before (`app.core.risks`); few ever do
 MAX_WRAPPED = 250_000  # legacy messages in one: all of them are objects at once, some 60 MB
 _INT, _LENGTH_AT, _COUNT_AT = struct.Struct(">i"), 8, 57
@@ -96,7 +97,7 @@ class OpenBatch:
         is_trusted: it may be decompressed to more than `RISKY_BYTES`.
     """
 
-    __slots__ = ("_at", "_legacy", "_most", "_records", "batch", "cost_bytes", "is_trusted", "left")
+    __slots__ = ("_at", "_legacy", "_most", "_records", "_whole", "batch", "cost_bytes", "is_trusted", "left")
 
     def __init__(self, batch: Batch, *, is_trusted: bool = True, most: Most = OF_COPIES) -> None:
         self.batch = batch
@@ -106,6 +107,7 @@ class OpenBatch:
         self.left = max(0, batch.header.record_count)
         self._at = 0
         self._records: bytes | memoryview | None = None
+        self._whole: Iterator[Record] | None = None
         self._legacy = _legacy_records(batch.data) if batch.header.magic < MAGIC else None
 
     @property
@@ -127,7 +129,14 @@ class OpenBatch:
         """
         if self._legacy is not None:
             return self._take_legacy(self._legacy, most)
+        if self._whole is not None:
+            return self._take_whole(self._whole, most)
         data = self._unpacked()
+        if not self._at and len(data) <= WHOLE_BYTES:
+            # Iterating the batch itself a second time is refused.
+            self._whole = chain(DefaultRecordBatch(self._batch_of(data, self.left)))
+            self._records = None
+            return self._take_whole(self._whole, most)
         found = cut(data, self._at, self.left, most, most_bytes, self._most)
         start, self._at = self._at, found.end
         self.left -= found.records
@@ -172,6 +181,17 @@ class OpenBatch:
                         raise
                     raise RiskyBatch(str(error)) from error
         return self._records
+
+    def _take_whole(self, records: Iterator[Record], most: int) -> list[Record]:
+        taken = list(islice(records, min(most, self.left)))
+        if len(taken) < min(most, self.left):
+            raise ValueError(f"{len(taken)} records were read where there are {self.left}")
+        self.left -= len(taken)
+        if not self.left:
+            next(records, None)  # the decoder looks whether there are bytes behind them
+        headers = sum(len(record.headers) for record in taken)
+        self.cost_bytes = WHOLE_BYTES + len(taken) * RECORD_COST_BYTES + headers * HEADER_COST_BYTES
+        return taken
 
     def _take_legacy(self, records: Iterator[Record], most: int) -> list[Record]:
         taken = list(islice(records, most))
