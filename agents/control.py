@@ -23,6 +23,7 @@ from app.core.control_events import (
     AuditDeleted,
     AuditPut,
     Begun,
+    LimitShares,
     RegionPulse,
     Released,
     RouteDeleted,
@@ -70,7 +71,11 @@ def _write(event: AnyControlEvent, offset: int, view: ControlState, counted: Cal
             _show(assignments, event.job, view.assignments.get(event.job))
         case _:
             pass
-    is_told = event.is_news if isinstance(event, AlertState) else not isinstance(event, Begun | RegionPulse)
+    is_told = (
+        event.is_news
+        if isinstance(event, AlertState)
+        else not isinstance(event, Begun | LimitShares | RegionPulse)
+    )
     if is_told:
         key, entry = wire.activity_entry(offset, event, counted=counted(offset))
         activity[key] = entry

@@ -19,6 +19,7 @@ from app.core.audit.tiers import Close, Forget, TierRecord
 from app.core.audit.windows import WindowRecord
 from app.core.control_events import AnyControlEvent, for_people
 from app.core.fencing import SnapshotItem, Snapshots, TakeoverAnswer, TrackerEvent, TrackerRecord
+from app.core.limit_shares import Need
 from app.core.load import DEFAULT_WORKER, Load
 from app.core.offset_map import BarrierItem, Barriers, EndedItem, EndedLines, Line, Needed, NeedItem
 from app.core.pace import TargetStatus
@@ -188,6 +189,8 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     One that is too large comes in `parts`, of which this is the `part`th. `presence` is what the worker is
     called where it counts since when it is there (`app.core.presence`). `place` tells whether the worker
     shares its loopback addresses with another (`app.control.address`); "" is an older version's.
+    `read` is how far it had read, and applied, the control log (a next offset); `needs` are of what has
+    limits (`app.core.limit_shares`).
     """
 
     worker: str
@@ -205,6 +208,8 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     parts: int = 1
     presence: str = ""
     place: str = ""
+    read: int = 0
+    needs: list[Need] = []
 
 
 class Incident(msgspec.Struct, frozen=True, kw_only=True):
@@ -341,12 +346,13 @@ def heartbeat_events(beat: Heartbeat) -> list[bytes]:
     whole = encode(beat)
     if len(whole) <= MAX_EVENT_BYTES:
         return [whole]
-    runs = _runs([*beat.jobs, *beat.workloads])
+    runs = _runs([*beat.jobs, *beat.workloads, *beat.needs])
     parts = [
         msgspec.structs.replace(
             beat,
             jobs=[status for status in run if isinstance(status, JobStatus)],
             workloads=[status for status in run if isinstance(status, WorkloadStatus)],
+            needs=[status for status in run if isinstance(status, Need)],
             part=number,
             parts=len(runs),
         )

@@ -127,12 +127,18 @@ class Offsets(Model):
 
 
 class Limits(Model):
-    """How much a second, over all its topics, and which routes go first on a worker that has not enough for
+    """How much a second, over all its topics and all workers of a region (divided by need,
+    `app.core.limit_shares`), and which routes go first on a worker that has not enough for
     all (`app.core.priority`)."""
 
     messages_per_second: Rate | None = None
     bytes_per_second: Annotated[Size, Ge(1)] | None = None
     priority: Literal["low", "normal", "high"] = "normal"
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether there is anything to divide."""
+        return bool(self.messages_per_second or self.bytes_per_second)
 
 
 class Sync(Model):

@@ -59,11 +59,17 @@ class Target(Model):
 
 
 class Flow(Model):
-    """How much at once."""
+    """How much at once. The rates, and a number of messages in flight, hold over all workers of a region
+    together; they are divided by need (`app.core.limit_shares`). Each worker finds `adaptive` for itself."""
 
     max_inflight: Inflight = "adaptive"
     messages_per_second: Rate | None = None
     bytes_per_second: Annotated[Size, Ge(1)] | None = None
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether there is anything to divide."""
+        return self.max_inflight != "adaptive" or bool(self.messages_per_second or self.bytes_per_second)
 
 
 class TrackerSpec(Model):

@@ -36,6 +36,7 @@ from app.control.changes import Changes
 from app.control.checkpoints import Checkpoints
 from app.control.data_clusters import DataClusters
 from app.control.heads import Heads
+from app.control.limits import shares_of
 from app.control.log import ControlLog
 from app.control.pauses import Pauses
 from app.control.pumps import Pump, together
@@ -45,8 +46,8 @@ from app.control.status import hear, job_statuses, workload_statuses
 from app.control.takeover import TrackerClient
 from app.core.control_events import Assignment, Released
 from app.core.lease import Lease
+from app.core.limit_shares import NOTHING, Need, Share
 from app.core.load import Load
-from app.core.placement import shares
 from app.core.rates import JobRates
 from app.kafka.fetched import Fetched, FetchTrouble, Gap
 from app.payload.interceptors import Interceptor
@@ -87,7 +88,7 @@ class Jobs(Service):
         self._on_trouble = on_trouble
         self._grace_s = grace_s
         self._changed = asyncio.Event()
-        self._shares: tuple[int, dict[str, float]] = -1, {}  # as of this offset of the control log
+        self._shares: tuple[int, dict[str, Share]] = -1, {}  # as of this offset of the control log
         self._work: dict[str, asyncio.Task[None]] = {}
         self._starting: set[str] = set()  # those of `_work` that start a job
         self._leaving: set[str] = set()  # their release is on its way into the log
@@ -165,6 +166,7 @@ class Jobs(Service):
         try:
             self._close_moved()
             self.pauses.look()
+            self.share_limits()
         except Exception:
             log.exception("what is no longer to flow here could not be stopped, and is stopped again")
         self._changed.set()
@@ -215,7 +217,7 @@ class Jobs(Service):
         self._changes.look()
         self.replicas.look(self._begin_again, self.begin_anew)
         self.audits.look(self._begin_again)
-        self._share_limits()
+        self.share_limits()
 
     def _spawn(self, job: str, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -287,15 +289,15 @@ class Jobs(Service):
         if self.flowing.get(str(pump.job)) is pump:
             self._close(str(pump.job))
 
-    def _share_limits(self) -> None:
-        """A worker's share of a workload's calls in flight is its share of the workload's jobs."""
+    def share_limits(self) -> None:
+        """Takes the shares of limits into force that the control log names, as far as it was read."""
         view = self._control.view
         if self._shares[0] != view.next_offset:
-            self._shares = view.next_offset, shares(view.assignments, self.worker)
+            self._shares = view.next_offset, shares_of(view, self.worker)
         self.replicas.share(self._shares[1])
         for key, runtime in self.runtimes.items():
             try:
-                runtime.shared(self._shares[1].get(key, 0.0))
+                runtime.shared(self._shares[1].get(key, NOTHING))
             except ValueError:  # of a definition that says what cannot be: the others' jobs go on
                 log.exception("a workload's limits cannot be set", workload=key)
 
@@ -314,7 +316,7 @@ class Jobs(Service):
             case DispatchPump():
                 self.pumps[job] = pump
                 self.pauses.begin(pump)
-        self._share_limits()
+        self.share_limits()
         above = sum(end - start for start, end in beginning.snapshot.finished)
         log.info("job flows", job=job, epoch=held.epoch, next_offset=beginning.snapshot.base,
                  already_finished_above=above)  # fmt: skip
@@ -392,6 +394,12 @@ class Jobs(Service):
         hear(self.flowing.values(), [cluster.fetch for cluster in self._clusters.started()])
         mine = self._control.view.owned_by(self.worker)
         return job_statuses(self.flowing.values(), mine, self._starter.troubles, loads, rates)
+
+    def needs(self, now_s: float) -> list[Need]:
+        """What this worker needs of the limits that are divided; `now_s` in monotonic seconds."""
+        found = [runtime.need(now_s) for runtime in self.runtimes.values()]
+        found += [route.need(now_s) for route in self.replicas.routes.values()]
+        return [need for need in found if need is not None]
 
     def workload_statuses(self) -> list[WorkloadStatus]:
         """What the heartbeat says of the receivers as seen from here."""

@@ -24,6 +24,7 @@ from aiokafka.errors import KafkaError
 from mode import Service
 
 from app.clock import now_ms
+from app.control.limits import LimitDivider
 from app.control.log import ControlLog
 from app.control.membership import DRAINING, Members
 from app.control.placing import Placing, members_of
@@ -32,6 +33,7 @@ from app.core.control_events import (
     Assignment,
     Claim,
     Drain,
+    LimitShares,
     deletion_of,
 )
 from app.core.lease import Lease
@@ -61,6 +63,7 @@ class Leader(Service):
         placing: Placing,
         asleep: Callable[[], Mapping[str, str]],
         chores: Callable[[], Awaitable[None]] | None = None,
+        limits: LimitDivider | None = None,
     ) -> None:
         super().__init__()
         self.worker = worker
@@ -71,6 +74,7 @@ class Leader(Service):
         self._placing = placing
         self._asleep = asleep
         self._chores = chores  # what else a leader writes with each round
+        self._limits = limits
         self._buried: set[str] = set()
         self._wake = asyncio.Event()
         self._acting_since_s = float("inf")
@@ -191,6 +195,10 @@ class Leader(Service):
                 valid = state.assignments.get(refused.job)
                 if valid is not None:
                     repairs.append(msgspec.structs.replace(valid, term=term))
+            elif isinstance(refused, LimitShares):
+                if (stands := state.limits.get(refused.key)) is not None:
+                    put_again = msgspec.structs.replace(stands[0], term=term, number=stands[0].number + 1)
+                    repairs.append(put_again)
             elif (put := state.standing(refused)) is not None:
                 repairs.append(msgspec.structs.replace(put, expected=put.etag))
             else:
@@ -241,6 +249,10 @@ class Leader(Service):
         self._placing.decided(state, made)
         if events:
             log.info("placing jobs", changes=len(events), workers=len(live))
+        events = [
+            *self._divided(live, now_s, [one for one in events if isinstance(one, Assignment)]),
+            *events,
+        ]
         for start in range(0, len(events), AT_ONCE):
             await self._control.append(*events[start : start + AT_ONCE])
             self._is_well()
@@ -251,6 +263,19 @@ class Leader(Service):
         able = self._able(time.monotonic())
         view = self._control.view
         return self._placing.look(view, jobs, able, asleep=self._asleep(), wishes=wishes, rules=rules)
+
+    def _divided(
+        self, live: Mapping[str, Heartbeat], now_s: float, made: Collection[Assignment]
+    ) -> list[AnyControlEvent]:
+        """New shares of limits; `made` are the assignments that come behind them."""
+        if self._limits is None:
+            return []
+        settled = self._settled(now_s)
+
+        def is_gone(worker: str) -> bool:
+            return worker not in live and (settled or self._members.ended(worker))
+
+        return [*self._limits.look(self._control.view, live, is_gone, made, now_s)]
 
     def _settled(self, now_s: float) -> bool:
         return now_s - self._acting_since_s >= self._members.dead_after_s

@@ -36,6 +36,7 @@ from app.core.control_events import (
     Begun,
     DefinitionDeleted,
     DefinitionPut,
+    LimitShares,
     RegionPulse,
     compaction_key,
     for_people,
@@ -46,7 +47,7 @@ from app.kafka.patience import start_patiently
 log = structlog.get_logger(__name__)
 
 READ_BACK_S = 10.0
-Repairable = Assignment | AnyDefinitionEvent
+Repairable = Assignment | LimitShares | AnyDefinitionEvent
 KEEP_RECENT = 1000
 DROPPED_AT_ONCE = 100
 MAX_KEY_CHARS = 200  # of an event, for people
@@ -153,7 +154,7 @@ class ControlLog(Service):
         counted = state.apply(event)
         if self.caught_up and state.is_jump(event):
             self._jump = f"{compaction_key(event)[:MAX_KEY_CHARS]} at offset {record.offset}"
-        if isinstance(event, Begun | RegionPulse):
+        if isinstance(event, Begun | RegionPulse | LimitShares):
             return True  # bookkeeping, with an offset for every partition or again and again
         if counted:
             self._refused.pop(compaction_key(event), None)  # compaction keeps this one
@@ -186,6 +187,8 @@ class ControlLog(Service):
             case AlertState():
                 self.refused_alerts.add(event.id)
             case Assignment() if event.job in self.view.assignments:
+                self._refused[compaction_key(event)] = event
+            case LimitShares() if event.key in self.view.limits:
                 self._refused[compaction_key(event)] = event
 
     def take_refused(self) -> list[Repairable]:

@@ -73,12 +73,17 @@ class Members:
         whole = msgspec.structs.replace(beat, part=0, parts=1)
         if len(parts) < beat.parts:
             last = self.heard.get(beat.worker)
-            jobs, workloads = (last[1].jobs, last[1].workloads) if last else ([], [])
-            return msgspec.structs.replace(whole, jobs=jobs, workloads=workloads)
+            if last is None:
+                return msgspec.structs.replace(whole, jobs=[], workloads=[], needs=[], read=0)
+            former = last[1]  # what it had read by then, too: its needs are of that time
+            return msgspec.structs.replace(
+                whole, jobs=former.jobs, workloads=former.workloads, needs=former.needs, read=former.read
+            )
         return msgspec.structs.replace(
             whole,
             jobs=[status for part in parts for status in part.jobs],
             workloads=[status for part in parts for status in part.workloads],
+            needs=[need for part in parts for need in part.needs],
         )
 
     def refuse(self, worker: str, now_s: float) -> None:

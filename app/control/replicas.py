@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 import structlog
@@ -30,6 +30,7 @@ from app.control.pumps import Passing, Pump, Started
 from app.core.fencing import TakeoverAnswer
 from app.core.job import JobId
 from app.core.lease import Lease
+from app.core.limit_shares import NOTHING, Share
 from app.core.offset_map import Barrier, BarrierItem
 from app.core.priority import Priorities
 from app.core.sequences import Stamp
@@ -245,10 +246,10 @@ class Replicas(Service):
                 self._misled.add(pump)
         log.info("a changed definition is in force", route=definition.key)
 
-    def share(self, shares: dict[str, float]) -> None:
-        """This worker's shares of the routes' jobs, by name."""
+    def share(self, shares: Mapping[str, Share]) -> None:
+        """What this worker may use of the routes' limits, by name."""
         for name, runtime in self.routes.items():
-            runtime.shared(shares.get(name, 0.0))
+            runtime.shared(shares.get(name, NOTHING))
 
     # -- barriers --------------------------------------------------------------------------------
 

@@ -39,6 +39,7 @@ from app.control.failover_plan import Planner
 from app.control.forecasts import forecast_tail
 from app.control.jobs import Jobs
 from app.control.leader import Leader
+from app.control.limits import LimitDivider
 from app.control.log import ControlLog
 from app.control.membership import DRAINING, STOPPED, Heartbeats, Members
 from app.control.meter import Meter
@@ -173,6 +174,7 @@ class Runtime(Service):
             self.worker, self.control, self.members, self.lease, self.catalog.jobs,
             Placing(self.catalog.workload, self.tell, self.catalog.vanished.why_gone),
             lambda: self.catalog.sleepers.asleep, self.failover.step,
+            LimitDivider(self.catalog.workload, self.catalog.route),
         )  # fmt: skip
         self.needed = NeededBarriers(
             self.control, self.catalog, self.clusters, self.barriers,
@@ -281,6 +283,7 @@ class Runtime(Service):
         self.meter.sample(self.jobs.flowing, now_s)
         self.presence.look(now_s)
         self.jobs.pauses.look()  # what others may have taken over rests before this can renew the lease
+        self.jobs.share_limits()  # as of `read`: the leader gives others what this worker gave up by then
         return Heartbeat(
             worker=self.worker,
             at_ms=now_ms(),
@@ -295,6 +298,8 @@ class Runtime(Service):
             used=self.meter.used,
             presence=self.presence.name,
             place=self._place,
+            read=self.control.view.next_offset,
+            needs=self.jobs.needs(now_s),
         )
 
     # -- incidents -------------------------------------------------------------------------------

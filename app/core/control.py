@@ -37,6 +37,8 @@ Rules
 13. A change keeps its definition's `deployment`, and counts only while that one stands.
 14. A term or an epoch above `app.core.counters.highest` is a jump that nobody honest makes. It is refused; of
     a `Released` the part that may be counts. So there is always a next term and a next epoch.
+15. `LimitShares` count when they carry the current term and a higher number than what stands: each rests on
+    what stood when it was made. The leader repairs as in 5.
 
 Invariants: `term` and every job's epoch never decrease; a job has at most one owner.
 """
@@ -66,6 +68,7 @@ from app.core.control_events import (
     FailoverDeleted,
     FailoverPut,
     FailoverRun,
+    LimitShares,
     MoveWish,
     Moving,
     OperatorAct,
@@ -102,6 +105,7 @@ class ControlState:
         moves: key -> the `Moving` that is under way.
         deleted: keys whose last word was their deletion.
         paused: key -> the partitions that are paused, `ALL` among them when the whole workload is.
+        limits: key -> the `LimitShares` in force, and the offset behind them.
         draining: worker -> the `Drain` that asks it to give its jobs away.
         wishes: job -> the `MoveWish` that is not decided yet.
         failovers: key ("failover:name") -> `FailoverPut`.
@@ -117,8 +121,8 @@ class ControlState:
 
     __slots__ = (
         "_first", "_tries", "alert_states", "alerts", "assignments", "audits", "deleted", "draining",
-        "failovers", "floor", "leader", "moves", "next_offset", "paused", "pulses", "refused", "roles",
-        "routes", "runs", "stale", "term", "wishes", "workloads",
+        "failovers", "floor", "leader", "limits", "moves", "next_offset", "paused", "pulses", "refused",
+        "roles", "routes", "runs", "stale", "term", "wishes", "workloads",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -136,6 +140,7 @@ class ControlState:
         self.paused: dict[str, set[int]] = {}
         self.draining: dict[str, Drain] = {}
         self.wishes: dict[str, MoveWish] = {}
+        self.limits: dict[str, tuple[LimitShares, int]] = {}
         self.failovers: dict[str, FailoverPut] = {}
         self.audits: dict[str, AuditPut] = {}
         self.alerts: dict[str, AlertPut] = {}
@@ -163,6 +168,7 @@ class ControlState:
         self.stale.pop(key, None)
         self.runs.drop(key)
         self.alert_states.drop(key)
+        self.limits.pop(key.removeprefix("limit-shares/"), None)
 
     def _apply(self, event: AnyControlEvent) -> bool:
         match event:
@@ -214,6 +220,8 @@ class ControlState:
                     return False
                 self.wishes[event.job] = event
                 return True
+            case LimitShares():
+                return self._divide(event)
             case OperatorAct():
                 return True
             case Begun():
@@ -394,8 +402,18 @@ class ControlState:
                 return max(event.epoch, event.known_epoch) > limit
             case MoveWish():
                 return event.epoch > limit
+            case LimitShares():
+                return max(event.term, event.number) > limit
             case _:
                 return False
+
+    def _divide(self, event: LimitShares) -> bool:
+        stands = self.limits.get(event.key)
+        is_newer = stands is None or event.number > stands[0].number
+        if event.term != self.term or self.is_jump(event) or not is_newer:
+            return False
+        self.limits[event.key] = event, self.next_offset
+        return True
 
     def next_epoch(self, job: str) -> int:
         """The epoch a new owner of `job` gets."""

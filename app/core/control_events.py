@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from app.core.alert_state import AlertState, alert_key
+from app.core.limit_shares import Grant
 
 
 class ControlEvent(msgspec.Struct, frozen=True, tag_field="event", kw_only=True):
@@ -197,6 +198,20 @@ class MoveWish(ControlEvent, frozen=True, tag="move-wish"):
     why: str = ""
 
 
+class LimitShares(ControlEvent, frozen=True, tag="limit-shares"):
+    """How the limits of a workload or route are divided among workers from here on, by the leader of `term`
+    (`app.core.limit_shares`). A worker that is not among `grants` may use nothing of them.
+
+    `number` grows with every record of `key`. `slots` calls in flight are divided, 0: they have no limit.
+    """
+
+    key: str
+    term: int
+    number: int
+    slots: int
+    grants: dict[str, Grant]
+
+
 class OperatorAct(ControlEvent, frozen=True, tag="operator-act"):
     """Somebody skipped, stashed or reset what `subject` names; told here for the record, done elsewhere."""
 
@@ -320,6 +335,7 @@ AnyControlEvent = (
     | Paused
     | Drain
     | MoveWish
+    | LimitShares
     | OperatorAct
     | Begun
     | Moving
@@ -383,6 +399,8 @@ def compaction_key(event: AnyControlEvent) -> str:
             return f"drain/{event.worker}"
         case MoveWish():
             return f"wish/{event.job}"
+        case LimitShares():
+            return f"limit-shares/{event.key}"
         case OperatorAct():
             return f"act/{event.subject}"
         case Begun():

@@ -36,7 +36,6 @@ whatever order. Rounds come to rest: with every planned move the sorted list of 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from app.core.control_events import Assignment
@@ -46,7 +45,7 @@ from app.core.plan import MOVES_PER_ROUND, UNREAD, Decision, Member, Notice, Pla
 
 __all__ = [
     "MOVES_PER_ROUND", "UNREAD", "Decision", "Member", "Notice", "Plan", "Rules",
-    "name_of", "plan", "shares",
+    "name_of", "plan",
 ]  # fmt: skip
 
 
@@ -84,12 +83,3 @@ def plan(
         asleep or {},
         rules,
     ).run()
-
-
-def shares(assignments: Mapping[str, Assignment], worker: str) -> dict[str, float]:
-    """Which part (0 to 1) of a workload's owned jobs `worker` has, by the keys of those it has any of."""
-    here = Counter(name_of(job) for job, held in assignments.items() if held.worker == worker)
-    total = Counter(
-        name for job, held in assignments.items() if (name := name_of(job)) in here and held.worker
-    )
-    return {key: count / total[key] for key, count in here.items()}

@@ -36,6 +36,7 @@ from app.core.codes import (
 from app.core.concurrency import AdaptiveLimit
 from app.core.dead_letters import Trials
 from app.core.head_of_line import CREDIT_MAX
+from app.core.limit_shares import ALL
 from app.core.outcome import KafkaAction
 from app.core.pace import TargetStatus
 from app.core.rates import MeanLatency
@@ -108,7 +109,7 @@ class Targets(Protocol):
 
 
 class ReceiverLink:
-    """See the module. `share` is this worker's part of the workload's jobs; `on_room` is told of new room."""
+    """See the module. `share` is what this worker may use of the limits; `on_room` is told of new room."""
 
     def __init__(
         self, workload: Workload, address: str, targets: Targets, clock: Callable[[], float],
@@ -129,7 +130,7 @@ class ReceiverLink:
         self.unread = Unread(address)
         self.taken = 0  # messages that it took, whatever it said of them
         self.credit = 1  # for giving up what may be to blame, earned by what it takes
-        self.share = 1.0
+        self.share = ALL
         self.probe_held = False  # the next probe is of what is held; they take turns (rule 3)
         self.adaptive: AdaptiveLimit | None = None
         self.latency = MeanLatency()
@@ -202,7 +203,7 @@ class ReceiverLink:
         """Messages in flight from this worker, at most."""
         if self.adaptive is not None:
             return self.adaptive.limit
-        return max(1, round((self.fixed or 1) * self.share))
+        return self.share.in_flight(self.fixed or 1)
 
     def allowed(self, now_s: float) -> int:
         """The limit, or what slow start leaves of it (rule 2)."""

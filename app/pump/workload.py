@@ -32,6 +32,7 @@ from app.core.head_of_line import changed_tokens, shared_tokens
 from app.core.header_filter import HeaderFilter
 from app.core.lanes import Lanes
 from app.core.lease import Lease
+from app.core.limit_shares import ALL, Need, Share, Usage
 from app.core.outcome import Action, Decision, RetryPolicy, Tier
 from app.core.rate import TokenBucket
 from app.core.routing import Fallbacks, Refusal, Routing, Unmatched
@@ -57,13 +58,14 @@ if TYPE_CHECKING:
 
 
 LEASE_RETRY_S = 0.05
+NO_SHARE_S = 0.25  # a worker without a share of the rates looks again so often; a share wakes it, too
 BUSY_PAUSE_S = 0.001
 MAX_BATCH = 512  # messages sent together over a stream
 DEFAULT_BACKLOG_RATE = 1_000.0  # of a backlog whose definition lost its rate meanwhile
 
 
 class WorkloadRuntime:
-    """See the module. `shared` is told by the job manager which part of the workload's jobs is here."""
+    """See the module. The job manager tells `shared` what this worker may use of the limits."""
 
     def __init__(
         self,
@@ -84,7 +86,8 @@ class WorkloadRuntime:
         self.bytes: TokenBucket | None = None
         self.backlog_bucket = TokenBucket(DEFAULT_BACKLOG_RATE)
         self._backlog_rate = DEFAULT_BACKLOG_RATE
-        self._share = 1.0
+        self._share = ALL
+        self.rate_usage, self.slot_usage = Usage(), Usage()
         self.turns = Turns()
         self._apart = Apart(self)
         self.fallbacks = Fallbacks({}, 0.0)
@@ -183,19 +186,36 @@ class WorkloadRuntime:
             dlq_enabled=spec.dlq.enabled,
         )
 
-    def shared(self, share: float) -> None:
-        """This worker has this share (0 to 1) of the workload's jobs: of its limits it gets as much."""
+    def shared(self, share: Share) -> None:
+        """What this worker may use of the workload's limits from now on."""
+        gains = share.rate > self._share.rate or share.slots > self._share.slots
         self._share = share
         for link in self.links.values():
             link.share = share
         flow, now_s = self.workload.spec.flow, self.clock()
-        self.messages = _bucket(self.messages, flow.messages_per_second, share, now_s)
-        self.bytes = _bucket(self.bytes, flow.bytes_per_second, share, now_s)
-        if share > 0:
-            self.backlog_bucket.change(self._backlog_rate * share, now_s)
-            self.head_tokens = changed_tokens(self.head_tokens, self._heads_per_minute * share, now_s)
+        self.messages = _bucket(self.messages, flow.messages_per_second, share.rate, now_s)
+        self.bytes = _bucket(self.bytes, flow.bytes_per_second, share.rate, now_s)
+        if share.jobs > 0:
+            self.backlog_bucket.change(self._backlog_rate * share.jobs, now_s)
+            self.head_tokens = changed_tokens(self.head_tokens, self._heads_per_minute * share.jobs, now_s)
         dlq = self.workload.spec.dlq
-        self.dead_letters.change(now_s, dlq.share, dlq.per_minute * share, dlq.burst)
+        self.dead_letters.change(now_s, dlq.share, dlq.per_minute * share.jobs, dlq.burst)
+        if gains:
+            self.send_soon()
+
+    def need(self, now_s: float) -> Need | None:
+        """What this worker needs of the limits, for its heartbeat; None: there are none."""
+        flow = self.workload.spec.flow
+        if not flow.is_limited:
+            return None
+        return Need(
+            self.workload.key,
+            round(self.rate_usage.per_s(now_s), 4),
+            self.rate_usage.wants(now_s),
+            max(link.in_flight for link in [*self.links.values(), *self._old_links]),
+            self.slot_usage.wants(now_s),
+            max(1, len(self.turns)),
+        )
 
     @property
     def in_flight(self) -> int:
@@ -319,8 +339,11 @@ class WorkloadRuntime:
             self.call_at(now_s + wait_s)
             return 0
         room = link.room(now_s)
-        if room <= 0 and (wait_s := link.wait_s(now_s)):
-            self.call_at(now_s + wait_s)
+        if room <= 0:
+            if link.fixed is not None and link.in_flight >= link.limit:
+                self.slot_usage.short(now_s)
+            if wait_s := link.wait_s(now_s):
+                self.call_at(now_s + wait_s)
         return max(0, room)
 
     def start(self, delivery: Delivery, link: ReceiverLink, now_s: float) -> None:
@@ -330,18 +353,30 @@ class WorkloadRuntime:
 
     def _spend(self, records: Sequence[Record], now_s: float) -> None:
         """Counts what is sent against the rates."""
-        if self.messages is not None:
+        flow, used = self.workload.spec.flow, 0.0
+        if self.messages is not None and flow.messages_per_second:
             self.messages.take(now_s, len(records))
-        if self.bytes is not None:
-            self.bytes.take(now_s, max(1, sum(len(record.value or b"") for record in records)))
+            used = len(records) / flow.messages_per_second
+        if self.bytes is not None and flow.bytes_per_second:
+            size_bytes = max(1, sum(len(record.value or b"") for record in records))
+            self.bytes.take(now_s, size_bytes)
+            used = max(used, size_bytes / flow.bytes_per_second)
+        if used:
+            self.rate_usage.add(now_s, used)
 
     def rate_wait_s(self, now_s: float) -> float:
         """Seconds until the rates allow the next message."""
+        flow = self.workload.spec.flow
+        if self._share.rate <= 0 and (flow.messages_per_second or flow.bytes_per_second):
+            self.rate_usage.short(now_s)
+            return NO_SHARE_S
         wait_s = 0.0
         if self.messages is not None:
             wait_s = self.messages.wait_s(now_s)
         if self.bytes is not None:
             wait_s = max(wait_s, self.bytes.wait_s(now_s))
+        if wait_s:
+            self.rate_usage.short(now_s)
         return wait_s
 
     def call_at(self, at_s: float) -> None:
@@ -426,8 +461,10 @@ def _bucket(
     former: TokenBucket | None, rate_per_s: float | None, share: float, now_s: float
 ) -> TokenBucket | None:
     """The bucket for this worker's share of a rate; what was saved up or owed stays."""
-    if rate_per_s is None or share <= 0:
+    if rate_per_s is None:
         return None
+    if share <= 0:
+        return former  # nothing is sent (`rate_wait_s`)
     if former is None:
         return TokenBucket(rate_per_s * share)
     former.change(rate_per_s * share, now_s)

@@ -1,8 +1,8 @@
 """What the replicas of one route share on this worker: its definition, its clusters, its limits.
 
-Rates are this worker's share of the route's, by the share of the route's jobs that are here; they are held
-before a batch is appended, so that a batch of more than a burst goes when the bucket is full. There, too, it
-waits for routes of a higher priority on this worker (`app.core.priority`).
+Rates are this worker's share of the route's, as the leader divides it (`app.core.limit_shares`); they are
+held before a batch is appended, so that a batch of more than a burst goes when the bucket is full. There,
+too, it waits for routes of a higher priority on this worker (`app.core.priority`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from app.config.route import RouteDefinition
 from app.core.fencing import LogId
 from app.core.job import JobId
 from app.core.lease import Lease
+from app.core.limit_shares import ALL, Need, Share, Usage
 from app.core.priority import HOLD_S, Priorities
 from app.core.rate import TokenBucket
 from app.core.routes_topic import MAX_BYTES
@@ -39,7 +40,8 @@ log = structlog.get_logger(__name__)
 LOOK_S = 1.0
 TOPIC_IDS_S = 3.0
 KAFKA_MAX_BYTES = 1_048_588  # Kafka's own max.message.bytes, where the destination's is not to be known
-LEAST_SHARE = 0.001
+NO_SHARE_S = 0.25  # a worker without a share of the rates looks again so often
+BUSY_S = 5.0  # a replica that took a batch within this time has work
 # Parts of a definition that a replica with the same destination has nothing of, or looks at anew.
 LIVE = ("topics", "exclude", "rename", "offsets", "limits", "sync", "start", "verify")
 # Of the worker's memory for fetched data so much stays free of those that wait for no hurry.
@@ -96,7 +98,9 @@ class RouteRuntime:
         self._limited_s = float("-inf")
         self._keeps = definition.keeps_header()
         self._source_id, self._target_id = cluster_ids
-        self._share = 1.0
+        self._share = ALL
+        self._usage = Usage()
+        self._took_s: dict[JobId, float] = {}
         self._set_limits()
         self.verifier = Verifier(target, tell, verify_budget)
         self.verifier.everything = definition.spec.verify == "all"
@@ -131,11 +135,19 @@ class RouteRuntime:
         self.verifier.everything = definition.spec.verify == "all"
         self._set_limits()
 
-    def shared(self, share: float) -> None:
-        """The part (0 to 1) of the route's jobs that are here."""
+    def shared(self, share: Share) -> None:
+        """What this worker may use of the route's limits from now on."""
         if share != self._share:
             self._share = share
             self._set_limits()
+
+    def need(self, now_s: float) -> Need | None:
+        """What this worker needs of the limits, for its heartbeat; None: there are none."""
+        if not self.definition.spec.limits.is_limited:
+            return None
+        self._took_s = {job: at_s for job, at_s in self._took_s.items() if now_s - at_s < BUSY_S}
+        used, wants = round(self._usage.per_s(now_s), 4), self._usage.wants(now_s)
+        return Need(self.definition.key, used, wants, weight=max(1, len(self._took_s)))
 
     def _set_limits(self) -> None:
         limits = self.definition.spec.limits
@@ -145,7 +157,9 @@ class RouteRuntime:
     def _bucket(self, bucket: TokenBucket | None, rate_per_s: float | None) -> TokenBucket | None:
         if rate_per_s is None:
             return None
-        rate_per_s *= max(self._share, LEAST_SHARE)
+        if self._share.rate <= 0:
+            return bucket  # nothing goes (`wait_s`)
+        rate_per_s *= self._share.rate
         if bucket is None:
             return TokenBucket(rate_per_s)
         bucket.change(rate_per_s, time.monotonic())
@@ -154,20 +168,29 @@ class RouteRuntime:
     def wait_s(self, now_s: float, records: int, size_bytes: int) -> float:
         """Seconds until a batch may go, or it is worth asking again."""
         wait_s = 0.0
-        if self.messages is not None:
+        if self._share.rate <= 0 and self.definition.spec.limits.is_limited:
+            wait_s = NO_SHARE_S
+        elif self.messages is not None:
             wait_s = self.messages.wait_s(now_s, records)
         if self.bytes is not None:
             wait_s = max(wait_s, self.bytes.wait_s(now_s, size_bytes))
         if wait_s:
             self._limited_s = now_s
+            self._usage.short(now_s)
         return wait_s or self._priorities.wait_s(self.definition.spec.limits.priority, now_s)
 
     def take(self, now_s: float, records: int, size_bytes: int, job: JobId, *, is_behind: bool) -> None:
         """A batch of the job goes. `is_behind`: there is a backlog at the source."""
-        if self.messages is not None:
+        limits, used = self.definition.spec.limits, 0.0
+        if self.messages is not None and limits.messages_per_second:
             self.messages.take(now_s, records)
-        if self.bytes is not None:
+            used = records / limits.messages_per_second
+        if self.bytes is not None and limits.bytes_per_second:
             self.bytes.take(now_s, size_bytes)
+            used = max(used, size_bytes / limits.bytes_per_second)
+        if used:
+            self._usage.add(now_s, used)
+            self._took_s[job] = now_s
         presses = is_behind and now_s - self._limited_s > HOLD_S
         self._priorities.take(self.definition.spec.limits.priority, job, now_s, size_bytes, presses=presses)
 

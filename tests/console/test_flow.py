@@ -9,6 +9,7 @@ from typing import Any
 from app.clock import now_ms
 from app.console.flow import WorkloadFlow, workload_flow
 from app.control.status import job_statuses, workload_statuses
+from app.core.limit_shares import ALL
 from app.core.pace import RESTS
 from app.pump.head import free_head
 from app.push.receiver import Message
@@ -79,7 +80,7 @@ async def test_a_receiver_that_is_away_is_told_with_the_reason_and_the_next_prob
 
 async def test_a_rate_is_told_with_what_is_short_of_it() -> None:
     async with standing(lambda _: None, flow={"messages_per_second": 0.5}) as stand:
-        stand.runtime.shared(1.0)
+        stand.runtime.shared(ALL)
         stand.feed(stand.pump(), numbers(20))
         await stand.until(lambda: len(stand.seen) == 1)
         flow = seen(stand)

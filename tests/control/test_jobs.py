@@ -40,6 +40,7 @@ class Log:
 
     def apply(self, *events: AnyControlEvent) -> None:
         for event in events:
+            self.view.next_offset += 1
             self.view.apply(event)
         for told in self._told:
             told()

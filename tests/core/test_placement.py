@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from app.core.control_events import Assignment
 from app.core.load import Load
-from app.core.placement import MOVES_PER_ROUND, Member, Plan, Rules, plan, shares
+from app.core.placement import MOVES_PER_ROUND, Member, Plan, Rules, plan
 from tests.core.fleets import WORKER, carry_out, cpu, held, job, owned, releases
 
 jobs = st.sets(st.integers(0, 20).map(lambda n: f"job-{n:02}"), max_size=16)
@@ -344,8 +344,3 @@ def test_evenness_is_for_those_who_ask() -> None:
     decided = plan(assignments, fleet("ab"), assignments, rules=COUNTED).decisions
     assert len(decided) == MOVES_PER_ROUND
     assert decided[0].reason == "a has 20 jobs, b has 0"
-
-
-def test_a_workers_share_is_of_the_jobs_that_somebody_owns() -> None:
-    owners = {"d:g/t:t:0": "a", "d:g/t:t:1": "b", "d:g/t:t:2": "", "d:g/u:u:0": "b"}
-    assert shares(owned(owners), "a") == {"g/t": 0.5}

@@ -12,6 +12,7 @@ from app.core.audit.fingerprint import Source
 from app.core.audit.note import AuditNote
 from app.core.audit.reports import Scope
 from app.core.audit.tiers import place_of
+from app.core.limit_shares import ALL
 from app.core.trail import Progress, audit_of
 from app.kafka.decode import records_of
 from app.kafka.fetched import Gap
@@ -89,7 +90,7 @@ async def test_a_message_that_is_not_finished_holds_its_chunk_back_and_nothing_e
 
 async def test_what_a_backlog_and_the_latest_finish_is_counted_in_the_order_of_the_log() -> None:
     async with standing(lambda _: None, catchUp={"lag": 100, "rate": 1e6}) as stand:
-        stand.runtime.shared(1.0)
+        stand.runtime.shared(ALL)
         backlog = stand.pump()
         audited(backlog)
         stand.feed(backlog, numbers(300), timestamp_ms=1_000)

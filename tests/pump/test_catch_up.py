@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from app.core.limit_shares import ALL
 from app.core.tracker import Tracker
 from app.push.receiver import Message
 from tests.pump.stand import numbers, standing
@@ -33,7 +34,7 @@ async def test_the_latest_is_delivered_at_once_and_the_backlog_beside_it_to_its_
             )  # however slow the machine, the backlog does not end before the latest have come
 
     async with standing(handle, **spec) as stand:
-        stand.runtime.shared(1.0)
+        stand.runtime.shared(ALL)
         backlog = stand.pump()
         stand.feed(backlog, numbers(300))
         await stand.until(lambda: backlog.in_flight == 50)
@@ -61,7 +62,7 @@ async def test_a_drained_split_pump_leaves_a_snapshot_from_which_nothing_comes_t
     contract: str,
 ) -> None:
     async with standing(lambda _: None, target={"contract": contract}, catchUp=CATCH_UP) as stand:
-        stand.runtime.shared(1.0)
+        stand.runtime.shared(ALL)
         backlog = stand.pump()
         stand.feed(backlog, numbers(400))
         main = stand.split(backlog, 400)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from app.config.definitions import Workload
+from app.core.limit_shares import ALL, NOTHING, Share
 from app.push.receiver import Message, Retry
 from tests.pump.stand import Stand, definition, numbers, standing
 
@@ -88,11 +89,11 @@ async def test_tokens_for_moving_heads_away_outlast_a_change_and_a_worker_has_it
                 None,
             )
         assert runtime.head_tokens.wait_s(runtime.clock()) > 0
-        runtime.shared(0.25)
+        runtime.shared(Share(0.25, 0.25))
 
         assert runtime.head_tokens.rate_per_s == pytest.approx(0.5 / 60)
         assert runtime.head_tokens.wait_s(runtime.clock()) > 0
-        runtime.shared(0.0)  # no jobs for a while
-        runtime.shared(1.0)
+        runtime.shared(NOTHING)  # no jobs for a while
+        runtime.shared(ALL)
         assert runtime.head_tokens.rate_per_s == pytest.approx(2 / 60)
         assert runtime.head_tokens.wait_s(runtime.clock()) > 0

@@ -14,6 +14,7 @@ from aiokafka.record.util import calc_crc32c
 
 from app.core.fencing import LogId
 from app.core.frontier import PassOver, finished
+from app.core.limit_shares import ALL
 from app.core.offset_map import Barrier, Line, Source
 from app.core.record_batch import HEADER_BYTES
 from app.core.sequences import Stamp
@@ -99,7 +100,7 @@ async def copies(unanswered: Sequence[bytes] = (), **spec: Any) -> AsyncIterator
 
     async with standing(handle, **spec) as at_a, standing(lambda _: None, **spec) as at_d:
         for stand in (at_a, at_d):
-            stand.runtime.shared(1.0)
+            stand.runtime.shared(ALL)
         a, d = Copy(at_a, 10), Copy(at_d, 70)
         a.pump.remember(b"")
         yield a, d

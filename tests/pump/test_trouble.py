@@ -10,6 +10,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
+from app.core.limit_shares import ALL
 from app.core.retry_headers import (
     ATTEMPT,
     CODE,
@@ -280,7 +281,7 @@ async def test_rates_are_kept_whatever_the_receiver_could_take(contract: str) ->
     async with standing(
         lambda _: None, target={"contract": contract}, flow={"messages_per_second": 200}
     ) as stand:
-        stand.runtime.shared(1.0)
+        stand.runtime.shared(ALL)
         pump = stand.pump()
         began_s = time.monotonic()
         stand.feed(pump, numbers(150))

@@ -1,0 +1,45 @@
+"""Limits hold over all workers of a region together, and go where the work is: with real workers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from app.demo.stage import Stage, wait_until, workload
+from app.demo.traffic import create_topic
+from tests.system.fleet import Flow, Journal, assignments, most_within, together
+
+pytestmark = pytest.mark.system
+
+CLUSTER, GROUP = "east-aggregate", "billing"
+ENOUGH_S = 150.0
+PER_S = 60
+WINDOW_S = 5
+
+
+def test_a_busy_partition_beside_idle_retry_jobs_gets_the_workloads_rate_and_the_fleet_never_more(
+    stage: Stage, topic_name: str
+) -> None:
+    """The jobs of two retry tiers are on workers of their own, and have nothing to do."""
+    bootstrap = stage.yard.bootstrap(CLUSTER)
+    asyncio.run(create_topic(bootstrap, topic_name, 1))
+    first, *_ = together(stage, 3)
+    receiver = stage.receiver(GROUP, topic_name)
+    spec = {"flow": {"messages_per_second": PER_S}, "retry": [{"delay": "1s"}, {"delay": "2s"}]}
+    stage.deploy(first, workload(GROUP, topic_name, CLUSTER, receiver.address, **spec))
+    wait_until(
+        lambda: sorted(Counter(owner for owner, _ in assignments(first).values()).values()) == [1, 1, 1],
+        ENOUGH_S,
+        lambda: str(assignments(first)),
+    )
+    journal = Journal(stage.journal)
+
+    def most() -> int:
+        return most_within([{"at_ms": one.at_ms} for one in journal.read().of(topic_name)], WINDOW_S * 1000)
+
+    with Flow(bootstrap, {topic_name: 1}, per_partition=2 * PER_S):
+        wait_until(lambda: most() > 0.7 * WINDOW_S * PER_S, ENOUGH_S, lambda: f"{most()} in {WINDOW_S} s")
+    # A second's worth more: a receiver that stood still for a moment notes together what came apart.
+    assert most() <= (WINDOW_S + 1) * PER_S
