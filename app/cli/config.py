@@ -50,6 +50,9 @@ from app.payload.schemas import Schemas
 
 FILES = click.option("-f", "--file", "files", multiple=True, required=True, metavar="PATH",
                      help="A file or folder of definitions; may be given several times.")  # fmt: skip
+TAKE_OVER = click.option(
+    "--take-over", is_flag=True, help="Deploy a new workload although other consumers are in its group."
+)
 PRUNE = click.option("--prune", is_flag=True, help="Also delete what the files do not define.")
 
 
@@ -191,7 +194,15 @@ def _path(change: Change) -> str:
     return route_path(change.key) if change.kind == "Route" else workload_path(change.key)
 
 
-def _plan(files: tuple[str, ...], url: str | None, prune: bool) -> tuple[Client, Plan, _Current]:
+def _address(change: Change, **flags: bool) -> str:
+    """Where the change is PUT. `take_over` is for workloads only."""
+    told = [f"{name}=true" for name, is_set in flags.items() if is_set]
+    return _path(change) + ("?" + "&".join(told) if told else "")
+
+
+def _plan(
+    files: tuple[str, ...], url: str | None, prune: bool, take_over: bool
+) -> tuple[Client, Plan, _Current]:
     client = Client(url)
     wanted = _load(files)
     current = _current(client)
@@ -206,7 +217,8 @@ def _plan(files: tuple[str, ...], url: str | None, prune: bool) -> tuple[Client,
             if definition is None or change.action not in {"create", "update"}:
                 continue
             try:
-                client.ask("PUT", f"{_path(change)}?dry_run=true", definition.to_wire())
+                takes = take_over and isinstance(definition, Workload)
+                client.ask("PUT", _address(change, dry_run=True, take_over=takes), definition.to_wire())
             except Failure as failure:
                 # One route beside those that this plan changes, too, says nothing of all of them together.
                 if change.route is None or failure.code != EXIT_PRECONDITION:
@@ -233,16 +245,17 @@ def _show(planned: Plan, output: str) -> None:
 @config.command("plan")
 @FILES
 @PRUNE
+@TAKE_OVER
 @url_option
 @output_option
 @guarded
-def plan_command(files: tuple[str, ...], prune: bool, url: str | None, output: str) -> None:
+def plan_command(files: tuple[str, ...], prune: bool, take_over: bool, url: str | None, output: str) -> None:
     """What a deployment would change. Exit code 10 when there are changes, 0 when there are none.
 
     \b
     switchyard config plan -f workloads/ --prune
     """
-    _, planned, _ = _plan(files, url, prune)
+    _, planned, _ = _plan(files, url, prune, take_over)
     _show(planned, output)
     if planned.conflicts:
         raise SystemExit(EXIT_PRECONDITION)
@@ -252,13 +265,20 @@ def plan_command(files: tuple[str, ...], prune: bool, url: str | None, output: s
 @config.command()
 @FILES
 @PRUNE
+@TAKE_OVER
 @url_option
 @output_option
 @click.option("--execute", is_flag=True, help="Do it; without this, only the plan is shown.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @guarded
 def deploy(
-    files: tuple[str, ...], prune: bool, url: str | None, output: str, execute: bool, yes: bool
+    files: tuple[str, ...],
+    prune: bool,
+    take_over: bool,
+    url: str | None,
+    output: str,
+    execute: bool,
+    yes: bool,
 ) -> None:
     """Deploys definitions. A dry run until --execute; then asks unless --yes.
 
@@ -266,7 +286,7 @@ def deploy(
     switchyard config deploy -f workloads/                     # what would change
     switchyard config deploy -f workloads/ --execute --yes
     """
-    client, planned, current = _plan(files, url, prune)
+    client, planned, current = _plan(files, url, prune, take_over)
     _show(planned, output)
     if planned.conflicts:
         raise SystemExit(EXIT_PRECONDITION)
@@ -285,7 +305,7 @@ def deploy(
         if change.action == "unchanged":
             continue
         try:
-            _apply(client, change, current.get(change.key))
+            _apply(client, change, current.get(change.key), take_over)
         except Failure as failure:
             if not done:
                 raise
@@ -297,28 +317,30 @@ def deploy(
         click.echo(f"{change.action}d {change.name}", err=True)
 
 
-def _apply(client: Client, change: Change, before: AnyDefinition | None) -> None:
+def _apply(client: Client, change: Change, before: AnyDefinition | None, take_over: bool) -> None:
     """One change, if it is still the one that was planned."""
     headers = {"If-Match": f'"{before.etag()}"'} if before else {"If-None-Match": "*"}
     definition = change.definition
     if definition is None:
         client.ask("DELETE", _path(change), headers=headers)
     else:
-        client.ask("PUT", _path(change), definition.to_wire(), headers)
+        takes = take_over and isinstance(definition, Workload)
+        client.ask("PUT", _address(change, take_over=takes), definition.to_wire(), headers)
 
 
 @config.command()
 @FILES
 @PRUNE
+@TAKE_OVER
 @url_option
 @guarded
-def diff(files: tuple[str, ...], prune: bool, url: str | None) -> None:
+def diff(files: tuple[str, ...], prune: bool, take_over: bool, url: str | None) -> None:
     """The same as plan, as lines with - and +.
 
     \b
     switchyard config diff -f billing.yaml
     """
-    _, planned, _ = _plan(files, url, prune)
+    _, planned, _ = _plan(files, url, prune, take_over)
     for conflict in planned.conflicts:
         click.echo(f"conflict: {conflict}", err=True)
     for change in planned.changes:

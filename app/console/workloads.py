@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import TYPE_CHECKING
 
 import msgspec
+import structlog
 from aiohttp import web
+from aiokafka.errors import KafkaError
 
 from app.clock import now_ms
 from app.config.definitions import Workload, parse_definition
@@ -26,15 +29,23 @@ from app.console.defining import (
     put_answers,
     read_definition,
 )
-from app.console.describe import ACTOR, JSON, Answer, described
+from app.console.describe import ACTOR, JSON, Answer, Param, described
 from app.control.catalog import local
 from app.control.schema_checks import schema_problem
 from app.core.control_events import WorkloadPut
+from app.kafka.clusters import ClusterUnreachable
 
 if TYPE_CHECKING:
     from app.console.api import Api
 
+log = structlog.get_logger(__name__)
+
 PUT = put_answers("workload")
+GROUP_S = 5.0  # a cluster that is away holds up no deployment for longer
+SHOWN = 5  # members of a group, in an error
+TAKE_OVER = Param(
+    "take_over", {"type": "boolean", "default": False}, "although other consumers are in the group"
+)
 
 
 class WorkloadRoutes:
@@ -70,11 +81,15 @@ class WorkloadRoutes:
         return json_response(body, headers={"ETag": f'"{put.etag}"'})
 
     @described(
-        answers=PUT, query=DRY_RUN, headers=(*MATCH, *ACTOR), body=Workload, kinds=(JSON, *YAML),
+        answers=PUT, query=(*DRY_RUN, TAKE_OVER), headers=(*MATCH, *ACTOR), body=Workload,
+        kinds=(JSON, *YAML),
         problems=(409, 412, 422),
     )  # fmt: skip
     async def put_workload(self, request: web.Request) -> web.Response:
-        """Defines or changes a workload; 201, or 200 when it was there. `?dry_run=true` only checks."""
+        """Defines or changes a workload; 201, or 200 when it was there. `?dry_run=true` only checks.
+
+        409 when somebody else is a member of the group of a new workload; `?take_over=true` deploys it still.
+        """
         names, dry_run = self._api.runtime.clusters.specs.keys(), flag(request, "dry_run")
         body = await read_definition(request)
         layout = self._api.runtime.failover.failovers.layout
@@ -92,12 +107,38 @@ class WorkloadRoutes:
         expected = condition(request, current)
         catalog = self._api.runtime.catalog
         known = {key: w for key in self._api.runtime.control.view.workloads if (w := catalog.workload(key))}
-        planned = plan(known, [local(workload, layout)])
+        here = local(workload, layout)
+        if not flag(request, "take_over"):
+            await self._check_group(here, catalog.workload(workload.key))
+        planned = plan(known, [here])
         answer = await define(
             self._api, request, WorkloadPut, workload, current, expected, planned, dry_run=dry_run
         )
         doubt = self._api.runtime.failover.keeper.doubt(workload)
         return defined(answer, [*warnings, *([doubt] if doubt else [])], current)
+
+    async def _check_group(self, workload: Workload, before: Workload | None) -> None:
+        """Raises ApiError: other consumers are in the group of a workload that is new in its cluster.
+
+        Switchyard commits without a membership, so all members are of others. A cluster that does not answer
+        refuses nothing: the workload waits for it, and its jobs report members that they find then.
+        """
+        cluster, group = workload.metadata.cluster, workload.metadata.group
+        if before is not None and before.metadata.cluster == cluster:
+            return
+        try:
+            async with asyncio.timeout(GROUP_S):
+                members = await (await self._api.runtime.clusters.get(cluster)).committer.members(group)
+        except (ClusterUnreachable, KafkaError, TimeoutError, OSError) as error:
+            log.info("a group's members are not known", group=group, cluster=cluster, error=repr(error))
+            return
+        if members:
+            some = ", ".join(sorted(set(members))[:SHOWN]) + (", ..." if len(set(members)) > SHOWN else "")
+            raise ApiError(
+                409, "Group in use",
+                f"group {group} in cluster {cluster} has {len(members)} members that are not Switchyard's "
+                f"({some}); stop these consumers first, or deploy with --take-over (REST: ?take_over=true)",
+            )  # fmt: skip
 
     @described(shapes.Deleted, headers=(*MATCH, *ACTOR), problems=(404, 412))
     async def delete_workload(self, request: web.Request) -> web.Response:
