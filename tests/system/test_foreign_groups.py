@@ -1,0 +1,86 @@
+"""A group that other consumers use is not taken over by a deployment that does not say so."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from aiokafka import AIOKafkaConsumer
+
+from app.demo.stage import Process, Stage, http, wait_until, workload
+from app.demo.traffic import create_topic
+
+pytestmark = pytest.mark.system
+
+CLUSTER = "east-aggregate"
+ENOUGH_S = 60.0
+EXIT_PRECONDITION = 5
+
+
+@contextmanager
+def consuming(bootstrap: str, topic: str, group: str) -> Iterator[None]:
+    """Somebody else's consumer is a member of the group."""
+    joined, ends = threading.Event(), threading.Event()
+
+    async def consume() -> None:
+        consumer = AIOKafkaConsumer(topic, bootstrap_servers=bootstrap, group_id=group, client_id="legacy")
+        await consumer.start()
+        try:
+            while not consumer.assignment():  # noqa: ASYNC110 - the coordinator gives it
+                await asyncio.sleep(0.05)
+            joined.set()
+            while not ends.is_set():
+                await consumer.getmany(timeout_ms=200)
+        finally:
+            await consumer.stop()
+
+    thread = threading.Thread(target=lambda: asyncio.run(consume()))
+    thread.start()
+    try:
+        assert joined.wait(ENOUGH_S)
+        yield
+    finally:
+        ends.set()
+        thread.join()
+
+
+def deploy(worker: Process, file: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    command = [str(Path(sys.executable).parent / "switchyard"), "config", "deploy", "-f", str(file), *flags]
+    env = {**os.environ, "SWITCHYARD_URL": worker.url, "NO_COLOR": "1"}
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=ENOUGH_S, check=False)
+
+
+def test_a_new_workload_of_a_group_that_others_consume_is_refused_unless_it_takes_over(
+    stage: Stage, topic_name: str, tmp_path: Path
+) -> None:
+    bootstrap, group = stage.yard.bootstrap(CLUSTER), f"legacy-{topic_name}"
+    asyncio.run(create_topic(bootstrap, topic_name, 2))
+    worker = stage.worker()
+    definition = workload(group, topic_name, CLUSTER, "127.0.0.1:9")
+    file = tmp_path / "legacy.yaml"
+    file.write_text(json.dumps(definition))
+    url = f"{worker.url}/api/v1/workloads/{group}/{topic_name}"
+    with consuming(bootstrap, topic_name, group):
+        status, body = http("PUT", url, definition)
+        assert status == 409
+        assert group in body["detail"]
+        assert "legacy" in body["detail"]
+        assert "take_over=true" in body["detail"]
+        refused = deploy(worker, file, "--execute", "--yes")
+        assert refused.returncode == EXIT_PRECONDITION
+        assert "--take-over" in refused.stderr
+        assert http("GET", url)[0] == 404, "nothing was deployed"
+        taken = deploy(worker, file, "--take-over", "--execute", "--yes")
+        assert taken.returncode == 0, taken.stderr
+        changed = {**definition, "spec": {**definition["spec"], "delay": "1s"}}
+        assert http("PUT", url, changed)[0] == 200, "a workload that is there is changed as before"
+    assert http("DELETE", url)[0] == 200
+    wait_until(lambda: http("PUT", url, definition)[0] == 201, ENOUGH_S, lambda: str(http("GET", url)), 1.0)
