@@ -210,6 +210,7 @@ def _plan(
     planned = plan(
         current.workloads, wanted, prune=prune, routes=current.routes, failovers=current.failovers,
         audits=current.audits, alerts=current.alerts, beside=beside, is_local=False,
+        clusters=(),  # the worker, which is asked next, knows which there are
     )  # fmt: skip
     if not planned.conflicts:
         for change in planned.changes:  # the worker knows what files cannot: which clusters there are

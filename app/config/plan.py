@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from app.core.units import format_duration
 
 # Of a route: what makes its copies other topics.
 IDENTITY = ("spec.from", "spec.to", "spec.rename.from", "spec.rename.to")
+SHOWN = 5  # topics, in a warning
 RECOUNTED = ("spec.window", "spec.timestamp")  # of an audit plan: which window a record is in
 
 
@@ -82,10 +83,12 @@ def plan(
     alerts: Mapping[str, AlertDefinition] | None = None,
     beside: Beside = ALONE,
     is_local: bool = True,
+    clusters: Collection[str] | None = None,
 ) -> Plan:
     """The changes from `current` workloads, `routes`, `failovers`, `audits` and `alerts` (by key) to
     `wanted`; `beside` is what is known beyond this region's routes. Unless `is_local`, clusters of workloads
     with a mode are as they were written, which may be any region's: whether one changes is not known.
+    `clusters` are those that switchyard.yaml names; one that it does not name any more has another alias now.
 
     What is not wanted is deleted only with `prune`. Routes that a failover definition makes are not among it.
     """
@@ -104,7 +107,13 @@ def plan(
             continue
         fields = tuple(_differences("", before.to_wire(), workload.to_wire()))
         is_known = is_local or workload.spec.mode is None
-        if is_known and before.metadata.cluster != workload.metadata.cluster:
+        is_other = is_known and before.metadata.cluster != workload.metadata.cluster
+        if is_other and clusters is not None and before.metadata.cluster not in clusters:
+            warnings.append(
+                f"{workload.key}: cluster {before.metadata.cluster} is {workload.metadata.cluster} now: "
+                "positions stay if it is the same cluster by its id, else delivery begins again at the start"
+            )
+        elif is_other:
             conflicts.append(
                 f"{workload.key}: its cluster cannot change from {before.metadata.cluster} to "
                 f"{workload.metadata.cluster}, whose offsets mean something else; use workload move, "
@@ -216,9 +225,11 @@ def _plan_routes(
         changes.append(Change(action, route.key, fields, kind="Route", route=route))
         if before is not None and any(change.field in IDENTITY for change in fields):
             warnings.append(
-                f"{route.key}: its clusters or names change: copies begin anew under other names, "
-                "from spec.start; those made so far stay where they are"
+                f"{route.key}: its clusters or names change: copies begin again from spec.start, and those "
+                "made so far stay where they are; where only a cluster's alias changes they go on, by its id"
             )
+        elif before is not None:
+            warnings += _renamed(before, route)
     kept = [route for key, route in sorted(current.items()) if key not in keys and not prune]
     together = [route.route() for route in (*kept, *once)]
     changed = {change.key for change in changes if change.action in {"create", "update"}}
@@ -227,6 +238,22 @@ def _plan_routes(
         wrong = route_conflicts(together, changed, beside)
         found = [f"{name}: {what}; {remedy}" for what, remedy, name in wrong]
     return Plan(tuple(changes), (*_several(keys), *found), tuple(warnings))
+
+
+def _renamed(before: RouteDefinition, after: RouteDefinition) -> list[str]:
+    """Topics whose copies go to another topic by `rename.names`."""
+    names = before.spec.rename.names.keys() | after.spec.rename.names.keys()
+    ends = [
+        (name, before.route().destination(name), after.route().destination(name)) for name in sorted(names)
+    ]
+    moved = [f"{name} to {now} ({was} before)" for name, was, now in ends if was and now and was != now]
+    if not moved:
+        return []
+    some = ", ".join(moved[:SHOWN]) + (f" and {len(moved) - SHOWN} more" if len(moved) > SHOWN else "")
+    return [
+        f"{after.key}: rename.names sends copies to other topics: {some}; they begin again from spec.start, "
+        "and those made so far stay where they are"
+    ]
 
 
 def _stranded(before: Workload, after: Workload) -> list[str]:

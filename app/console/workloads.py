@@ -110,7 +110,7 @@ class WorkloadRoutes:
         here = local(workload, layout)
         if not flag(request, "take_over"):
             await self._check_group(here, catalog.workload(workload.key))
-        planned = plan(known, [here])
+        planned = plan(known, [here], clusters=names)
         answer = await define(
             self._api, request, WorkloadPut, workload, current, expected, planned, dry_run=dry_run
         )

@@ -9,7 +9,8 @@ Rules
    recorded when the route was first defined (`app.control.route_beginnings`): a topic or partition that is
    found later is copied from its start.
 4. So it does, in a new lineage, where the copies were made of another cluster's topic, or in another
-   destination, than the definition says now: nothing of them is there.
+   destination, than the definition says now: nothing of them is there. Ids decide that, not names: a cluster
+   that has another name in switchyard.yaml is the same one.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from app.control.data_clusters import DataCluster
 from app.core.fencing import LogId, TakeoverAnswer
 from app.core.job import JobId
 from app.core.ranges import Snapshot
-from app.kafka.clusters import EARLIEST
+from app.kafka.clusters import EARLIEST, ClusterClient
 from app.kafka.commit import GroupDenied
 from app.kafka.fetched import Gap
 from app.replica.note import BadNote, Note
@@ -44,8 +45,10 @@ async def find_replica_beginning(
     recorded: Callable[[str], int | None] | None,
     anew: Anew | None,
     tell: Trouble,
+    goes_on: bool,
 ) -> Beginning:
     """See the module; `recorded` tells of a topic's id what was recorded (rule 3), None while nothing was.
+    `goes_on`: the copies went where they go now (`same_target`).
 
     Raises:
         LookupError: what it needs to know cannot be known yet.
@@ -56,7 +59,7 @@ async def find_replica_beginning(
     if anew is not None:
         return Beginning(Snapshot(anew.next_offset), anew.lineage, present, known=False, is_first=True)
     first = partial(_first_offset, job, definition, source, present, recorded)
-    if why := _led_elsewhere(job, definition, answer):
+    if why := _other_ends(job, definition, answer, present, goes_on=goes_on):
         start = await first()
         log.info("a route leads elsewhere now and copies anew", job=str(job), why=why, start=start)
         return Beginning(Snapshot(start), answer.lineage + 1, present, known=False, is_first=True)
@@ -91,20 +94,40 @@ async def find_replica_beginning(
     return Beginning(Snapshot(await first()), answer.lineage, now, known=False, is_first=True)
 
 
-def note_of(job: JobId, definition: RouteDefinition, answer: TakeoverAnswer) -> bytes:
-    """What a former owner left, if its copies went where they go now; else b""."""
-    note = _read(answer.note)
-    return b"" if note is not None and _other(note.target, _target(job, definition)) else answer.note
+async def same_target(
+    job: JobId, definition: RouteDefinition, target: ClusterClient, answer: TakeoverAnswer
+) -> bool:
+    """Whether a former owner's copies, if there are any, went where they go now (rule 4).
+
+    Raises:
+        ClusterUnreachable, KafkaError: it cannot be known now.
+    """
+    note, name = _read(answer.note), _target(job, definition)
+    if note is None or note.target in {"", name}:
+        return True
+    topic = definition.route().destination(job.topic)
+    if topic is None or note.target.partition("/")[2] != topic:
+        return False
+    ids = await target.topic_ids([topic])
+    present = LogId(await target.cluster_id(), ids.get(topic, ""))
+    return _is_same(note.log, present)
 
 
-def _led_elsewhere(job: JobId, definition: RouteDefinition, answer: TakeoverAnswer) -> str:
+def _other_ends(
+    job: JobId, definition: RouteDefinition, answer: TakeoverAnswer, present: LogId, *, goes_on: bool
+) -> str:
     """Which end of the route is another one since its copies were made (rule 4); "" for none."""
-    note, target = _read(answer.note), _target(job, definition)
+    note = _read(answer.note)
     if note is None:
         return ""
-    if _other(note.source, definition.spec.source):
+    if note.source not in {"", definition.spec.source} and not _is_same(answer.log, present):
         return f"it was copied from {note.source}, is from {definition.spec.source}"
-    return f"it was copied to {note.target}, is to {target}" if _other(note.target, target) else ""
+    return "" if goes_on else f"it was copied to {note.target}, is to {_target(job, definition)}"
+
+
+def _is_same(noted: LogId, present: LogId) -> bool:
+    """Whether both are known to be one log. Without ids nobody knows."""
+    return bool(noted.cluster_id and present.topic_id) and noted == present
 
 
 def _read(note: bytes) -> Note | None:
@@ -116,10 +139,6 @@ def _read(note: bytes) -> Note | None:
 
 def _target(job: JobId, definition: RouteDefinition) -> str:
     return f"{definition.spec.target}/{definition.route().destination(job.topic)}"
-
-
-def _other(noted: str, now: str) -> bool:
-    return noted not in {"", now}
 
 
 async def _first_offset(

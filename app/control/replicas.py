@@ -22,7 +22,7 @@ from app.clock import now_ms
 from app.config.route import RouteDefinition
 from app.control.barriers import BarrierSender
 from app.control.beginning import Anew, Trouble
-from app.control.beginning_replica import find_replica_beginning, note_of
+from app.control.beginning_replica import find_replica_beginning, same_target
 from app.control.catalog import Catalog
 from app.control.data_clusters import DataCluster, DataClusters
 from app.control.log import ControlLog
@@ -116,10 +116,12 @@ class Replicas(Service):
         definition, source, target = await self.check(identity)
         view, at = self._control.view, (identity.name, identity.topic, identity.partition)
         recorded = partial(view.begins_at, *at) if view.begun_of(identity.name) else None
+        goes_on = await same_target(identity, definition, target.client, answer)
         beginning = await find_replica_beginning(
-            identity, definition, source, answer, recorded=recorded, anew=anew, tell=self._on_trouble
-        )
-        note = note_of(identity, definition, answer)
+            identity, definition, source, answer, recorded=recorded, anew=anew, tell=self._on_trouble,
+            goes_on=goes_on,
+        )  # fmt: skip
+        note = answer.note if goes_on else b""
         ids = beginning.log.cluster_id, ""
         if definition.spec.headers.provenance:
             ids = ids[0], await target.client.cluster_id()

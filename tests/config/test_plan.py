@@ -69,6 +69,12 @@ def test_a_cluster_cannot_change_under_a_workload() -> None:
 
     assert "delete it first" in conflict
 
+    before = by_key(parse_definition(SMALL)[0])
+    assert plan(before, [moved], clusters={"east-aggregate", "west-aggregate"}).conflicts
+    renamed = plan(before, [moved], clusters={"west-aggregate"})
+    assert not renamed.conflicts
+    assert "the same cluster by its id" in renamed.warnings[0]
+
     shared = workload(path="spec/mode", value="active-passive")
     moved = shared.model_copy(
         update={"metadata": shared.metadata.model_copy(update={"cluster": "west-aggregate"})}

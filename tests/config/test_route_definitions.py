@@ -317,7 +317,15 @@ def test_a_route_that_changes_its_names_is_warned_of() -> None:
 
     (warning,) = plan({}, [renamed], routes={"east-west": definition(ROUTE)}).warnings
 
-    assert "copies begin anew" in warning
+    assert "copies begin again from spec.start" in warning
+
+
+def test_topics_that_get_another_name_are_warned_of_one_by_one() -> None:
+    before = definition(routed("spec/rename", {"names": {"orders": "orders.v1"}}))
+    after = definition(routed("spec/rename", {"names": {"orders": "orders.v2"}}))
+    (warning,) = plan({}, [after], routes={"east-west": before}).warnings
+    assert "orders to orders.v2 (orders.v1 before)" in warning
+    assert not plan({}, [before], routes={"east-west": before}).warnings
 
 
 def test_one_route_twice_is_a_conflict_and_no_change() -> None:

@@ -14,7 +14,7 @@ from aiokafka.structs import TopicPartition
 
 from app.config.route import RouteDefinition
 from app.control.beginning import Anew
-from app.control.beginning_replica import find_replica_beginning
+from app.control.beginning_replica import find_replica_beginning, same_target
 from app.control.operators import Operators
 from app.core.control_events import ALL, Paused
 from app.core.fencing import LogId, TakeoverAnswer
@@ -266,9 +266,11 @@ class Place:
             snapshot=b"" if base is None else Snapshot(base).to_bytes(),
         )  # fmt: skip
         route: RouteDefinition = definition(HOME, AWAY, topic, start=start, onGap=on_gap)
+        job, given = JobId(Kind.REPLICATE, "r", topic, 0), msgspec.structs.replace(given, **answer)
+        target = (await self._manager.jobs._clusters.get(AWAY)).client
         return await find_replica_beginning(
-            JobId(Kind.REPLICATE, "r", topic, 0), route, cluster, msgspec.structs.replace(given, **answer),
-            recorded=recorded, anew=anew, tell=lambda *_: None,
+            job, route, cluster, given, recorded=recorded, anew=anew, tell=lambda *_: None,
+            goes_on=await same_target(job, route, target, given),
         )  # fmt: skip
 
 
@@ -297,3 +299,26 @@ async def test_a_replica_begins_where_it_was_never_by_chance_at_the_end(yard: Ya
     read = await place.begin(2, start="latest", recorded=ends, log=another, note=of, on_gap="stop")
     assert (read.snapshot.base, read.lineage, read.is_first) == (3, 1, True), "as spec.start says"
     assert (halted.gap.start, halted.gap.end, halted.gap.begun_anew) == (3, 0, True)
+
+
+async def test_a_cluster_that_only_has_another_name_now_copies_nothing_again(
+    yard: Yard, manager: Manager
+) -> None:
+    place = Place(manager)
+    await _write(yard, manager.topic, "a", "b", "c")
+    source = (await place.begin()).log
+    target = (await manager.jobs._clusters.get(AWAY)).client
+    there = LogId(await target.cluster_id(), (await target.topic_ids([manager.topic]))[manager.topic])
+    old = Note(there, 2, 1, 0, 0, source="old-home", target=f"old-away/{manager.topic}")
+    renamed = await place.begin(2, log=source, note=old.to_bytes())
+    assert (renamed.snapshot.base, renamed.lineage, renamed.is_first) == (2, 0, False)
+    for wrong in (
+        msgspec.structs.replace(old, log=LogId("another", there.topic_id)),
+        msgspec.structs.replace(old, log=LogId(there.cluster_id, "AAAAAAAAAAAAAAAAAAAAAA")),
+        msgspec.structs.replace(old, log=LogId()),
+        msgspec.structs.replace(old, target=f"old-away/{manager.topic}.v1"),
+    ):
+        anew = await place.begin(2, log=source, note=wrong.to_bytes())
+        assert (anew.snapshot.base, anew.lineage, anew.is_first) == (0, 1, True)
+    another = await place.begin(2, log=LogId("another", source.topic_id), note=old.to_bytes())
+    assert (another.snapshot.base, another.is_first) == (0, True)
