@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 from click.testing import CliRunner
 
 from app.cli.main import switchyard
@@ -29,6 +31,10 @@ class InProcess(Shell):
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Iterator[Shell]:
+    """The worker in this process logs to the real standard error, never into a command's output."""
+    kept = structlog.get_config()
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(file=sys.__stderr__))
     fed = HandFed()
     with serving(fed) as url:
         yield InProcess(url, fed, tmp_path)
+    structlog.configure(**kept)

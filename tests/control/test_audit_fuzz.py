@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from app import wire
 from app.audit.share import share_of
 from app.audit.view import Wanted, joined, verdict_rows, window_rows
+from app.control.audit_margin import Recorded
 from app.core.audit import collect
 from app.core.audit.collect import Event, Tick
 from app.core.audit.fingerprint import Fingerprint
@@ -155,7 +156,10 @@ async def test_an_event_on_which_the_fold_breaks_does_not_come_in_the_way_of_a_t
 
     monkeypatch.setattr(collect.Collector, "apply", breaks)
     stand = Stand(Topic(), again=9)
-    stand.last.events = [(0, wire.encode(report(1, 1)), 1), (1, wire.encode(Tick(666)), 1)]
+    stand.last.events = [
+        Recorded(0, wire.encode(report(1, 1)), 1, b""),
+        Recorded(1, wire.encode(Tick(666)), 1, b""),
+    ]
     await stand.event(2, wire.encode(report(2, 2)))
     assert stand.count == 2
 

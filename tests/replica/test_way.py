@@ -12,7 +12,7 @@ import pytest
 
 from app.core.fencing import LogId
 from app.core.record_batch import Batch, iter_batches
-from app.core.sequences import Tail
+from app.core.sequences import Stamp, Tail
 from app.core.verbatim import Copy, stamped
 from app.kafka import append_seek
 from app.kafka.append_producers import MAX_EPOCH, ProducerId
@@ -41,11 +41,15 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 class Destination:
-    """A partition's log, with a route's runtime to it. `gate`: a walk waits for it before it reads."""
+    """A partition's log, with a route's runtime to it. `gate`: a walk waits for it before it reads.
+
+    `remembers`: its leader knows the last batch of each producer.
+    """
 
     name = "west"
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, remembers: bool) -> None:
+        self.remembers = remembers
         self.log: list[bytes] = []
         self.start = self.end = self.walks = 0
         self.gate = asyncio.Event()
@@ -53,8 +57,9 @@ class Destination:
         self.saved: Note | None = None
         self.told: list[tuple[str, str]] = []
         self.tasks: list[asyncio.Future[None]] = []
-        for module in (former, succession, append_seek):
+        for module in (succession, append_seek):
             monkeypatch.setattr(module, "walk", self.walk)
+            monkeypatch.setattr(module, "last_of", self.last_of)
 
         async def new_producer(_: Any) -> ProducerId:
             return NEW
@@ -74,7 +79,7 @@ class Destination:
         self.end = end
 
     async def walk(
-        self, _: Any, topic: str, partition: int, start: int, take: Callable[[Batch], None]
+        self, _: Any, topic: str, partition: int, start: int, take: Callable[[Batch], bool]
     ) -> int:
         self.walks += 1
         await self.gate.wait()
@@ -82,9 +87,20 @@ class Destination:
             return -1
         for data in self.log:
             for batch in iter_batches(data):
-                if batch.header.next_offset > start:
-                    take(batch)
+                if batch.header.next_offset > start and take(batch):
+                    return batch.header.next_offset
         return self.end
+
+    async def last_of(self, _: Any, topic: str, partition: int, producer_id: int) -> tuple[int, Stamp | None]:
+        if not self.remembers:
+            return -1, None
+        headers = [batch.header for data in self.log for batch in iter_batches(data)]
+        stamps = [
+            Stamp(producer_id, header.producer_epoch, header.base_sequence).behind(header.record_count)
+            for header in headers
+            if header.producer_id == producer_id
+        ]
+        return self.end, stamps[-1] if stamps else None
 
     # -- a cluster's client, an appender, a route's runtime ----------------------------------------
 
@@ -126,9 +142,9 @@ class Destination:
         await way.open(saved)
 
 
-@pytest.fixture
-async def there(monkeypatch: pytest.MonkeyPatch) -> Destination:
-    return Destination(monkeypatch)
+@pytest.fixture(params=[True, False], ids=["remembers", "forgets"])
+async def there(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Destination:
+    return Destination(monkeypatch, remembers=request.param)
 
 
 def a_note(base: int = 0, epoch: int = 0) -> Note:

@@ -83,7 +83,7 @@ async def test_a_copy_with_the_same_records_is_the_same_however_they_are_batched
 async def test_batches_of_the_same_bytes_are_not_decoded(
     bootstrap: str, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tool, "DefaultRecordBatch", None)
+    monkeypatch.setattr(tool, "records_of", None)
     found = await compared(bootstrap, source, lambda rows: None)
     assert found.same == PARTITIONS * COUNT
 
