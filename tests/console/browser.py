@@ -17,6 +17,7 @@ IN_A_BROWSER = [
     ),
 ]
 ENOUGH_MS = 60_000
+POLL_MS = 100  # by default a page is looked at when it paints, which a busy machine may leave out
 
 
 @contextmanager

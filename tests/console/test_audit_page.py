@@ -188,8 +188,8 @@ def test_what_is_missing_is_named_when_it_is_asked_for(audited: Audited, browse:
 
     page.route("**/api/v1/audit/missing*", missing)
     name = page.get_by_role("button", name="Name them")
-    name.click()
-    page.wait_for_function("document.querySelector('button[data-act=name]')?.disabled === false")
+    with page.expect_event("dialog", timeout=ENOUGH_MS):
+        name.click()
     assert said == ["Not done: this worker cannot name them"]
     name.click()
     page.get_by_text("east/orders-1 @ 17").wait_for(timeout=ENOUGH_MS)

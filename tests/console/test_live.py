@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from app.core.control_events import Drain, MoveWish
 from app.core.load import Load
 from app.core.pace import TargetStatus
 from app.wire import Incident
+from tests.console.browser import CHROMIUM, IN_A_BROWSER, POLL_MS
 from tests.console.hand_fed import (
     ME,
     HandFed,
@@ -28,13 +28,7 @@ from tests.console.hand_fed import (
     serving,
 )
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(
-        CHROMIUM is None, reason="no Chromium on PATH; install Debian's chromium to run these"
-    ),
-]
+pytestmark = IN_A_BROWSER
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +63,7 @@ def page(chromium: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 def says(page: Any, text: str, timeout_s: float = 60.0) -> None:
     page.wait_for_function(
-        "text => document.body.innerText.includes(text)", arg=text, timeout=timeout_s * 1000
+        "text => document.body.innerText.includes(text)", arg=text, timeout=timeout_s * 1000, polling=POLL_MS
     )
 
 

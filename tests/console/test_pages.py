@@ -16,7 +16,7 @@ from app.demo.stage import Process, Stage, http, wait_until, workload
 from app.demo.traffic import create_topic, messages, produce
 from app.topics import ControlTopics
 from app.yard import Yard
-from tests.console.browser import ENOUGH_MS, IN_A_BROWSER, browsing
+from tests.console.browser import ENOUGH_MS, IN_A_BROWSER, POLL_MS, browsing
 from tests.console.reports import EVIL, REPORT
 from tests.system.conftest import make_stage
 
@@ -207,4 +207,5 @@ def test_an_unknown_workload_is_told_in_words(browse: Any) -> None:
     page.wait_for_function(
         "document.querySelector('main').innerText.includes('there is no workload no/such')",
         timeout=ENOUGH_MS,
+        polling=POLL_MS,
     )
