@@ -7,12 +7,12 @@ from functools import partial
 from typing import NamedTuple
 
 from app.config.audit import AuditPlan, Timestamp
-from app.core.audit.count import Decode, How, IdOf
+from app.core.audit.count import ANY_DISORDER, Decode, How, IdOf
 from app.core.audit.fingerprint import Source
 from app.core.record import Record
 from app.core.record_batch import Batch
 from app.kafka.checksum import crc32c
-from app.kafka.decode import records_of
+from app.kafka.decode import lowest_timestamp, records_of
 from app.payload.codec import Framing
 from app.payload.event_time.avro_schemas import open_avro
 from app.payload.event_time.instant import Absent, TimeFormat
@@ -100,7 +100,10 @@ def how_of(plan: AuditPlan, source: Source, times: EventTime | None = None) -> H
     decode: Decode = partial(_timed, time_of(plan, times)) if by_value else records_of
     id_of = None if spec.id is None else _id_of(spec.id.header)
     content_of = _content_of if spec.id is not None and spec.id.fingerprint == "values" else None
-    return How(decode, source, id_of, round(spec.disorder * 1000), by_value=by_value, content_of=content_of)
+    disorder_ms = ANY_DISORDER if spec.disorder == "any" else round(spec.disorder * 1000)
+    return How(
+        decode, source, id_of, disorder_ms, by_value=by_value, content_of=content_of, lowest=lowest_timestamp
+    )
 
 
 def _timed(told: Callable[[Record], int], batch: Batch) -> Iterable[Record]:

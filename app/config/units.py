@@ -58,10 +58,15 @@ def duration_within(low_s: float, high_s: float) -> AfterValidator:
     return AfterValidator(check)
 
 
-def _schema(kind: str, pattern: str, examples: list[str]) -> WithJsonSchema:
-    text = {"type": "string", "pattern": f"^(?!$){pattern}$"}
-    return WithJsonSchema({"anyOf": [{"type": kind, "minimum": 0}, text], "examples": examples})
+def _forms(kind: str, pattern: str) -> list[dict[str, Any]]:
+    return [{"type": kind, "minimum": 0}, {"type": "string", "pattern": f"^(?!$){pattern}$"}]
 
+
+def _schema(kind: str, pattern: str, examples: list[str]) -> WithJsonSchema:
+    return WithJsonSchema({"anyOf": _forms(kind, pattern), "examples": examples})
+
+
+DURATION_SCHEMA = _forms("number", DURATION)
 
 Duration = Annotated[
     float,

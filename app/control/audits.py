@@ -109,7 +109,7 @@ class Audits(Service):
         leaves_bytes = int(LEAVES * self._clusters.budget.capacity_bytes)
         return Started(
             pump, beginning, cluster, leaves_bytes, next_offset=next_offset, lingers_s=LINGER_S,
-            counts=pump.reader.told_by,
+            counts=pump.reader.told_by, heads=pump.reader.heads_of,
         )  # fmt: skip
 
     def look(self, begin_again: Callable[[str, Pump], None]) -> None:

@@ -9,10 +9,11 @@ from typing import Any, Protocol
 
 from app.control.beginning import Beginning
 from app.control.data_clusters import DataCluster
+from app.core.audit.headers import heads_of
 from app.core.job import JobId
 from app.core.ranges import Snapshot
 from app.kafka.fetched import Fetched, Gap
-from app.kafka.followers import Counts
+from app.kafka.followers import Counts, HeadsOf
 from app.wire import JobStatus
 
 
@@ -100,7 +101,8 @@ class Started:
     """A job that is this worker's now, and what it flows by; its fetching `leaves_bytes` to others, and
     begins behind what was written in `last_epoch` of its leader, or before (-1: not known); at `next_offset`,
     unless that is where it has come (None). `lingers_s`: where little comes, it is
-    fetched so much later, and more at once. `counts`: it follows others that read or write there."""
+    fetched so much later, and more at once. `counts`: it follows others that read or write there, by the
+    headers that `heads` takes of batches."""
 
     pump: Pump
     beginning: Beginning
@@ -110,6 +112,7 @@ class Started:
     next_offset: int | None = None
     lingers_s: float = 0.0
     counts: Counts | None = None
+    heads: HeadsOf = heads_of
 
     @property
     def reads_from(self) -> int:
@@ -122,6 +125,7 @@ class Started:
         self.cluster.fetch.add(
             (str(job), self.pump.epoch), job.topic, job.partition, self.reads_from,
             self.beginning.log.topic_id, self.leaves_bytes, self.last_epoch, self.lingers_s, self.counts,
+            self.heads,
         )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ Source: Apache Kafka's protocol guide, "Record". A header takes two bytes in a b
 in memory: a few kilobytes of compressed headers would be gigabytes of objects. So they are counted first.
 
 `cut` never passes a bound: a record beyond one ends the cut, and stands alone in the next (`Cut.excess`).
+Almost all records are short (`short`), and so within every bound: only their lengths are looked at.
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ MAX_HEADERS = 10_000  # of a record: 2 MB of objects; people's own records have 
 MAX_HEADERS_BYTES = 8 * 1024 * 1024  # of a record, names and values: eight times a broker's usual message
 # What a copy in a retry topic or dead letter queue may have beside those: what it says of itself.
 OWN_HEADERS, OWN_HEADERS_BYTES = 256, 256 * 1024
+SHORT_BYTES = 2 * MAX_HEADERS  # a record of no more has no more headers than it may have
+# Short records are taken together up to such a part of what may be objects at once. As nothing but headers
+# they would be five times that much, for as long as they are decoded; their cost is told then.
+SHORT_PART = 16
 MAX_BATCH_RECORDS = 1_000_000  # of a batch that is read as a whole; what is kept of them may be 100 MB
 # What an object takes beside its bytes, by CPython 3.11: three objects and a slot in the list of headers.
 HEADER_COST_BYTES = 160
@@ -83,6 +88,67 @@ def cut(
     except IndexError:
         raise ValueError(f"the record at byte {at} is cut off") from None
     return Cut(at, count, cost_bytes)
+
+
+def short(data: memoryview | bytes, at: int, left: int, most_records: int, most_bytes: int) -> Cut:
+    """The short records from byte `at` on: at most `most_records` of the `left` ones. Without their headers
+    they cost `most_bytes` or less; what headers cost is not known (`Cut.cost_bytes` is 0, see `SHORT_PART`).
+
+    It ends before a record that is not short, and before what cannot be one: `cut` says what is there. Makes
+    no call a record, and takes 0.1 us instead of 1.2.
+    """
+    upto, count, last = at + most_bytes // SHORT_PART, 0, len(data) - 3
+    most_records = min(left, most_records, max(1, most_bytes // (2 * RECORD_COST_BYTES)))
+    while count < most_records and at < last:
+        length, body = data[at], at + 1
+        if length >= _MORE:
+            more = data[body]
+            length = length & _BITS | more << 7
+            body += 1
+            if more >= _MORE:  # up to SHORT_BYTES it has three bytes at most
+                length = length & 0x3FFF | data[body] << 14
+                body += 1
+        end = body + (length >> 1)
+        if length & 1 or length > 2 * SHORT_BYTES or end > last + 3:
+            break
+        if end > upto and count:
+            break
+        at, count = end, count + 1
+    return Cut(at, count, 0)
+
+
+def lowest_delta(data: bytes, count: int) -> int:
+    """The lowest timestamp delta of `count` records (one at least), which are all that `data` holds.
+
+    Makes no object of a record, so that headers need no bound. Takes about 0.13 us a record.
+
+    Raises:
+        ValueError: the bytes are not so many records.
+    """
+    at = signs = lowest = 0
+    is_above = True  # no delta of zero or less was found
+    try:
+        for index in range(count):
+            length = data[at]
+            if length < _MORE:
+                at += 1
+            elif (more := data[at + 1]) < _MORE:  # the usual case, without a call
+                length = length & _BITS | more << 7
+                at += 2
+            else:
+                length, at = varint(data, at)
+                length <<= 1
+            signs |= length
+            if data[at + 1] & 1 or is_above:  # others are not lower
+                delta, _ = varint(data, at + 1)
+                lowest = min(lowest, delta) if index else delta
+                is_above = lowest > 0
+            at += length >> 1
+    except IndexError:
+        raise ValueError(f"{count} records do not end at byte {len(data)}") from None
+    if at != len(data) or signs & 1 or signs < 0:
+        raise ValueError(f"{count} records end at byte {at} of {len(data)}, or have negative lengths")
+    return lowest
 
 
 def _headers(data: memoryview | bytes, body: int, end: int) -> tuple[int, int, int]:

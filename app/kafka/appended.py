@@ -29,7 +29,7 @@ import structlog
 from aiokafka.errors import KafkaError
 
 from app.clock import now_ms
-from app.core.audit.headers import headers_of_heads
+from app.core.audit.headers import headers_of_heads, heads_of
 from app.core.feed import NOT_KNOWN, Line, Row
 from app.core.record_batch import HEADER_BYTES
 from app.core.verbatim import CLEARED, Copy
@@ -37,7 +37,7 @@ from app.kafka.append_pending import has_times_of_log
 from app.kafka.clusters import TOPIC_UNKNOWN, ClusterClient, ClusterUnreachable
 from app.kafka.epochs import EpochEnd, epoch_ends
 from app.kafka.fetched import Headed, PartitionFetch
-from app.kafka.followers import Followers, is_in_doubt
+from app.kafka.followers import Followers, HeadsOf, is_in_doubt
 from app.kafka.topic_configs import TopicSettings, describe
 
 log = structlog.get_logger(__name__)
@@ -70,6 +70,7 @@ class Written:
         self.sent_to = sent_to
         self.in_flight = in_flight
         self.line = Line()
+        self.heads_of: HeadsOf = heads_of  # as who follows takes them
         self.acknowledged_s = float("-inf")
         self._end = 0  # of what is acknowledged
         self._doubt = doubt
@@ -87,7 +88,8 @@ class Written:
         if line.is_begun:
             # Rule 2: where the log has set its times, the header was changed.
             start = NOT_KNOWN if has_times_of_log(base_offset) else int(base_offset)
-            line.acknowledged(copy.source_start, Row(start, end, bytes(copy.data[:HEADER_BYTES]), now_ms()))
+            head, *_ = self.heads_of(bytes(copy.data)) or [bytes(copy.data[:HEADER_BYTES])]
+            line.acknowledged(copy.source_start, Row(start, end, head, now_ms()))
 
     def close(self) -> None:
         """It writes no more."""
@@ -221,6 +223,7 @@ class Appended:
             line.stop()
             self._followers.go(part)
         else:
+            written.heads_of = part.heads_of
             line.confirmed(written.sent_to())
             self._give(written, part, end.end_offset)
 

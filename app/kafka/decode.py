@@ -12,6 +12,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator
 from itertools import chain, islice
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from aiokafka.record.default_records import DefaultRecordBatch
@@ -29,7 +30,17 @@ from app.core.record_batch import (
     CorruptBatch,
     iter_batches,
 )
-from app.core.record_scan import HEADER_COST_BYTES, MAX_HEADERS, OF_COPIES, RECORD_COST_BYTES, Most, cut
+from app.core.record_scan import (
+    HEADER_COST_BYTES,
+    MAX_BATCH_RECORDS,
+    OF_COPIES,
+    RECORD_COST_BYTES,
+    SHORT_BYTES,
+    Most,
+    cut,
+    lowest_delta,
+    short,
+)
 from app.core.risks import MOST_OWNERS, Risks, Verdict
 from app.kafka.checksum import crc32c
 from app.kafka.decompress import MAX_DECOMPRESSED_BYTES, TooLarge, unpacked
@@ -39,11 +50,12 @@ if TYPE_CHECKING:
 
 CHUNK_RECORDS = 1024  # made objects at once where a whole batch is read
 CHUNK_BYTES = 1024 * 1024  # they cost at once, unless one alone costs more
-WHOLE_BYTES = 2 * MAX_HEADERS  # records of no more have no more headers: they need not be looked at before
+WHOLE_BYTES = SHORT_BYTES  # records of no more need not be looked at before
 RISKY_BYTES = 32 * 1024 * 1024  # a batch that becomes more is noted before (`app.core.risks`); few ever do
 MAX_WRAPPED = 250_000  # legacy messages in one: all of them are objects at once, some 60 MB
 _INT, _LENGTH_AT, _COUNT_AT = struct.Struct(">i"), 8, 57
 _CRC, _CRC_AT = struct.Struct(">I"), 17
+_HEADERS_OF = attrgetter("headers")
 _ATTRIBUTES_LOW_AT, _CODEC = 22, 0x07
 
 
@@ -137,7 +149,9 @@ class OpenBatch:
             self._whole = chain(DefaultRecordBatch(self._batch_of(data, self.left)))
             self._records = None
             return self._take_whole(self._whole, most)
-        found = cut(data, self._at, self.left, most, most_bytes, self._most)
+        found = short(data, self._at, self.left, most, most_bytes)
+        if not found.records:
+            found = cut(data, self._at, self.left, most, most_bytes, self._most)
         start, self._at = self._at, found.end
         self.left -= found.records
         if not self.left and found.end != len(data):
@@ -147,14 +161,17 @@ class OpenBatch:
             is_small = HEADER_BYTES + found.end - start < len(whole)
             raw = self._batch_of(data[start : found.end], 1) if is_small else bytes(whole)
             raise BeyondBounds(offset, raw, found.excess.reason)
-        self.cost_bytes = found.cost_bytes
         if not found.records:
+            self.cost_bytes = 0
             return []
         records: list[Record] = list(
             DefaultRecordBatch(self._batch_of(data[start : found.end], found.records))
         )
         if len(records) != found.records:
             raise ValueError(f"{len(records)} records were read where there are {found.records}")
+        self.cost_bytes = found.cost_bytes or (
+            found.end - start + len(records) * RECORD_COST_BYTES + _header_count(records) * HEADER_COST_BYTES
+        )
         return records
 
     def _batch_of(self, records: bytes | memoryview, count: int) -> bytes:
@@ -189,8 +206,8 @@ class OpenBatch:
         self.left -= len(taken)
         if not self.left:
             next(records, None)  # the decoder looks whether there are bytes behind them
-        headers = sum(len(record.headers) for record in taken)
-        self.cost_bytes = WHOLE_BYTES + len(taken) * RECORD_COST_BYTES + headers * HEADER_COST_BYTES
+        headers = _header_count(taken) * HEADER_COST_BYTES
+        self.cost_bytes = WHOLE_BYTES + len(taken) * RECORD_COST_BYTES + headers
         return taken
 
     def _take_legacy(self, records: Iterator[Record], most: int) -> list[Record]:
@@ -200,12 +217,30 @@ class OpenBatch:
         return taken
 
 
+def _header_count(records: list[Record]) -> int:
+    return sum(map(len, map(_HEADERS_OF, records)))
+
+
 def records_of(batch: Batch) -> Iterator[Record]:
     """All records of a batch, some at a time. Raises, while they are read, what `OpenBatch.take` does."""
     opened = OpenBatch(batch)
     yield from opened.take(CHUNK_RECORDS)
     while opened.left:
         yield from opened.take(CHUNK_RECORDS)
+
+
+def lowest_timestamp(batch: Batch) -> int:
+    """The lowest timestamp of a batch's records (ms), which its header does not tell. Format 2 only.
+
+    Raises:
+        ValueError: there are too many records, or too many bytes of them, or they cannot be read.
+    """
+    header = batch.header
+    if header.magic < MAGIC or not 0 < header.record_count <= MAX_BATCH_RECORDS:
+        raise ValueError(f"{header.record_count} records of format {header.magic}")
+    records = batch.data[HEADER_BYTES:]
+    data = unpacked(header.compression, records) if header.compression else bytes(records)
+    return header.first_timestamp_ms + lowest_delta(data, header.record_count)
 
 
 def _legacy_records(data: memoryview) -> Iterator[Record]:

@@ -32,6 +32,7 @@ import structlog
 from aiokafka.errors import KafkaError, for_code
 from mode import Service
 
+from app.core.audit.headers import heads_of
 from app.core.record_batch import MAX_BATCH_BYTES, CorruptBatch, take
 from app.kafka.checksum import crc32c
 from app.kafka.clusters import LEADER_TROUBLE, NO_LEADER, READ_COMMITTED, UNKNOWN_TOPIC, ClusterClient
@@ -50,7 +51,7 @@ from app.kafka.fetched import (
     refusal,
     remedy_of,
 )  # fmt: skip
-from app.kafka.followers import Counts, Followers
+from app.kafka.followers import Counts, Followers, HeadsOf
 from app.kafka.log_watch import WATERMARKS_S, LogWatch, find_gap
 
 log = structlog.get_logger(__name__)
@@ -100,7 +101,7 @@ class FetchService(Service):
     def add(
         self, key: Any, topic: str, partition: int, next_offset: int, topic_id: str = "",
         leaves_bytes: int = 0, last_epoch: int = NOT_KNOWN, lingers_s: float = 0.0,
-        counts: Counts | None = None,
+        counts: Counts | None = None, heads: HeadsOf = heads_of,
     ) -> None:  # fmt: skip
         """Fetches the partition from `next_offset` on, under `key`; ends what was fetched under it before.
 
@@ -109,14 +110,15 @@ class FetchService(Service):
         of the budget free, the partition is fetched as if there was no room; with `ALL_BYTES`, not at all.
         `last_epoch`: in which the record before `next_offset`, or a later one, was written, if that is known.
         `lingers_s`: after an answer with little in it, it is asked for again so much later.
-        `counts`: it follows others that read or write there (`app.kafka.followers`).
+        `counts`: it follows others that read or write there (`app.kafka.followers`), by headers that `heads`
+        takes of batches.
         """
         self.remove(key)
         part = PartitionFetch(self, key, topic, partition, next_offset, topic_id, leaves_bytes, lingers_s)
         part.epoch, part.last_epoch = self.client.leader_epoch(topic, partition), last_epoch
         part.unsure = max(last_epoch, part.epoch) >= 0
         self._partitions[key] = part
-        self.followers.add(part, counts)
+        self.followers.add(part, counts, heads)
         self._wake.set()
 
     def leave(self, key: Any, leaves_bytes: int) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from aiokafka.errors import for_code
 
+from app.core.audit.headers import heads_of
 from app.kafka.clusters import UNKNOWN_TOPIC
 from app.kafka.epochs import AHEAD, FENCED, EpochEnd
 from app.kafka.grants import NOT_AUTHORISED, Known, grant, lacks
@@ -306,7 +307,9 @@ class PartitionFetch:
     told: str = ""
     node: int | None = None
     # Of who follows others (`app.kafka.followers`): how many of the first headers tell it all that it wants.
+    # `heads_of`: the headers of whole batches as it takes them; None: they do not tell all.
     counts: Callable[[Headers], int] | None = None
+    heads_of: Callable[[bytes], list[bytes] | None] = heads_of
     given: deque[Fetched] = field(default_factory=deque)
     is_given: bool = False  # and so it is `polling`
     by_heads: bool = False  # headers told it all until now

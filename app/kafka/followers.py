@@ -60,6 +60,7 @@ MOST_TRAIL, MOST_TRAILS = 8_192, 131_072  # headers, of about a hundred bytes
 
 Deliver = Callable[[Any], Awaitable[None]]
 Counts = Callable[[Headers], int]  # how many of the first batches their headers tell all of
+HeadsOf = Callable[[bytes], list[bytes] | None]  # of whole batches; None: they do not tell all
 
 
 class Followers:
@@ -73,10 +74,10 @@ class Followers:
         self._giving: set[asyncio.Task[None]] = set()
         self.given = 0  # times
 
-    def add(self, part: PartitionFetch, counts: Counts | None) -> None:
+    def add(self, part: PartitionFetch, counts: Counts | None, heads: HeadsOf = heads_of) -> None:
         """It follows from now on, if it `counts`. A partition has one follower: the newest."""
         if counts is not None:
-            part.counts = counts
+            part.counts, part.heads_of = counts, heads
             self._of[part.topic, part.partition] = part
 
     def remove(self, part: PartitionFetch) -> None:
@@ -209,14 +210,15 @@ def whole_for(part: PartitionFetch, fetched: Fetched) -> Fetched:
 
 def heads_for(part: PartitionFetch, start: int, fetched: Fetched) -> Heads | None:
     """The headers of what another reader has fetched from `start` on; None: it is to be given all."""
-    if fetched.aborted or fetched.damage or part.counts is None:
+    if fetched.aborted or fetched.damage or part.counts is None or not fetched.data:
         return None
     if not part.by_heads and time.monotonic() < part.whole_until_s:
         return None
     if bytes_below(fetched.data, start):  # it begins in the middle of a batch
         return None
-    heads = heads_of(fetched.data)
+    heads = part.heads_of(fetched.data)
     if not heads:
+        part.by_heads, part.whole_until_s = False, time.monotonic() + WHOLE_S
         return None
     if not part.by_heads:  # looked at once, and then believed of what follows until it proves wrong
         headers = headers_of_heads(heads)

@@ -5,6 +5,8 @@
 | broker                                           | fetch service, audit pump  | the fetch service alone  |
 | memory: batches of 16 KB, 64 KB, of one record   | the pump's reader          | every record decoded     |
 
+Each by the timestamps of all records, and by headers alone (`disorder: 5s` of a plan).
+
 The way of a worker but for its Faust channel, which carries a chunk of 1 MiB at a time. Rates are per second
 of the process's CPU time, so that what else the machine does has no part in them; by the clock: a row.
 """
@@ -23,7 +25,7 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
 from app.audit.pump import AuditPump
 from app.config.audit import AuditPlan
-from app.core.audit.count import How
+from app.core.audit.count import ANY_DISORDER, How
 from app.core.audit.fingerprint import Source
 from app.core.audit.reader import PartitionReader
 from app.core.audit.reports import Report, Scope
@@ -31,7 +33,7 @@ from app.core.fencing import LogId
 from app.core.job import JobId
 from app.core.record_batch import iter_batches
 from app.kafka.clusters import ClusterClient, ClusterSpec
-from app.kafka.decode import records_of
+from app.kafka.decode import lowest_timestamp, records_of
 from app.kafka.fetch import FetchService
 from app.kafka.fetched import ByteBudget, Fetched
 from app.yard import Yard
@@ -42,6 +44,7 @@ CLUSTER = "east-regional"
 SHAPE = Shape(200, "none", 16 * 1024, 4_000_000)
 CHUNK_BYTES = 1 << 20
 OF_MEMORY = {"batches of 16 KB": 16 * 1024, "batches of 64 KB": 64 * 1024, "one record a batch": 0}
+PROMISES = {"all timestamps read": ANY_DISORDER, "by headers": 5_000}
 MEMORY_COUNT = {16 * 1024: 1_000_000, 64 * 1024: 1_000_000, 0: 50_000}
 WIDTH_MS = 600_000
 BUDGET_BYTES = 64 << 20
@@ -54,11 +57,12 @@ def run(progress: Progress) -> dict[str, Any]:
     """Every row."""
     rows = []
     for title, batch_bytes in OF_MEMORY.items():
-        progress(f"of memory, {title}")
-        count = MEMORY_COUNT[batch_bytes]
-        chunks = _chunks(batch_bytes, count)
-        pair = alternate(partial(_counted, chunks), partial(_decoded, chunks), ROUNDS, progress)
-        rows.append(_row(f"of memory, {title}", "records decoded", pair))
+        chunks = _chunks(batch_bytes, MEMORY_COUNT[batch_bytes])
+        for words, disorder_ms in PROMISES.items():
+            progress(f"of memory, {title}, {words}")
+            counted = partial(_counted, chunks, disorder_ms)
+            pair = alternate(counted, partial(_decoded, chunks), ROUNDS, progress)
+            rows.append(_row(f"of memory, {title}, {words}", "records decoded", pair))
     with Yard(regions=1) as yard:
         bootstrap = yard.bootstrap(CLUSTER)
         progress(f"filling a topic: {SHAPE.title}")
@@ -66,12 +70,15 @@ def run(progress: Progress) -> dict[str, Any]:
         clock = list[float]()
 
         def ours() -> float:
-            figures = uvloop.run(_fetched(bootstrap, counts=True))
+            figures = uvloop.run(_fetched(bootstrap, "any"))
             clock.append(figures[1])
             return figures[0]
 
-        pair = alternate(ours, lambda: uvloop.run(_fetched(bootstrap, counts=False))[0], 3, progress)
+        alone = partial(_per_cpu_of, bootstrap, "")
+        pair = alternate(ours, alone, 3, progress)
+        by_headers = alternate(partial(_per_cpu_of, bootstrap, "5s"), alone, 3, progress)
     first = _row("of a broker", "fetched, and not counted", pair)
+    rows.insert(0, _row("of a broker, by headers", "fetched, and not counted", by_headers))
     by_clock = {
         **_row("of a broker, by the clock", "the target", pair),
         "unit": "records/s", "value": round(sorted(clock)[len(clock) // 2]), "peer_value": 1_000_000,
@@ -122,12 +129,13 @@ def _per_cpu_s(work: Callable[[], int]) -> float:
     return count / (time.process_time() - began_s)
 
 
-def _counted(chunks: list[tuple[bytes, int]]) -> float:
+def _counted(chunks: list[tuple[bytes, int]], disorder_ms: int) -> float:
     source = Source("c", "t", 0)
     scope = Scope("orders", "regional", "east", WIDTH_MS)
+    how = How(records_of, source, disorder_ms=disorder_ms, lowest=lowest_timestamp)
 
     def work() -> int:
-        reader = PartitionReader(scope, source, How(records_of, source), 0)
+        reader = PartitionReader(scope, source, how, 0)
         for data, end in chunks:
             reader.fetched(data, end, at_ms=NOW_MS, seen_at_ms=NOW_MS + 1_000_000)
         return reader.records
@@ -149,17 +157,22 @@ def _decoded(chunks: list[tuple[bytes, int]]) -> float:
 # -- of a broker ---------------------------------------------------------------------------------------
 
 
-async def _fetched(bootstrap: str, *, counts: bool) -> tuple[float, float]:
-    """Records of the whole topic a second of CPU time, and of the clock."""
+def _per_cpu_of(bootstrap: str, disorder: str) -> float:
+    return uvloop.run(_fetched(bootstrap, disorder))[0]
+
+
+async def _fetched(bootstrap: str, disorder: str) -> tuple[float, float]:
+    """Records of the whole topic a second of CPU time, and of the clock. `disorder`: of the plan; "": they
+    are not counted."""
     client = ClusterClient(ClusterSpec("east", (bootstrap,)))
     await client.start()
-    pumps = {number: _pump(number) for number in range(PARTITIONS)}
+    pumps = {number: _pump(number, disorder or "any") for number in range(PARTITIONS)}
     ends, done = dict.fromkeys(pumps, 0), asyncio.Event()
 
     async def deliver(item: Any) -> None:
         assert isinstance(item, Fetched), item
         ends[item.partition] = item.next_offset
-        if counts:
+        if disorder:
             pumps[item.partition].accept(item)
         else:
             item.release()
@@ -176,16 +189,16 @@ async def _fetched(bootstrap: str, *, counts: bool) -> tuple[float, float]:
     cpu_s, clock_s = time.process_time() - cpu_s, time.monotonic() - began_s
     await service.stop()
     await client.stop()
-    if counts:
+    if disorder:
         counted = sum(sum(one.totals.count for one in _told(pump)) for pump in pumps.values())
         assert counted == SHAPE.count, f"{counted} of {SHAPE.count} records were counted"
     return SHAPE.count / cpu_s, SHAPE.count / clock_s
 
 
-def _pump(partition: int) -> AuditPump:
+def _pump(partition: int, disorder: str) -> AuditPump:
     plan = AuditPlan.model_validate(
         {"apiVersion": "switchyard/v1", "kind": "AuditPlan", "metadata": {"name": "all"},
-         "spec": {"topics": [SHAPE.topic]}}
+         "spec": {"topics": [SHAPE.topic], "disorder": disorder}}
     )  # fmt: skip
 
     async def send(_: AuditPump) -> None: ...

@@ -265,7 +265,8 @@ def plan(
 ) -> Iterator[str]:
     """A plan that counts from the topics' beginning, unless it was there before; its jobs have ended at the
     end."""
-    spec = {"topics": topics, "clusters": [*clusters]}
+    # By headers: what it takes to read the timestamps of all records, `audit-count` tells.
+    spec = {"topics": topics, "clusters": [*clusters], "disorder": "5s"}
     stage.deploy(
         worker,
         {"apiVersion": "switchyard/v1", "kind": "AuditPlan", "metadata": {"name": name}, "spec": spec},

@@ -168,3 +168,16 @@ def test_a_plan_that_puts_records_into_other_windows_counts_otherwise() -> None:
     assert {counting(*one) for one in (("spec/lateness", "2m"), ("spec/tiers", ["consumer"]))} == {same}
     others = (("spec/window", "5m"), ("spec/timestamp", {"source": "record"}), ("spec/disorder", "1m"))
     assert len({same, *(counting(*one) for one in others)}) == 4
+
+
+@pytest.mark.parametrize("value", ["sometimes", "2d", -1, None, True])
+def test_a_promise_about_timestamps_that_is_none_is_told_once_with_what_to_write(value: Any) -> None:
+    with pytest.raises(InvalidConfiguration, match=r"spec\.disorder: .*\n.*write any, or a duration") as told:
+        parse_audit(edited("spec/disorder", value))
+    assert "1 error" in str(told.value)
+
+
+def test_nothing_is_promised_about_timestamps_by_default() -> None:
+    for value, written in (("any", "any"), (5, "5s"), ("90s", "1m30s")):
+        assert parse_audit(edited("spec/disorder", value))[0].to_wire()["spec"]["disorder"] == written
+    assert parse_audit(PLAN)[0].spec.disorder == "any"

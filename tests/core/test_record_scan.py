@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,10 +13,13 @@ from app.core.record_scan import (
     OF_PRODUCERS,
     OWN_HEADERS,
     RECORD_COST_BYTES,
+    SHORT_BYTES,
     Most,
     cut,
+    lowest_delta,
+    short,
 )
-from tests.core.batches import make_batch, packed_record
+from tests.core.batches import make_batch, packed_record, zigzag
 
 fields = st.none() | st.binary(max_size=300)
 headers = st.lists(st.tuples(st.text(max_size=4), st.binary(max_size=100)), max_size=3)
@@ -79,3 +83,55 @@ def test_bytes_that_are_no_records_are_refused_and_none_is_read_beyond_them(data
         return
     assert found.end <= len(data)
     assert found.records == left
+
+
+@given(
+    st.lists(st.tuples(st.integers(-(1 << 62), 1 << 62), st.binary(max_size=40_000)), min_size=1, max_size=6)
+)
+def test_the_lowest_delta_is_that_of_all_records(rows: list[tuple[int, bytes]]) -> None:
+    bodies = [b"\x00" + zigzag(delta) + value for delta, value in rows]
+    data = b"".join(zigzag(len(body)) + body for body in bodies)
+    assert lowest_delta(data, len(rows)) == min(delta for delta, _ in rows)
+    for count, wrong in ((len(rows), data[:-1]), (len(rows) + 1, data), (len(rows), data + b"\x00")):
+        with pytest.raises(ValueError, match="records"):
+            lowest_delta(wrong, count)
+
+
+@given(st.binary(max_size=200), st.integers(1, 1_000_000))
+def test_bytes_that_are_no_records_have_no_lowest_delta_and_end_at_once(data: bytes, count: int) -> None:
+    try:
+        lowest_delta(data, count)
+    except ValueError:
+        return
+    assert count <= len(data)
+
+
+@given(
+    st.lists(
+        st.sampled_from([0, 1, 50, 70, 8_200, SHORT_BYTES - 40, SHORT_BYTES + 1]), min_size=1, max_size=12
+    ),
+    st.integers(1, 8),
+    st.sampled_from([1, 5_000, 1 << 20]),
+)
+def test_short_records_end_where_those_that_are_looked_into_end(
+    sizes: list[int], most: int, most_bytes: int
+) -> None:
+    parts = [packed_record(0, b"v" * size) for size in sizes]
+    data, at = b"".join(parts), 0
+    while parts:
+        found = short(data, at, len(parts), most, most_bytes)
+        assert found.records <= most
+        if len(parts[0]) > SHORT_BYTES + 3:
+            assert found.records == 0, "it is looked into"
+        elif len(parts[0]) <= SHORT_BYTES:
+            assert found.records, "one at least"
+        count = found.records or 1
+        at += sum(map(len, parts[:count]))
+        assert not found.records or found.end == at
+        del parts[:count]
+
+
+@given(st.binary(max_size=60), st.integers(0, 60))
+def test_short_records_never_end_beyond_the_bytes_that_there_are(data: bytes, at: int) -> None:
+    found = short(data, at, 100, 100, 1 << 20)
+    assert at <= found.end <= max(at, len(data))

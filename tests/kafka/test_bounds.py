@@ -12,12 +12,12 @@ import pytest
 
 from app.core.record import size_of
 from app.core.record_batch import iter_batches, take
-from app.core.record_scan import MAX_HEADERS
+from app.core.record_scan import HEADER_COST_BYTES, MAX_HEADERS
 from app.core.tracker import Tracker
 from app.kafka.append_encode import ENCODED_RECORDS, copies
 from app.kafka.checksum import crc32c
 from app.kafka.clusters import ClusterClient, ClusterSpec
-from app.kafka.decode import RecordReader, UndecodableBatch, records_of
+from app.kafka.decode import OpenBatch, RecordReader, UndecodableBatch, records_of
 from app.kafka.decompress import unpacked
 from app.kafka.fetch import FetchService
 from app.kafka.fetched import ByteBudget, Fetched, PartitionFetch
@@ -79,6 +79,19 @@ def test_most_headers_that_a_record_may_have_are_read() -> None:
     assert bad == []
     assert len(record.headers) == MAX_HEADERS
     assert size_of(record) > 100 * MAX_HEADERS, "they count"
+
+
+def test_short_records_of_nothing_but_headers_become_objects_some_at_a_time_and_tell_their_cost() -> None:
+    """One chunk of so many records would be 150 MB."""
+    data = batch_of_packed(0, [packed_record(number, headers=900) for number in range(1_000)])
+    (batch,) = iter_batches(data)
+    opened, costs, read = OpenBatch(batch), list[int](), 0
+    with at_most(16 * MIB):
+        while opened.left:
+            read += len(opened.take(1_000))
+            costs.append(opened.cost_bytes)
+    assert read == 1_000
+    assert sum(costs) > 1_000 * 900 * HEADER_COST_BYTES
 
 
 @pytest.mark.parametrize("codec", COMPRESSED)

@@ -24,6 +24,7 @@ pytestmark = pytest.mark.system
 HOME, AWAY = "east-regional", "east-aggregate"
 PARTITIONS = 3
 WIDTH_MS = 5_000
+DISORDER_MS = 60_000  # twelve windows
 ENOUGH_S = 120.0
 SEED = 11
 
@@ -32,21 +33,23 @@ def plan(name: str, *topics: str, **spec: Any) -> dict[str, Any]:
     """An audit plan with short windows."""
     return {
         "apiVersion": "switchyard/v1", "kind": "AuditPlan", "metadata": {"name": name},
-        "spec": {"topics": list(topics), "window": "5s", "lateness": "4s", "disorder": "3s", **spec},
+        "spec": {"topics": list(topics), "window": "5s", "lateness": "4s", **spec},
     }  # fmt: skip
 
 
 class Traffic:
     """Batches of all sizes and codecs into every partition, until the end; `sent`: by window.
 
-    Records are up to two seconds older than the moment they are written, in no order. `some`: how many are
+    Records are up to `late_ms` older than the moment they are written, in no order. `some`: how many are
     written at a time.
     """
 
-    def __init__(self, bootstraps: list[str], topic: str, some: tuple[int, ...] = (3, 60, 900)) -> None:
+    def __init__(
+        self, bootstraps: list[str], topic: str, some: tuple[int, ...] = (3, 60, 900), late_ms: int = 2_000
+    ) -> None:
         self.sent: Counter[int] = Counter()
         self.last_ms = 0
-        self._bootstraps, self._topic, self._some = bootstraps, topic, some
+        self._bootstraps, self._topic, self._some, self._late_ms = bootstraps, topic, some, late_ms
         self._ending = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._produce()))
 
@@ -63,7 +66,7 @@ class Traffic:
         while not self._ending.is_set():
             now_ms, some = time.time_ns() // 1_000_000, []
             for _ in range(chance.choice(self._some)):
-                some.append((number % PARTITIONS, now_ms - chance.randrange(2_000)))
+                some.append((number % PARTITIONS, now_ms - chance.randrange(self._late_ms)))
                 number += 1
             codec = chance.choice([None, "lz4", "zstd", "gzip"])
             size = chance.choice([300, 16_000])
@@ -103,7 +106,7 @@ def test_every_record_is_counted_once_at_every_tier_although_workers_are_killed(
     stage.deploy(workers[0], plan("all", topic_name))
     stage.deploy(workers[0], route("copy", HOME, AWAY, topic_name))
     jobs = 3 * PARTITIONS  # the copy is found by itself, and counted, too
-    with Traffic([home], topic_name) as traffic:
+    with Traffic([home], topic_name, late_ms=DISORDER_MS) as traffic:
         for number, kills in enumerate((True, False, True)):
             wait_until(
                 lambda: len(assignments(workers[0])) == jobs, ENOUGH_S, lambda: str(assignments(workers[0]))

@@ -142,7 +142,7 @@ class Region:
 
     def _end(self) -> None:
         for topic in self.others:
-            self.wait_jobs(topic, 4 + 2)  # what was added has been discovered; its retry topic has two
+            self.wait_jobs(topic, 4 + 4)  # what was added has been discovered; its retry topic grows with it
         assert self.joined.pop().terminate() == 0
 
     def _kill(self) -> None:

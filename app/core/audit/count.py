@@ -4,10 +4,12 @@ Rules
 1. A window holds the event times [start, start + width). Records without a timestamp are counted apart
    (`UNTIMED`), as are those with one beyond all calendars: who writes microseconds would make windows that
    never end.
-2. A header tells the first record's timestamp and the highest. Both in one window is not enough: producers of
-   several threads write records that are a little older behind the first. A batch is counted from its header
-   if its first timestamp is at least `disorder_ms` behind the window's start. Whoever knows that timestamps
-   within a batch may go back further says so; `ANY_DISORDER` decodes all.
+2. A header tells the first record's timestamp and the highest, but records behind the first may be older by
+   any time. So the lowest is read from the records (`How.lowest`), without making them objects: a batch is
+   counted from its header if lowest and highest are in one window. Source and copy agree then, however
+   either cuts its batches.
+   Who promises that no record is older than its batch's first by more than `disorder_ms` saves that: a batch
+   is counted from its header if its first timestamp is so far behind the window's start.
    Where the log's own time counts (LogAppendTime) all records of a batch have the highest timestamp.
 3. A batch with a delete horizon has that in place of its first timestamp; one that begins before the position
    shows only some of its records; of one that compaction has thinned the header does not tell the offsets.
@@ -27,17 +29,25 @@ import numpy.typing as npt
 
 from app.core.audit import fingerprint
 from app.core.audit.fingerprint import Source, Words
-from app.core.audit.headers import Headers, Numbers, headers_of
+from app.core.audit.headers import Headers, Numbers, exact, headers_of, heads_of
 from app.core.audit.latencies import Latencies
 from app.core.audit.totals import LAST_MS, NEVER_MS, Sums, Totals
 from app.core.record import Record
-from app.core.record_batch import LOG_OVERHEAD_BYTES, MAGIC, Batch, Committed, iter_batches
+from app.core.record_batch import (
+    HEADER,
+    LOG_OVERHEAD_BYTES,
+    MAGIC,
+    Batch,
+    BatchHeader,
+    Committed,
+    iter_batches,
+)
 from app.core.record_scan import MAX_BATCH_RECORDS
 
 UNTIMED = -1  # the window of records without a timestamp
-DISORDER_MS = 5_000
 ANY_DISORDER = -1
 LOG_APPEND_TIME, TRANSACTIONAL, CONTROL, DELETE_HORIZON = 0x08, 0x10, 0x20, 0x40
+_NOT_BY_HEADERS = TRANSACTIONAL | CONTROL | DELETE_HORIZON
 MANY_WINDOWS = 32  # of records counted together: a histogram of each would take much memory
 _SPREAD = 4  # points a batch's latencies are spread over
 
@@ -45,6 +55,7 @@ SKEW_MS = 120_000  # so far ahead a clock may be; a timestamp beyond says nothin
 LIFTS = 16  # so many times as many records behind are believed more than those that are ahead of them
 
 Decode = Callable[[Batch], Iterable[Record]]
+Lowest = Callable[[Batch], int]
 IdOf = Callable[[Record], bytes | None]
 ContentOf = Callable[[Record], int]
 
@@ -207,16 +218,19 @@ class How(NamedTuple):
         id_of: a record's message id, None if it has none: it counts, and is not in the fingerprint of ids.
             With this every batch is decoded.
         content_of: 32 bits of what a record holds, to be compared with its id; None: it is not.
-        disorder_ms: rule 2.
+        disorder_ms: rule 2; `ANY_DISORDER`: nobody promises anything.
         by_value: `decode` gives times that headers do not tell: every batch is decoded.
+        lowest: a batch -> the lowest timestamp of its records (`app.kafka.decode.lowest_timestamp`); None:
+            with `ANY_DISORDER` every batch of several records is decoded.
     """
 
     decode: Decode
     source: Source | None = None
     id_of: IdOf | None = None
-    disorder_ms: int = DISORDER_MS
+    disorder_ms: int = ANY_DISORDER
     by_value: bool = False
     content_of: ContentOf | None = None
+    lowest: Lowest | None = None
 
     @property
     def decodes_all(self) -> bool:
@@ -252,6 +266,8 @@ def count_chunk(
     # Only these need the filter: it says of all others that they are shown, and learns nothing from them.
     for row in np.flatnonzero(headers.attributes & (TRANSACTIONAL | CONTROL)).tolist():
         shown[row] &= committed.shows(headers.batch(row))
+    if how.lowest is not None and how.disorder_ms == ANY_DISORDER:
+        headers = _with_lowest(headers, shown, start_offset, how, tally.width_ms)
     firsts = _firsts(headers)
     whole = shown & _in_one_window(headers, firsts, start_offset, how, tally.width_ms)
     if whole.all():
@@ -261,6 +277,65 @@ def count_chunk(
         _count_headers(tally, headers.of(whole), firsts[whole], how.source, seen_at_ms)
     others = (headers.batch(row) for row in np.flatnonzero(shown & ~whole).tolist())
     _count_records(tally, others, start_offset, how, seen_at_ms)
+
+
+def telling_heads(data: bytes, start_offset: int, how: How, width_ms: int) -> list[bytes] | None:
+    """The headers of whole batches as they are kept instead of the bytes: with the lowest timestamps of the
+    records, where those are needed (rule 2). None: they do not tell all. `told_by_headers` says whether they
+    do. Of one batch it takes microseconds: it is asked of every batch that a route appends.
+    """
+    if how.decodes_all:
+        return None
+    heads = heads_of(data)
+    if not heads or how.lowest is None or how.disorder_ms != ANY_DISORDER:
+        return heads or None
+    view, at = memoryview(data), 0
+    for row, head in enumerate(heads):
+        header = BatchHeader._make(HEADER.unpack(head))
+        end = at + LOG_OVERHEAD_BYTES + header.length
+        if header.record_count > 1 and not header.attributes & LOG_APPEND_TIME:
+            start_ms = window_of(header.max_timestamp_ms, width_ms)
+            if start_ms == UNTIMED or header.first_timestamp_ms < start_ms:
+                return None
+            if header.base_offset < start_offset or header.attributes & _NOT_BY_HEADERS:
+                return None
+            lowest_ms = _lowest(Batch(header, view[at:end]), how.lowest)
+            if lowest_ms < start_ms:
+                return None
+            heads[row] = exact(head, lowest_ms)
+        at = end
+    return heads
+
+
+def _with_lowest(
+    headers: Headers, shown: npt.NDArray[np.bool_], start_offset: int, how: How, width_ms: int
+) -> Headers:
+    """With the lowest timestamps of those records that decide it (rule 2)."""
+    assert how.lowest is not None
+    wanted = shown & _worth_reading(headers, start_offset, how, width_ms)
+    firsts, is_exact = headers.first_timestamp_ms.copy(), headers.is_exact.copy()
+    for row in np.flatnonzero(wanted).tolist():
+        lowest_ms = _lowest(headers.batch(row), how.lowest)
+        if lowest_ms != NEVER_MS:
+            firsts[row], is_exact[row] = lowest_ms, True
+    return headers._replace(first_timestamp_ms=firsts, is_exact=is_exact)
+
+
+def _worth_reading(headers: Headers, start_offset: int, how: How, width_ms: int) -> npt.NDArray[np.bool_]:
+    """Which batches may be counted from their headers once the lowest timestamp of their records is known."""
+    all_exact = headers._replace(is_exact=np.ones(headers.is_exact.shape, dtype=np.bool_))
+    may_be = _in_one_window(all_exact, _firsts(headers), start_offset, how, width_ms)
+    by_log = (headers.attributes & LOG_APPEND_TIME) != 0
+    wanted: npt.NDArray[np.bool_] = may_be & ~(headers.is_exact | (headers.record_count == 1) | by_log)
+    return wanted
+
+
+def _lowest(batch: Batch, lowest: Lowest) -> int:
+    """`NEVER_MS`: it has none, or it cannot be read; who counts the records finds out why."""
+    try:
+        return max(NEVER_MS, lowest(batch))
+    except Exception:  # noqa: BLE001 - decoders raise what they like
+        return NEVER_MS
 
 
 def told_by_headers(headers: Headers, start_offset: int, how: How, width_ms: int) -> int:
@@ -289,7 +364,7 @@ def _in_one_window(
         return np.zeros(firsts.shape, dtype=np.bool_)
     lasts = headers.max_timestamp_ms
     by_log = (headers.attributes & LOG_APPEND_TIME) != 0
-    alone = by_log | (headers.record_count == 1)
+    alone = by_log | (headers.record_count == 1) | headers.is_exact
     sure: npt.NDArray[np.bool_] = (
         alone if how.disorder_ms == ANY_DISORDER else alone | (firsts % width_ms >= how.disorder_ms)
     )

@@ -1,6 +1,9 @@
 """The headers of a fetched chunk's batches as arrays: one walk over their lengths, then columns.
 
 The layout is `app.core.record_batch`'s, which reads one header at a time and says what is wrong with one.
+
+A header tells the first record's timestamp, and others may be lower. Once the records were looked at, a
+header that is kept says the lowest in its place (`exact`): it has a format of its own, which no log has.
 """
 
 from __future__ import annotations
@@ -48,10 +51,14 @@ _length_at = struct.Struct(">i").unpack_from
 _frame_at = struct.Struct(">i4xb").unpack_from  # length, magic
 _LENGTH_AT = 8
 _MAGIC_AT = 16
+_EXACT_MAGIC = 3  # of kept headers only: whatever is fetched with it is refused
+_FIRST = struct.Struct(">q")
+_FIRST_AT = 27
 
 
 class Headers(NamedTuple):
-    """Of the whole batches of `data`, in order; arrays of one length. `starts`: their first bytes."""
+    """Of the whole batches of `data`, in order; arrays of one length. `starts`: their first bytes.
+    `is_exact`: the first timestamp is the lowest of the records."""
 
     data: memoryview
     starts: Numbers
@@ -62,6 +69,7 @@ class Headers(NamedTuple):
     first_timestamp_ms: Numbers
     max_timestamp_ms: Numbers
     record_count: Numbers
+    is_exact: npt.NDArray[np.bool_]
 
     @property
     def next_offset(self) -> Numbers:
@@ -75,7 +83,8 @@ class Headers(NamedTuple):
         """Those of some rows."""
         columns = (self.starts, self.base_offset, self.length, self.attributes, self.last_offset_delta,
                    self.first_timestamp_ms, self.max_timestamp_ms, self.record_count)  # fmt: skip
-        return Headers(self.data, *(column[rows] for column in columns))
+        numbers = (column[rows] for column in columns)
+        return Headers._make((self.data, *numbers, self.is_exact[rows]))
 
     def batch(self, row: int) -> Batch:
         """A batch with its header and its bytes."""
@@ -103,6 +112,14 @@ def headers_of(data: bytes | memoryview) -> Headers | None:
     return _columns(memoryview(data), np.array(starts, dtype=np.int64), heads)
 
 
+def exact(head: bytes, lowest_ms: int) -> bytes:
+    """A batch's header with the lowest timestamp of its records, which is kept instead of its own."""
+    made = bytearray(head)
+    made[_MAGIC_AT] = _EXACT_MAGIC
+    _FIRST.pack_into(made, _FIRST_AT, lowest_ms)
+    return bytes(made)
+
+
 def heads_of(data: bytes) -> list[bytes] | None:
     """The headers of whole batches, `HEADER_BYTES` each, cheaply. None: not all are of format 2."""
     heads: list[bytes] = []
@@ -119,20 +136,24 @@ def heads_of(data: bytes) -> list[bytes] | None:
 def headers_of_heads(
     heads: Sequence[bytes], base_offsets: Sequence[int] | None = None, cleared: int = 0
 ) -> Headers | None:
-    """Of batches of which only the headers (`HEADER_BYTES` each) are known: as they are in a log where they
-    have these base offsets (None: those that they say), and lack the `cleared` attributes. None as in
-    `headers_of`."""
+    """Of batches of which only the headers (`HEADER_BYTES` each, `exact` ones too) are known: as they are in
+    a log where they have these base offsets (None: those that they say), and lack the `cleared` attributes.
+    None as in `headers_of`."""
     data = b"".join(heads)
-    found = _columns(memoryview(data), np.arange(len(heads), dtype=np.int64) * HEADER_BYTES, data)
+    starts = np.arange(len(heads), dtype=np.int64) * HEADER_BYTES
+    found = _columns(memoryview(data), starts, data, may_be_exact=True)
     if found is None or base_offsets is None:
         return found
     base_offset = np.array(base_offsets, dtype=np.int64)
     return found._replace(base_offset=base_offset, attributes=found.attributes & ~cleared)
 
 
-def _columns(data: memoryview, starts: Numbers, heads: bytes) -> Headers | None:
+def _columns(
+    data: memoryview, starts: Numbers, heads: bytes, *, may_be_exact: bool = False
+) -> Headers | None:
     table = np.frombuffer(heads, dtype=LAYOUT)
-    if (table["magic"] != MAGIC).any() or (table["last_offset_delta"] < 0).any():
+    is_exact = (table["magic"] == _EXACT_MAGIC) & may_be_exact
+    if ((table["magic"] != MAGIC) & ~is_exact).any() or (table["last_offset_delta"] < 0).any():
         return None
-    columns = (table[name].astype(np.int64) for name in Headers._fields[2:])
-    return Headers(data, starts, *columns)
+    columns = (table[name].astype(np.int64) for name in Headers._fields[2:-1])
+    return Headers._make((data, starts, *columns, is_exact))

@@ -24,7 +24,7 @@ from operator import attrgetter
 
 from app.core.audit.count import How, Tally, count_chunk, count_headers
 from app.core.audit.fingerprint import Source
-from app.core.audit.headers import Headers, headers_of_heads, heads_of
+from app.core.audit.headers import Headers, headers_of_heads
 from app.core.audit.reader import PartitionReader, PartState, by_part, bytes_below, rows_by_part
 from app.core.audit.reports import PART_OFFSETS, Report, Scope
 from app.core.ranges import MAX_OFFSET
@@ -128,7 +128,7 @@ class ConsumerReader:
 
     def _telling(self, data: bytes, start: int) -> list[bytes] | None:
         """The headers of all that there is from `start` on, if nothing else is needed to count it."""
-        heads = None if self._how.decodes_all else heads_of(data)
+        heads = self.reader.heads_of(data, start)
         if not heads or len(heads) > MOST_HEADS or (headers := headers_of_heads(heads)) is None:
             return None
         return heads if self.reader.told_by(headers, start) == len(heads) else None

@@ -16,7 +16,16 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from app.core.audit.count import UNTIMED, How, Tally, count_chunk, count_headers, mark_of, told_by_headers
+from app.core.audit.count import (
+    UNTIMED,
+    How,
+    Tally,
+    count_chunk,
+    count_headers,
+    mark_of,
+    telling_heads,
+    told_by_headers,
+)
 from app.core.audit.fingerprint import Source
 from app.core.audit.headers import Headers, Numbers
 from app.core.audit.reports import INCARNATION, PART_OFFSETS, Increment, Report, Scope, report_id, shard_of
@@ -132,6 +141,11 @@ class PartitionReader:
     def told_by(self, headers: Headers, start_offset: int = 0) -> int:
         """How many of the first of these batches can be counted, from `start_offset` on, by headers alone."""
         return told_by_headers(headers, start_offset, self._how, self._scope.width_ms)
+
+    def heads_of(self, data: bytes, start_offset: int = 0) -> list[bytes] | None:
+        """The headers of whole batches as `told_by` and `headed` take them, to be counted from `start_offset`
+        on; what those need of the records was read. None: they do not tell all."""
+        return telling_heads(data, start_offset, self._how, self._scope.width_ms)
 
     def headed(self, headers: Headers, next_offset: int, *, at_ms: int, seen_at_ms: int | Numbers) -> None:
         """The same as `fetched`, of batches that can be counted without their records, from `next_offset` as

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.core.audit import prefix
-from app.core.audit.count import DISORDER_MS, SKEW_MS, UNTIMED, How
+from app.core.audit.count import ANY_DISORDER, SKEW_MS, UNTIMED, How
 from app.core.audit.fingerprint import Source
 from app.core.audit.latencies import BINS, Latencies
 from app.core.audit.prefix import MOST_PIECES, ConsumerReader
-from app.core.audit.reader import IDLE_MS
+from app.core.audit.reader import IDLE_MS, PartitionReader
 from app.core.audit.reports import PART_OFFSETS, Scope
 from app.core.verbatim import TRANSACTIONAL
 from app.kafka.decode import records_of
@@ -28,7 +28,7 @@ BEGAN_MS = 1_700_000_040_000
 LATENESS_MS = 5_000
 
 
-def consumer(next_offset: int = 0, *, disorder_ms: int = DISORDER_MS) -> ConsumerReader:
+def consumer(next_offset: int = 0, *, disorder_ms: int = ANY_DISORDER) -> ConsumerReader:
     return ConsumerReader(
         SCOPE, SOURCE, How(records_of, SOURCE, disorder_ms=disorder_ms), next_offset, is_cut=False,
         lateness_ms=LATENESS_MS, at_ms=BEGAN_MS,
@@ -116,7 +116,7 @@ def test_chunks_are_counted_together_as_each_would_be_by_itself(seed: int) -> No
             if chance.random() < 0.9:  # else nobody brings it
                 with patch.object(prefix, "MOST_HEADS", most_heads):
                     together.fetched(data, position, end, known)
-                with patch.object(prefix, "heads_of", lambda _: None):
+                with patch.object(PartitionReader, "heads_of", lambda *_: None):
                     each.fetched(data, position, end, known)
             position = end - chance.choice([0, 0, 0, 2]) if end > position + 2 else end
         if chance.random() < 0.2 or position == log.next_offset:
