@@ -113,7 +113,7 @@ class AuditSpec(Model):
     is told as absent. With `consumer` among them, or none at all, what workloads finish is counted, too.
     `lateness`: how long a window waits at least for what comes late. `keep`: how long windows are remembered.
     `disorder`: how much older than the first record of its batch a record may be. With `any`, the default,
-    the timestamps of all records are read (0.1 to 0.2 microseconds each, and decompressing). With a time,
+    the timestamps of all records are read (0.2 microseconds each, and decompressing). With a time,
     whole batches are counted from their headers; records that are older than that are counted in a later
     window, and copies in other batches may show a loss that there is none of.
     """

@@ -28,7 +28,7 @@ from app.core.limit_shares import (
     scaled,
     step,
 )
-from app.core.plan import name_of
+from app.core.plan import name_of, topic_of
 from app.wire import Heartbeat
 
 LOOK_S = 0.5  # heartbeats come as often
@@ -48,20 +48,29 @@ def jobs_of(assignments: Collection[Assignment]) -> Jobs:
     return found
 
 
+def is_of_own_topic(job: str) -> bool:
+    """Whether the job reads its workload's own topic, and not one of its retry topics."""
+    return name_of(job).rpartition("/")[2] == topic_of(job)
+
+
 def shares_of(view: ControlState, worker: str) -> dict[str, Share]:
     """What `worker` may use of the limits of each workload and route that it has jobs of."""
     here = {name_of(job) for job, held in view.assignments.items() if held.worker == worker}
-    jobs = jobs_of([held for job, held in view.assignments.items() if name_of(job) in here]) if here else {}
+    of_here = [held for job, held in view.assignments.items() if name_of(job) in here] if here else []
+    jobs = jobs_of(of_here)
+    of_topics = jobs_of([one for one in of_here if is_of_own_topic(one.job)])
     shares = {}
     for key, owners in jobs.items():
         part = owners[worker] / owners.total()
+        mains = of_topics.get(key, owners)
+        topic = mains[worker] / mains.total()
         stands = view.limits.get(key)
         if stands is None:
-            shares[key] = Share(part, part)
+            shares[key] = Share(part, part, topic=topic)
             continue
         grant = stands[0].grants.get(worker)
         rate, slots = (0.0, 0) if grant is None else (grant.parts / WHOLE, grant.slots)
-        shares[key] = Share(part, rate, slots, max(1, stands[0].slots))
+        shares[key] = Share(part, rate, slots, max(1, stands[0].slots), topic)
     return shares
 
 

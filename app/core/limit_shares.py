@@ -70,7 +70,8 @@ class Share(msgspec.Struct, frozen=True):
     """What a worker may use of all limits of one workload or route.
 
     Attributes:
-        jobs: its part (0 to 1) of the jobs.
+        jobs: its part (0 to 1) of the jobs. topic: of those that read the workload's own topic, which alone
+            catch up: retry topics do not count there.
         rate: its part (0 to 1) of the rates.
         slots, of: so many of so many calls in flight; `of` 0: by its part of the rates.
     """
@@ -79,6 +80,7 @@ class Share(msgspec.Struct, frozen=True):
     rate: float = 0.0
     slots: int = 0
     of: int = 0
+    topic: float = 0.0
 
     def in_flight(self, limit: int) -> int:
         """How many of `limit` calls in flight are this worker's."""
@@ -87,7 +89,7 @@ class Share(msgspec.Struct, frozen=True):
         return max(1, round(limit * self.rate)) if self.rate > 0 else 0
 
 
-ALL, NOTHING = Share(1.0, 1.0), Share()
+ALL, NOTHING = Share(1.0, 1.0, topic=1.0), Share()
 
 
 class Want(msgspec.Struct, frozen=True):

@@ -195,8 +195,9 @@ class WorkloadRuntime:
         flow, now_s = self.workload.spec.flow, self.clock()
         self.messages = _bucket(self.messages, flow.messages_per_second, share.rate, now_s)
         self.bytes = _bucket(self.bytes, flow.bytes_per_second, share.rate, now_s)
+        if share.topic > 0:
+            self.backlog_bucket.change(self._backlog_rate * share.topic, now_s)
         if share.jobs > 0:
-            self.backlog_bucket.change(self._backlog_rate * share.jobs, now_s)
             self.head_tokens = changed_tokens(self.head_tokens, self._heads_per_minute * share.jobs, now_s)
         dlq = self.workload.spec.dlq
         self.dead_letters.change(now_s, dlq.share, dlq.per_minute * share.jobs, dlq.burst)
