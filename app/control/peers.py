@@ -15,6 +15,7 @@ from app.wire import Heartbeat
 FOR = "X-Switchyard-For"
 BY = "X-Switchyard-Worker"
 REMEDY = "correct web.advertise on its host, or what else stands at that address"
+MAX_ANSWER_BYTES = 128 * 1024 * 1024  # a share of a hundred thousand audit windows is a quarter of it
 
 
 class PeerUnreachable(Exception):
@@ -33,7 +34,7 @@ async def ask_peer(
     """Status and content of the answer of the worker that sent `beat`.
 
     Raises:
-        PeerUnreachable: it does not answer within `patience_s`, or somebody else does.
+        PeerUnreachable: it does not answer within `patience_s`, or somebody else does, or with too much.
     """
     try:
         async with (
@@ -43,11 +44,17 @@ async def ask_peer(
                 allow_redirects=False,
             ) as answer,
         ):  # fmt: skip
-            by, content = answer.headers.get(BY, ""), await answer.read()
+            by, content = answer.headers.get(BY, ""), bytearray()
+            async for chunk in answer.content.iter_chunked(1 << 16):
+                content += chunk
+                if len(content) > MAX_ANSWER_BYTES:
+                    raise PeerUnreachable(
+                        f"{beat.worker} at {beat.url} answers more than {MAX_ANSWER_BYTES} bytes"
+                    )
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
         raise PeerUnreachable(f"{beat.worker} at {beat.url} does not answer: {error!r}") from error
     # A worker of an older version, which heartbeats without `place` show, does not name itself.
     if by != beat.worker and (by or beat.place):
         found = f"the worker {by[:200]} answers" if by else "something that is not this worker answers"
         raise PeerUnreachable(f"{beat.worker} announces {beat.url}, where {found}; {REMEDY}")
-    return answer.status, content
+    return answer.status, bytes(content)

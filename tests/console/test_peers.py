@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import msgspec
 import pytest
 
+from app.control import peers
 from app.control.audit_known import NotKnown
 from app.control.peers import FOR, PeerUnreachable, ask_peer
 from tests.console.client import Console
@@ -88,6 +89,12 @@ def test_what_is_no_worker_at_all_gives_no_answer_for_it(console: Console) -> No
 def test_the_answer_of_a_worker_of_an_older_version_counts() -> None:
     with stranger() as url:
         assert asyncio.run(ask_peer(beat(worker="worker-b", url=url), "/", 10.0)) == (200, b"{}")
+
+
+def test_an_answer_without_an_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "MAX_ANSWER_BYTES", 1)
+    with stranger() as url, pytest.raises(PeerUnreachable, match="more than 1 bytes"):
+        asyncio.run(ask_peer(beat(worker="worker-b", url=url), "/", 10.0))
 
 
 @pytest.mark.parametrize("url", ["", "nonsense", "http://", "http://[", "http://127.0.0.1:99999", "ftp://a"])
